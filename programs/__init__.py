@@ -1,0 +1,1 @@
+"""Experiments and the topologies that run them."""

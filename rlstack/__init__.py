@@ -1,0 +1,1 @@
+"""rlstack: stateless agents, and the drivers that run them in any topology."""

@@ -1,0 +1,170 @@
+"""The contract between an algorithm and everything that runs it.
+
+An ``Agent`` holds configuration and pure functions, nothing else: params and state come in as
+arguments and go out as results. It never jits, never names a device and never sets an attribute
+after ``__init__``, so one object can be jitted, sharded, pickled and shared by any driver.
+
+Argument order is ``rng_key, params, data, state``. Keys are *consumed*: a function uses the key it
+is given once, and whoever owns the key splits it. The acting key belongs to the Inferencer; the
+learning key lives inside LearnerState, so (params, learner_state) resumes a run exactly.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.types import (
+    AgentOut,
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    LearnerState,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+
+class Agent(abc.ABC):
+    """A stateless learner and actor.
+
+    Subclasses provide the ``initial_*`` functions, ``actor_step``, and either the three hooks of
+    the default ``learner_step`` or a ``learner_step`` of their own.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        obs_spec: PyTree,
+        action_spec: PyTree,
+        net_factory: Callable[[PyTree, PyTree], Any],
+        policy_factory: Callable[[], Any],
+    ):
+        """Stores what the agent is made of.
+
+        Args:
+          cfg: the algorithm's own frozen dataclass.
+          obs_spec: pytree of ``dm_env.specs`` of one environment's observation.
+          action_spec: pytree of ``dm_env.specs`` of one environment's action.
+          net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``.
+          policy_factory: ``() -> rlstack.exploration.Policy``, how a distribution becomes an
+            action. Evaluation is the same agent built with the greedy policy.
+        """
+        self.cfg = cfg
+        self.obs_spec = obs_spec
+        self.action_spec = action_spec
+        self.network = net_factory(obs_spec, action_spec)
+        self.policy = policy_factory()
+
+    @abc.abstractmethod
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh parameters."""
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the acting state at the start of ``batch_size`` episodes, [B, ...]."""
+        del batch_size
+        return ()
+
+    def reset_state(self, state: AgentState, first: Array) -> AgentState:
+        """Returns ``state`` with the rows where ``first`` ([B] bool) holds started afresh.
+
+        Drivers call it before every ``actor_step``. Override it to keep something (a step counter)
+        from one episode to the next.
+        """
+        fresh = self.initial_state(first.shape[0])
+
+        def choose(new: Array, old: Array) -> Array:
+            return jnp.where(first.reshape(first.shape + (1,) * (old.ndim - 1)), new, old)
+
+        return jax.tree.map(choose, fresh, state)
+
+    @abc.abstractmethod
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> LearnerState:
+        """Returns the learner's state (optimizer, targets, counters, its own rng_key)."""
+
+    @abc.abstractmethod
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> tuple[AgentOut, AgentState]:
+        """Acts on one batch ``[B, ...]``; row i depends on row i alone (and on the key)."""
+
+    def learner_step(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Learns from one batch: gradients, their application, the rest of the state."""
+        grads, output = self.compute_gradients(params, learner_state, batch)
+        params, opt_state, logs = self.apply_gradients(params, learner_state, grads)
+        learner_state = self.update_learner_state(params, learner_state, opt_state)
+        return params, learner_state, output._replace(logs={**output.logs, **logs})
+
+    def compute_gradients(
+        self, params: Params, learner_state: LearnerState, batch: Any
+    ) -> tuple[PyTree, LearnerOutput]:
+        """Returns the gradient of the loss on ``batch``, and what to log."""
+        raise NotImplementedError(f"{type(self).__name__} defines no compute_gradients")
+
+    def apply_gradients(
+        self, params: Params, learner_state: LearnerState, grads: PyTree
+    ) -> tuple[Params, PyTree, Logs]:
+        """Returns new params, the new optimizer state, and logs."""
+        raise NotImplementedError(f"{type(self).__name__} defines no apply_gradients")
+
+    def update_learner_state(
+        self, params: Params, learner_state: LearnerState, opt_state: PyTree
+    ) -> LearnerState:
+        """Returns the learner state after an update: optimizer state, targets, counters, key."""
+        raise NotImplementedError(f"{type(self).__name__} defines no update_learner_state")
+
+
+class EpochAgent(Agent):
+    """An agent that goes over one batch several times, in minibatches.
+
+    ``learner_step`` is ``prepare``, one ``update`` a minibatch, ``finish``. The parts are public so
+    that a driver can choose how to run them, with equal results: as one jitted scan (accelerators,
+    small networks), or one jitted call a minibatch (convolutions on the CPU, where XLA's loops are
+    many times slower).
+    """
+
+    @abc.abstractmethod
+    def prepare(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[LearnerState, PyTree, Array]:
+        """Turns a batch into rows to learn from and the order in which to take them.
+
+        Returns:
+          The learner state (its key moved on); the rows, a pytree of ``[N, ...]``; and the
+          schedule, int32 ``[num_updates, minibatch_size]`` of indices into the rows.
+        """
+
+    def update(
+        self, params: Params, learner_state: LearnerState, minibatch: PyTree
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Takes one gradient step on rows ``[minibatch_size, ...]`` by the three hooks."""
+        return super().learner_step(params, learner_state, minibatch)
+
+    def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
+        """Ends the batch, for instance by moving statistics frozen during it into the params."""
+        return params, learner_state
+
+    def learner_step(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Runs all minibatches as one scan; logs are means over the updates."""
+        learner_state, rows, schedule = self.prepare(params, learner_state, batch)
+
+        def body(carry: Any, indices: Any) -> tuple[Any, Logs]:
+            minibatch = jax.tree.map(lambda x: x[indices], rows)
+            params, learner_state, output = self.update(*carry, minibatch)
+            return (params, learner_state), output.logs
+
+        (params, learner_state), logs = jax.lax.scan(body, (params, learner_state), schedule)
+        params, learner_state = self.finish(params, learner_state)
+        return params, learner_state, LearnerOutput(jax.tree.map(jnp.mean, logs))

@@ -1,0 +1,89 @@
+"""The records that travel between environments, agents, replay and learners.
+
+Axes, here and everywhere: T time, B batch, A actions. Acting data is ``[B, ...]``; learner data is
+time-major, ``[T+1, B, ...]``. Every record is a ``NamedTuple`` and so a JAX pytree; observations,
+actions and agent states are pytrees of arrays. Arrays are numpy on the driver side and JAX inside
+jitted functions.
+
+The dm_env meaning of time holds throughout. ``reward`` and ``discount`` answer the *previous*
+action. The first step of an episode has reward 0 and discount 1; a termination is LAST with
+discount 0; a truncation (time limit) is LAST with discount 1, and its observation is the true last
+one. Environments reset themselves on the step *after* LAST: the action sent at LAST is ignored and
+a FIRST step comes back, so LAST -> FIRST is no transition.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+PyTree = Any  # a nested structure of arrays
+AgentState = Any  # what an agent remembers of one environment, [B, ...]; `()` when nothing
+AgentOut = Any  # an agent's own NamedTuple; its first field is `action`
+LearnerState = Any  # optimizer state, target params, counters and the learner's rng_key
+Params = Any
+PRNGKey = Array
+Logs = dict[str, Array]  # scalars by name
+
+
+class StepType(enum.IntEnum):
+    """Where in its episode a step stands (dm_env's values)."""
+
+    FIRST = 0
+    MID = 1
+    LAST = 2
+
+
+class TimeStep(NamedTuple):
+    """What a batch of environments shows; leading axes are ``[B]`` or ``[T+1, B]``."""
+
+    step_type: Array  # [B] int32, a StepType
+    reward: Array  # [B] float32, answers the previous action; 0 at FIRST
+    discount: Array  # [B] float32, 0 at termination, else 1
+    observation: PyTree  # [B, ...]
+
+    def first(self) -> Array:
+        """Where an episode begins, ``[B]`` bool."""
+        return self.step_type == StepType.FIRST
+
+    def last(self) -> Array:
+        """Where an episode ends, ``[B]`` bool."""
+        return self.step_type == StepType.LAST
+
+
+class Transition(NamedTuple):
+    """One acting step as replay stores it."""
+
+    timestep: TimeStep  # [B, ...] what the agent saw
+    agent_output: AgentOut  # [B, ...] what it answered
+    agent_state: AgentState  # [B, ...] the state the step *began* from
+    params_version: Array  # [B] int32, the version of the params that acted
+
+
+# The same record with a leading [T+1] axis: T transitions and the step to bootstrap from.
+Trajectory = Transition
+
+
+class Batch(NamedTuple):
+    """What ``Agent.learner_step`` consumes."""
+
+    trajectory: Trajectory  # [T+1, B, ...]
+    weights: Array  # [B] float32, importance weights; ones where sampling is uniform
+
+
+class LearnerOutput(NamedTuple):
+    """What ``Agent.learner_step`` returns beside params and state."""
+
+    logs: Logs  # scalars
+    priorities: Array | None = None  # [B] float32, new replay priorities of the batch's items
+
+
+class EnvSpec(NamedTuple):
+    """What one environment (no batch axis) takes and gives, as pytrees of ``dm_env.specs``."""
+
+    observation: PyTree
+    action: PyTree
