@@ -162,8 +162,8 @@ class EpochAgent(Agent):
 
         def body(carry: Any, indices: Any) -> tuple[Any, Logs]:
             minibatch = jax.tree.map(lambda x: x[indices], rows)
-            params, learner_state, output = self.update(*carry, minibatch)
-            return (params, learner_state), output.logs
+            new_params, new_state, output = self.update(carry[0], carry[1], minibatch)
+            return (new_params, new_state), output.logs
 
         (params, learner_state), logs = jax.lax.scan(body, (params, learner_state), schedule)
         params, learner_state = self.finish(params, learner_state)
