@@ -1,0 +1,212 @@
+"""Where scalars go: a line of JSON, TensorBoard, memory, or several of them at once.
+
+Every logger takes the number of environment frames so far and a flat mapping of scalars. Values may
+be Python numbers or arrays of one element (numpy or JAX). Nothing here imports JAX, and
+TensorBoard's writer is imported only when one is built.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Scalar = bool | int | float
+
+
+class Logger(Protocol):
+    """Takes scalars as a run goes on."""
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Record `logs` (name -> scalar) at `step` environment frames."""
+
+    def close(self) -> None:
+        """Write out what is held and let go of files; a second call does nothing."""
+
+
+def to_scalar(where: str, name: str, value: Any) -> Scalar:
+    """One log value as a Python number.
+
+    Args:
+      where: who asks, for the error message.
+      name: the log's name, for the error message.
+      value: a Python number, or a numpy or JAX array of one element.
+
+    Raises:
+      TypeError: if `value` is neither.
+    """
+    if isinstance(value, bool | int | float):
+        return value
+    size = getattr(value, "size", None)
+    if size == 1:
+        found = value.item()
+        if isinstance(found, bool | int | float):
+            return found
+    shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
+    raise TypeError(
+        f"{where}: every log is one number; {name!r} is a {type(value).__name__}{shape}. "
+        "Reduce it (mean, min, max) before it is logged."
+    )
+
+
+def to_json(value: Any) -> Any:
+    """`value` with numpy scalars made Python numbers and NaN and infinities made strings.
+
+    JSON has no NaN and no infinity. They become "nan", "inf" and "-inf", which Python's `float`
+    reads back, so that a diverged run still leaves a file that every JSON reader takes.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if not isinstance(value, str | bytes) and hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class JsonlLogger:
+    """One JSON object a line: `env_frames`, `wall_time` (Unix seconds) and the logs.
+
+    Each line is handed to the operating system in one write before `write` returns, so a crash of
+    the process loses nothing. An existing file is continued; a last line that a kill cut short is
+    dropped first.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time):
+        self._clock = clock
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(Path(path))
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Raises:
+          TypeError: if a log is not one number.
+          ValueError: if the logger is closed, or a log takes one of the two names used here.
+        """
+        if self._file.closed:
+            raise ValueError("JsonlLogger.write: the logger must be open; close() came first.")
+        record: dict[str, Any] = {"env_frames": int(step), "wall_time": self._clock()}
+        for name, value in logs.items():
+            if name in ("env_frames", "wall_time"):
+                raise ValueError(
+                    f"JsonlLogger.write: {name!r} is written by the logger itself; it came among "
+                    "the logs. Rename the log."
+                )
+            record[name] = to_json(to_scalar("JsonlLogger.write", name, value))
+        line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
+        while line:  # an unbuffered write may take only a part
+            line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut whatever follows the last newline, so that appending starts on a line of its own."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        keep = end
+        while keep > 0:
+            start = max(0, keep - 4096)
+            file.seek(start)
+            found = file.read(keep - start).rfind(b"\n")
+            if found >= 0:
+                keep = start + found + 1
+                break
+            keep = start
+        if keep != end:
+            file.truncate(keep)
+
+
+class TensorBoardLogger:
+    """Scalars as TensorBoard event files in `directory`, against environment frames."""
+
+    def __init__(self, directory: str | os.PathLike[str], flush_secs: int = 10):
+        from tensorboardX import SummaryWriter  # a third of a second: only who logs pays it
+
+        self._writer: Any = SummaryWriter(str(directory), flush_secs=flush_secs)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Add one point to each scalar.
+
+        Raises:
+          TypeError: if a log is not one number.
+          ValueError: if the logger is closed.
+        """
+        if self._writer is None:
+            raise ValueError(
+                "TensorBoardLogger.write: the logger must be open; close() came first."
+            )
+        for name, value in logs.items():
+            number = float(to_scalar("TensorBoardLogger.write", name, value))
+            self._writer.add_scalar(name, number, int(step))
+
+    def close(self) -> None:
+        """Write out the events and close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class InMemoryLogger:
+    """Keeps everything in `records`: `(step, logs)` pairs with Python numbers; for tests."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, dict[str, Scalar]]] = []
+        self.closed = False
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Append one record.
+
+        Raises:
+          TypeError: if a log is not one number.
+        """
+        converted = {name: to_scalar("InMemoryLogger.write", name, v) for name, v in logs.items()}
+        self.records.append((int(step), converted))
+
+    def series(self, name: str) -> list[tuple[int, Scalar]]:
+        """The `(step, value)` pairs of one log."""
+        return [(step, logs[name]) for step, logs in self.records if name in logs]
+
+    def close(self) -> None:
+        """Note that the owner closed it."""
+        self.closed = True
+
+
+class Fanout:
+    """Writes to each of `loggers` in order, converting every value once."""
+
+    def __init__(self, loggers: Sequence[Logger]):
+        self._loggers = tuple(loggers)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Write to every logger.
+
+        Raises:
+          TypeError: if a log is not one number.
+        """
+        converted = {name: to_scalar("Fanout.write", name, value) for name, value in logs.items()}
+        for logger in self._loggers:
+            logger.write(step, converted)
+
+    def close(self) -> None:
+        """Close every logger, also after one of them fails; the first failure is then raised."""
+        failure: BaseException | None = None
+        for logger in self._loggers:
+            try:
+                logger.close()
+            except BaseException as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
