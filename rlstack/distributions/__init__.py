@@ -1,0 +1,38 @@
+"""Distributions over actions, as pytrees with methods.
+
+A distribution is a ``NamedTuple`` of arrays, so it goes through jit, vmap, scan and replay like any
+other record. Every field of one distribution has the same leading axes, so slicing its leaves
+(``jax.tree.map(lambda x: x[:-1], distribution)``) slices the distribution. Discrete actions are
+int32. ``sample`` of ``Normal`` and ``TanhNormal`` is reparameterised: gradients flow through it.
+
+An agent gets its distribution from a network's output: ``num_parameters(action_spec)`` says how
+many numbers the head must give and ``from_parameters`` turns them into the distribution.
+"""
+
+from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal, tanh_to_bounds
+from rlstack.distributions.discrete import (
+    ILLEGAL,
+    Categorical,
+    MultiCategorical,
+    categorical,
+    multi_categorical,
+)
+from rlstack.distributions.joint import Distribution, Joint
+from rlstack.distributions.parameters import LOG_STD_RANGE, from_parameters, num_parameters
+
+__all__ = [
+    "ILLEGAL",
+    "LOG_STD_RANGE",
+    "Categorical",
+    "Deterministic",
+    "Distribution",
+    "Joint",
+    "MultiCategorical",
+    "Normal",
+    "TanhNormal",
+    "categorical",
+    "from_parameters",
+    "multi_categorical",
+    "num_parameters",
+    "tanh_to_bounds",
+]
