@@ -1,0 +1,51 @@
+"""How a distribution becomes an action: policies, and schedules for their parameters.
+
+A policy is any callable ``(rng_key, distribution, counts) -> action`` on ``[B, ...]``; the ones
+here are frozen dataclasses, so an agent that holds one can be pickled. Row i of the action depends
+on row i of the distribution and of the counts, and on the key. Parameters of policies are floats or
+schedules, ``counts -> [B] float32``, so every environment of a batch explores by its own progress.
+
+Evaluation is the same agent with ``Greedy`` in place of its policy.
+"""
+
+from rlstack.exploration.policies import (
+    EpsilonGreedy,
+    GaussianNoise,
+    Greedy,
+    Policy,
+    Sample,
+    Softmax,
+    UniformNoise,
+)
+from rlstack.exploration.schedules import (
+    Constant,
+    Counts,
+    EpsilonLadder,
+    Exponential,
+    Linear,
+    MultiPhaseLinear,
+    Schedule,
+    epsilon_ladder,
+    initial_counts,
+    next_counts,
+)
+
+__all__ = [
+    "Constant",
+    "Counts",
+    "EpsilonGreedy",
+    "EpsilonLadder",
+    "Exponential",
+    "GaussianNoise",
+    "Greedy",
+    "Linear",
+    "MultiPhaseLinear",
+    "Policy",
+    "Sample",
+    "Schedule",
+    "Softmax",
+    "UniformNoise",
+    "epsilon_ladder",
+    "initial_counts",
+    "next_counts",
+]

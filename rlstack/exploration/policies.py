@@ -1,0 +1,192 @@
+"""Policies: from a distribution to an action."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from rlstack.distributions import (
+    ILLEGAL,
+    Categorical,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    TanhNormal,
+)
+from rlstack.exploration.schedules import Constant, Counts, Schedule, require
+from rlstack.types import Array, PRNGKey, PyTree
+
+Policy = Callable[[PRNGKey, Any, Counts], PyTree]
+Bound = float | tuple[float, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Draws from the distribution itself."""
+
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
+        """Returns an action, [B, ...]."""
+        del counts
+        return distribution.sample(rng_key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """Takes the mode."""
+
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
+        """Returns an action, [B, ...]."""
+        del rng_key, counts
+        return distribution.mode()
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsilonGreedy:
+    """Takes the mode, or with probability epsilon any legal action, all alike.
+
+    For several discrete choices one coin a row decides for all of them: the whole action is greedy
+    or the whole action is random.
+    """
+
+    epsilon: float | Schedule
+    "Probability of a random action, in [0, 1]; a float or a schedule."
+
+    def __post_init__(self):
+        if not callable(self.epsilon):
+            require(
+                0 <= self.epsilon <= 1, "EpsilonGreedy: epsilon must be in [0, 1]", self.epsilon
+            )
+
+    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+        """Returns an action, [B, ...]."""
+        coin_key, action_key = jax.random.split(rng_key)
+        epsilon = _value(self.epsilon, counts)
+        explore = jax.random.uniform(coin_key, epsilon.shape) < epsilon
+        uniform = _retemper(distribution, jnp.full(epsilon.shape, jnp.inf), "EpsilonGreedy")
+        return jax.tree.map(
+            lambda drawn, best: jnp.where(_rows(explore, drawn.ndim), drawn, best),
+            uniform.sample(action_key),
+            distribution.mode(),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """Draws from discrete choices after dividing their logits (or Q-values) by a temperature."""
+
+    temperature: float | Schedule = 1.0
+    "Positive; a float or a schedule. Small is greedy, large is uniform."
+
+    def __post_init__(self):
+        if not callable(self.temperature):
+            require(self.temperature > 0, "Softmax: temperature must be positive", self.temperature)
+
+    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+        """Returns an action, [B, ...]."""
+        temperature = _value(self.temperature, counts)
+        return _retemper(distribution, temperature, "Softmax").sample(rng_key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Noise:
+    """The mode of a continuous distribution with noise added, clipped to bounds."""
+
+    scale: float | Schedule
+    "Size of the noise, in the action's units; a float or a schedule."
+    relative: bool = False
+    "Whether the scale is multiplied by the absolute value of the mode."
+    minimum: Bound = None
+    "Lower bound of the action, a number or one a dimension; None takes a TanhNormal's own."
+    maximum: Bound = None
+    "Upper bound of the action, likewise."
+
+    def __post_init__(self):
+        if not callable(self.scale):
+            require(self.scale >= 0, f"{type(self).__name__}: scale must be >= 0", self.scale)
+
+    def bounded_by(self, action_spec: specs.Array) -> Any:
+        """Returns this policy with the bounds of a float spec (none where it has none)."""
+        if not isinstance(action_spec, specs.Array):
+            raise ValueError(
+                f"{type(self).__name__}.bounded_by: needs the spec of one array; got "
+                f"{type(action_spec).__name__}. Give minimum and maximum."
+            )
+        bounds: dict[str, Any] = {}
+        for name in ("minimum", "maximum"):
+            bound = getattr(action_spec, name, None)
+            if bound is not None:
+                bound = tuple(np.broadcast_to(bound, action_spec.shape).ravel().tolist())
+            bounds[name] = bound
+        return dataclasses.replace(self, **bounds)
+
+    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+        """Returns an action, [B, ..., D]."""
+        if isinstance(distribution, Joint):
+            return distribution.map(
+                lambda d, key: self(key, d, counts), distribution.split(rng_key)
+            )
+        mode = distribution.mode()
+        if not jnp.issubdtype(mode.dtype, jnp.floating):
+            raise TypeError(
+                f"{type(self).__name__}: adds noise to continuous actions; got "
+                f"{type(distribution).__name__}. Use EpsilonGreedy or Softmax."
+            )
+        scale = _rows(_value(self.scale, counts), mode.ndim)
+        scale = scale * jnp.abs(mode) if self.relative else scale
+        action = mode + scale * self._draw(rng_key, mode.shape)
+        low: Any = self.minimum
+        high: Any = self.maximum
+        if isinstance(distribution, TanhNormal):
+            low = distribution.minimum if low is None else low
+            high = distribution.maximum if high is None else high
+        action = action if low is None else jnp.maximum(action, jnp.asarray(low, action.dtype))
+        return action if high is None else jnp.minimum(action, jnp.asarray(high, action.dtype))
+
+    def _draw(self, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+        raise NotImplementedError
+
+
+class GaussianNoise(_Noise):
+    """The mode plus ``scale`` times a standard normal, clipped (DDPG, TD3)."""
+
+    def _draw(self, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+        return jax.random.normal(rng_key, shape)
+
+
+class UniformNoise(_Noise):
+    """The mode plus ``scale`` times a number from [-1, 1], all alike, clipped."""
+
+    def _draw(self, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
+        return jax.random.uniform(rng_key, shape, minval=-1.0, maxval=1.0)
+
+
+def _retemper(distribution: Any, temperature: Array, where: str) -> Any:
+    """The same legal choices with logits divided by ``temperature`` [B], even at infinity."""
+    if isinstance(distribution, Joint):
+        return Joint(distribution.map(lambda d: _retemper(d, temperature, where)))
+    if not isinstance(distribution, Categorical | MultiCategorical):
+        raise TypeError(
+            f"{where}: needs discrete choices; got {type(distribution).__name__}. "
+            "Use Sample, GaussianNoise or UniformNoise."
+        )
+    # The best logit becomes 0 first, so that a small temperature cannot push all below ILLEGAL.
+    logits = distribution.logits - jnp.max(distribution.logits, axis=-1, keepdims=True)
+    logits = logits / _rows(temperature, logits.ndim)
+    return distribution._replace(logits=jnp.where(distribution.legal(), logits, ILLEGAL))
+
+
+def _rows(values: Array, ndim: int) -> Array:
+    """Gives [B] values trailing axes up to ``ndim``."""
+    return values.reshape(values.shape + (1,) * (ndim - values.ndim))
+
+
+def _value(parameter: float | Schedule, counts: Counts) -> Array:
+    """A policy's parameter for every row, [B] float32."""
+    schedule = parameter if callable(parameter) else Constant(parameter)
+    return schedule(counts)
