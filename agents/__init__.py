@@ -1,1 +1,40 @@
-"""Algorithms, one file each."""
+"""Algorithms, one file each.
+
+To add one: write ``agents/NAME.py`` and give it a line in `AGENTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from agents.dqn import DQN, DQNConfig
+from agents.ppo import PPO, PPOConfig
+from rlstack import exploration
+from rlstack.agent import Agent
+from rlstack.networks import Network, NetworkConfig, actor_critic, q_network
+from rlstack.types import PyTree
+
+
+class Entry(NamedTuple):
+    """What the programs need to know of an algorithm."""
+
+    agent: type[Agent]
+    # (obs_spec, action_spec, cfg) -> network, unless the user brings one
+    network: Callable[[PyTree, PyTree, NetworkConfig], Network]
+    # (agent cfg, environments in all) -> the policy that explores
+    policy: Callable[[Any, int], exploration.Policy]
+
+
+def _dqn_policy(cfg: DQNConfig, num_envs: int) -> exploration.Policy:
+    return exploration.EpsilonGreedy(
+        exploration.Linear(
+            cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs
+        )
+    )
+
+
+AGENTS: dict[type, Entry] = {
+    DQNConfig: Entry(DQN, q_network, _dqn_policy),
+    PPOConfig: Entry(PPO, actor_critic, lambda cfg, num_envs: exploration.Sample()),
+}

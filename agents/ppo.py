@@ -1,0 +1,324 @@
+"""Proximal policy optimisation, Schulman et al. (2017), https://arxiv.org/abs/1707.06347.
+
+Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
+networks. Deviations from the paper are the field's customs (Huang et al. 2022, "The 37
+implementation details of PPO"): advantages normalised by minibatch, gradients clipped by global
+norm, value loss optionally clipped. Two are ours: a truncated episode is bootstrapped from its true
+last observation, and LAST -> FIRST pairs of steps, which are no transitions, are left out of every
+mean. Statistics that normalise observations stay fixed while a batch is learned from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rlstack import distributions, normalise, returns
+from rlstack.agent import EpochAgent
+from rlstack.exploration import Counts
+from rlstack.networks import ActorCriticOutput
+from rlstack.networks.torsos import action_mask
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """Hyperparameters of PPO."""
+
+    discount: float = 0.99
+    """Discount of future rewards, per step."""
+    gae_lambda: float = 0.95
+    """Trace decay of the advantage estimator."""
+    clip_ratio: float = 0.2
+    """The policy ratio is clipped to 1 plus or minus this (paper, equation 7)."""
+    value_clip: float = 0.0
+    """Values move at most this far from the behaviour's value; 0 does not clip."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    value_cost: float = 0.5
+    """Weight of the value loss."""
+    num_epochs: int = 4
+    """Passes over a batch."""
+    num_minibatches: int = 4
+    """Gradient steps a pass; a recurrent network splits the batch by environments."""
+    normalise_advantages: bool = True
+    """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
+    normalise_observations: bool = False
+    """Whether float observations are standardised by running statistics."""
+    reward_scale: float = 1.0
+    """Factor on rewards in learning; reported returns are not scaled."""
+    max_grad_norm: float = 0.5
+    """Global norm that gradients are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of all components that have none of their own."""
+    torso_optimizer: OptimizerConfig | None = None
+    """Optimizer of the torsos and the recurrent core."""
+    policy_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy head."""
+    value_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the value head."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.discount <= 1 and 0 <= self.gae_lambda <= 1):
+            raise ValueError(
+                "PPOConfig: discount and gae_lambda must lie in [0, 1]; "
+                f"got {self.discount} and {self.gae_lambda}."
+            )
+        if self.num_epochs < 1 or self.num_minibatches < 1:
+            raise ValueError(
+                "PPOConfig: num_epochs and num_minibatches must be at least 1; "
+                f"got {self.num_epochs} and {self.num_minibatches}."
+            )
+
+
+class PPOOutput(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: PyTree  # [B, ...] within the action spec's bounds
+    behaviour_log_prob: Array  # [B] float32, of the action as drawn
+    value: Array  # [B] float32
+    drawn_action: PyTree  # [B, ...] continuous actions before clipping to the bounds, else ()
+
+
+class PPOParams(NamedTuple):
+    """What the learner publishes."""
+
+    network: Params
+    observation_statistics: normalise.RunningStatistics
+
+
+class PPOLearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: Any
+    pending_statistics: normalise.RunningStatistics  # join the params when the batch is done
+    rng_key: PRNGKey
+
+
+class PPORows(NamedTuple):
+    """Rows of a batch to learn from; feed-forward ``[N, ...]``, recurrent ``[B, T, ...]``."""
+
+    timestep: TimeStep
+    drawn_action: PyTree
+    behaviour_log_prob: Array
+    behaviour_value: Array
+    advantage: Array
+    target: Array  # what the value should be
+    mask: Array  # False where there is no transition
+    state: AgentState  # [B, ...] as of the first step; () without recurrence
+
+
+class PPO(EpochAgent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
+
+    cfg: PPOConfig
+
+    def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._is_recurrent = bool(jax.tree.leaves(self.initial_state(1)))
+        self._is_continuous = any(
+            np.issubdtype(spec.dtype, np.floating) for spec in jax.tree.leaves(self.action_spec)
+        )
+        self._optimizer = component_optimizer(
+            cfg.optimizer,
+            {
+                "policy_head": cfg.policy_head_optimizer,
+                "value_head": cfg.value_head_optimizer,
+                "torso": cfg.torso_optimizer,
+                "policy_torso": cfg.torso_optimizer,
+                "value_torso": cfg.torso_optimizer,
+                "core": cfg.torso_optimizer,
+            },
+            cfg.max_grad_norm,
+        )
+
+    def initial_params(self, rng_key: PRNGKey) -> PPOParams:
+        """Returns fresh network parameters and empty observation statistics."""
+        return PPOParams(self.network.init(rng_key), normalise.initial_statistics(self.obs_spec))
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the recurrent core's initial state, ``[B, ...]``, or ()."""
+        return self.network.initial_state(batch_size)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: PPOParams) -> PPOLearnerState:
+        """Returns the optimizer's initial state and the learner's key."""
+        return PPOLearnerState(
+            self._optimizer.init(params.network), params.observation_statistics, rng_key
+        )
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: PPOParams, timestep: TimeStep, state: AgentState
+    ) -> tuple[PPOOutput, AgentState]:
+        """Draws actions for ``[B, ...]`` steps from the policy."""
+        output, state = self.network.apply(
+            None, params.network, self._normalised(params.observation_statistics, timestep), state
+        )
+        distribution = self._distribution(output, timestep)
+        counts = Counts(*(jnp.zeros_like(timestep.step_type),) * 2)
+        drawn = self.policy(rng_key, distribution, counts)
+        return PPOOutput(
+            action=distributions.clip_to_spec(self.action_spec, drawn),
+            behaviour_log_prob=distribution.log_prob(drawn),
+            value=output.value,
+            drawn_action=drawn if self._is_continuous else (),
+        ), state
+
+    def prepare(
+        self, params: PPOParams, learner_state: PPOLearnerState, batch: Batch
+    ) -> tuple[PPOLearnerState, PPORows, Array]:
+        """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
+        rows = self._rows(batch.trajectory)
+        num_rows = jax.tree.leaves(rows)[0].shape[0]
+        size = num_rows // self.cfg.num_minibatches
+        if size < 1:
+            raise ValueError(
+                f"PPO: num_minibatches must be at most the {num_rows} rows of a batch "
+                f"({'environments' if self._is_recurrent else 'steps'}); "
+                f"got {self.cfg.num_minibatches}."
+            )
+        rng_key, *keys = jax.random.split(learner_state.rng_key, 1 + self.cfg.num_epochs)
+        # A remainder that fills no minibatch is left out, a different one each epoch.
+        schedule = jnp.stack([jax.random.permutation(key, num_rows) for key in keys])
+        schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
+        statistics = learner_state.pending_statistics
+        if self.cfg.normalise_observations:
+            statistics = normalise.update_statistics(
+                statistics, jax.tree.map(lambda x: x[:-1], batch.trajectory.timestep.observation)
+            )
+        learner_state = learner_state._replace(pending_statistics=statistics, rng_key=rng_key)
+        return learner_state, rows, schedule
+
+    def _rows(self, trajectory: Trajectory) -> PPORows:
+        output: PPOOutput = trajectory.agent_output
+        before = jax.tree.map(lambda x: x[:-1], (trajectory.timestep, output))
+        after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
+        mask = ~after.first()
+        advantage, target = returns.gae(
+            rewards=after.reward * self.cfg.reward_scale,
+            discounts=after.discount * self.cfg.discount,
+            values=output.value,
+            gae_lambda=self.cfg.gae_lambda,
+            mask=mask,
+        )
+        timestep, out = before
+        rows = PPORows(
+            timestep=timestep,
+            drawn_action=out.drawn_action if self._is_continuous else out.action,
+            behaviour_log_prob=out.behaviour_log_prob,
+            behaviour_value=out.value,
+            advantage=advantage,
+            target=target,
+            mask=mask,
+            state=(),
+        )
+        if self._is_recurrent:
+            rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)
+            return rows._replace(state=jax.tree.map(lambda x: x[0], trajectory.agent_state))
+        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+
+    def compute_gradients(
+        self, params: PPOParams, learner_state: PPOLearnerState, batch: PPORows
+    ) -> tuple[Params, LearnerOutput]:
+        """Returns the gradient of `loss` with respect to the network, and its logs."""
+        del learner_state
+        grads, logs = jax.grad(self.loss, has_aux=True)(
+            params.network, params.observation_statistics, batch
+        )
+        return grads, LearnerOutput({**logs, "grad_norm": optax.global_norm(grads)})
+
+    def loss(
+        self, network: Params, statistics: normalise.RunningStatistics, rows: PPORows
+    ) -> tuple[Array, Logs]:
+        """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
+        timestep = self._normalised(statistics, rows.timestep)
+        if self._is_recurrent:
+            rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows._replace(state=()))._replace(
+                state=rows.state
+            )
+            timestep = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), timestep)
+            output, _ = self.network.unroll(None, network, timestep, rows.state)
+        else:
+            output, _ = self.network.apply(None, network, timestep, rows.state)
+        weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
+
+        def mean(x: Array) -> Array:
+            return (x * weights).sum()
+
+        distribution = self._distribution(output, timestep)
+        advantage = rows.advantage
+        if self.cfg.normalise_advantages:
+            centred = advantage - mean(advantage)
+            advantage = centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
+        log_ratio = distribution.log_prob(rows.drawn_action) - rows.behaviour_log_prob
+        ratio = jnp.exp(log_ratio)
+        clipped = jnp.clip(ratio, 1 - self.cfg.clip_ratio, 1 + self.cfg.clip_ratio)
+        policy_loss = -mean(jnp.minimum(ratio * advantage, clipped * advantage))
+        value_loss = 0.5 * mean(self._value_error(output.value, rows))
+        entropy = mean(distribution.entropy())
+        loss = policy_loss + self.cfg.value_cost * value_loss - self.cfg.entropy_cost * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "kl": mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator, always >= 0
+            "clip_fraction": mean(jnp.abs(ratio - 1) > self.cfg.clip_ratio),
+        }
+
+    def _value_error(self, value: Array, rows: PPORows) -> Array:
+        error = (value - rows.target) ** 2
+        if not self.cfg.value_clip:
+            return error
+        move = jnp.clip(value - rows.behaviour_value, -self.cfg.value_clip, self.cfg.value_clip)
+        return jnp.maximum(error, (rows.behaviour_value + move - rows.target) ** 2)
+
+    def apply_gradients(
+        self, params: PPOParams, learner_state: PPOLearnerState, grads: Params
+    ) -> tuple[PPOParams, Any, Logs]:
+        """Applies the optimizer to the network."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params.network)
+        network = optax.apply_updates(params.network, updates)
+        return params._replace(network=network), opt_state, {}
+
+    def update_learner_state(
+        self, params: PPOParams, learner_state: PPOLearnerState, opt_state: Any
+    ) -> PPOLearnerState:
+        """Keeps the optimizer's state."""
+        return learner_state._replace(opt_state=opt_state)
+
+    def finish(
+        self, params: PPOParams, learner_state: PPOLearnerState
+    ) -> tuple[PPOParams, PPOLearnerState]:
+        """Lets the next acting and learning see the observations of this batch."""
+        return params._replace(
+            observation_statistics=learner_state.pending_statistics
+        ), learner_state
+
+    def _normalised(self, statistics: normalise.RunningStatistics, timestep: TimeStep) -> TimeStep:
+        if not self.cfg.normalise_observations:
+            return timestep
+        return timestep._replace(observation=normalise.normalise(statistics, timestep.observation))
+
+    def _distribution(
+        self, output: ActorCriticOutput, timestep: TimeStep
+    ) -> distributions.Distribution:
+        return distributions.from_parameters(
+            self.action_spec, output.policy, action_mask(timestep.observation)
+        )

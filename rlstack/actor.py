@@ -1,0 +1,112 @@
+"""The Actor: moves environments, an inferencer and replay by one batch a step.
+
+One path serves synchronous and asynchronous pools: (env_ids, timestep) -> inferencer -> replay ->
+environments. A synchronous pool always gives all its environments, an asynchronous one whichever
+are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlstack.inferencer import Inference
+from rlstack.types import Logs, StepType, TimeStep, Transition
+
+
+class Infers(Protocol):
+    """A local Inferencer, or a client of one."""
+
+    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
+        """Acts on one batch of environments."""
+
+
+class Adds(Protocol):
+    """The writer's side of a ReplayBuffer."""
+
+    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+        """Stores one step of some environments; None means all in order."""
+
+
+class Actor:
+    """Steps a pool of environments; counts frames and episodes."""
+
+    def __init__(self, env: Any, inferencer: Infers, replay: Adds | None, rank: int = 0) -> None:
+        """Starts all environments.
+
+        Args:
+          env: an `rlstack.envs.SyncEnv` or `AsyncEnv`; closing it is the caller's business.
+          inferencer: who acts.
+          replay: who remembers; None for nobody (evaluation).
+          rank: of this actor among its peers; global ids are ``rank * num_envs + id``.
+        """
+        self._env = env
+        self._inferencer = inferencer
+        self._replay = replay
+        self._offset = rank * env.num_envs
+        self._is_sync = env.is_sync
+        self._env_ids: np.ndarray | None = None
+        if self._is_sync:
+            self._timestep = env.reset()
+            # A lone actor's ids are all in order: None says so without a look at each.
+            self._global_ids = None if rank == 0 else env.env_ids + self._offset
+        else:
+            env.async_reset()
+            self._receive()
+        self._returns = np.zeros(env.num_envs, np.float64)
+        self._lengths = np.zeros(env.num_envs, np.int64)
+        self.env_frames = 0
+        self.episodes = 0
+
+    def step(self) -> Logs | None:
+        """Acts once on one batch; returns ``episode_return`` and more when episodes ended."""
+        timestep = self._timestep
+        answer = self._inferencer.inference(self._global_ids, timestep)
+        if self._replay is not None:
+            self._replay.add(
+                self._global_ids,
+                Transition(
+                    timestep, answer.agent_output, answer.agent_state, answer.params_version
+                ),
+            )
+        action = answer.agent_output.action
+        logs = self._account(timestep)
+        if self._is_sync:
+            self._timestep = self._env.step(action)
+        else:
+            self._env.send(self._env_ids, action)
+            self._receive()
+        return logs
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Steps until told to stop."""
+        while not stop():
+            self.step()
+
+    def _receive(self) -> None:
+        self._env_ids, self._timestep = self._env.recv()
+        self._global_ids = self._env_ids + self._offset
+
+    def _account(self, timestep: TimeStep) -> Logs | None:
+        """Counts frames and adds up the episodes' returns."""
+        ids = slice(None) if self._env_ids is None else self._env_ids
+        step_type = timestep.step_type
+        self._returns[ids] += timestep.reward
+        self._lengths[ids] += 1
+        # A frame is the answer to an action: every step but FIRST, whose value is 0.
+        self.env_frames += int(np.count_nonzero(step_type))
+        last = step_type == StepType.LAST
+        if not last.any():
+            return None
+        ended = np.flatnonzero(last) if self._env_ids is None else self._env_ids[last]
+        self.episodes += len(ended)
+        logs = {
+            "actor/episode_return": self._returns[ended].mean(),
+            "actor/episode_length": (self._lengths[ended] - 1).mean(),
+            "actor/episodes": self.episodes,
+        }
+        self._returns[ended] = 0
+        self._lengths[ended] = 0
+        return logs

@@ -1,0 +1,381 @@
+"""Checkpoints: a pytree and some JSON in a directory of its own, whole or not there at all.
+
+A checkpoint is `DIRECTORY/step_000000012345/`: the arrays, written by Orbax, and `checkpoint.json`
+(what each leaf is, the step, the caller's metadata). It is written under another name, flushed to
+disk and then renamed, so that a crash, a full disk or Ctrl-C in the middle leaves what was there
+before. One process writes to a directory at a time.
+
+Leaves may be numpy and JAX arrays of any size (none included) and dtype but object, typed JAX keys,
+numpy scalars, Python numbers of any size, booleans and strings; None and empty containers are part
+of the structure. Arrays are kept as host arrays, so a checkpoint can be restored on other devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstack.loggers import to_json
+
+_FORMAT = 1
+_NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
+_PARTIAL = ".partial-"
+_PYTHON = {"bool": bool, "int": int, "float": float, "str": str}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or does not fit; or a tree that cannot be saved."""
+
+
+class CheckpointWriteError(OSError):
+    """The file system refused a checkpoint; earlier ones are as they were."""
+
+
+class _Leaf(NamedTuple):
+    path: str
+    kind: str  # array, key (a typed JAX key), empty, or one of _PYTHON
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # the key implementation for a key
+    value: Any = None  # what an empty or Python leaf is
+
+    def describe(self) -> str:
+        if self.kind == "array":
+            return f"an array {self.dtype}{list(self.shape)}"
+        if self.kind == "key":
+            return f"a key {self.dtype}{list(self.shape)}"
+        return f"{self.value}" if self.kind == "empty" else f"a Python {self.kind}"
+
+    def form(self) -> tuple[Any, ...]:
+        """What must agree between what is saved and what it is restored into."""
+        return self.kind, self.shape, self.dtype, self.value if self.kind == "empty" else None
+
+
+def save(
+    directory: str | os.PathLike[str],
+    step: int,
+    tree: Any,
+    metadata: Mapping[str, Any],
+    *,
+    keep: int = 3,
+) -> Path:
+    """Write a checkpoint of `tree` and drop all but the newest `keep`.
+
+    Args:
+      directory: where the checkpoints of one run lie; made if missing.
+      step: what orders them, at least 0; saving a step again makes a newer checkpoint of it.
+      tree: the pytree to save (see above for its leaves).
+      metadata: what JSON can hold (numpy scalars too); NaN and infinity become strings.
+      keep: how many stay, at least 1.
+
+    Returns:
+      The checkpoint's path.
+
+    Raises:
+      CheckpointError: if a leaf or the metadata cannot be saved; nothing is written.
+      CheckpointWriteError: if the file system refuses, for instance because the disk is full.
+      ValueError: if `step` or `keep` is out of range.
+    """
+    if not 0 <= step < 10**12:
+        raise ValueError(f"checkpoint.save: step must be in [0, 1e12); got {step}.")
+    if keep < 1:
+        raise ValueError(f"checkpoint.save: keep must be at least 1; got {keep}.")
+    leaves, arrays = _flatten("save", tree)
+    record = {
+        "format": _FORMAT,
+        "step": int(step),
+        "leaves": [[*leaf] for leaf in leaves],
+        "metadata": to_json(metadata),
+    }
+    try:
+        text = json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint.save: metadata must hold only what JSON can; {error}. "
+            "Put arrays into the tree and other objects' fields as numbers or text."
+        ) from error
+
+    directory = Path(directory).absolute()
+    partial = directory / f"{_PARTIAL}{step}-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_partial(directory)
+        partial.mkdir()
+        _write(partial, text, arrays)
+        target = _free_name(directory, step)
+        partial.rename(target)
+        _sync(directory)
+    except Exception as error:
+        raise CheckpointWriteError(
+            f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
+            "Free space there (df) or make it writable, or choose another --run-dir; earlier "
+            "checkpoints are intact, so the run can go on from the last one with --resume."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    for _, old in _listed(directory)[:-keep]:
+        # Renamed first: a removal that is cut short must not leave half a checkpoint in sight.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(old.rename(directory / f"{_PARTIAL}old-{old.name}"))
+    return target
+
+
+def latest(directory: str | os.PathLike[str]) -> Path | None:
+    """The newest checkpoint in `directory` (the highest step), or None if there is none."""
+    found = _listed(Path(directory))
+    return found[-1][1] if found else None
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The metadata of the checkpoint at `path`, with the step as `step` unless it has one.
+
+    Raises:
+      CheckpointError: if `path` is not a checkpoint.
+    """
+    record = _read_record(Path(path), "read_metadata")
+    return {"step": record["step"], **record["metadata"]}
+
+
+def restore(path: str | os.PathLike[str], target: Any) -> Any:
+    """The tree saved at `path`, in the form of `target`.
+
+    Every leaf comes back with its exact dtype, as what it is in `target`: a numpy array, a JAX
+    array (on the devices and with the sharding it has in `target`; a `jax.ShapeDtypeStruct` gives
+    one too), a numpy scalar, or a Python value. Values in `target` are not read.
+
+    Args:
+      path: a checkpoint, as `latest` gives it.
+      target: a tree of the same structure, shapes and dtypes.
+
+    Raises:
+      CheckpointError: if `path` is not a readable checkpoint, or at the first leaf that differs.
+    """
+    path = Path(path).absolute()
+    record = _read_record(path, "restore")
+    saved = [
+        _Leaf(p, kind, tuple(shape), dtype, v) for p, kind, shape, dtype, v in record["leaves"]
+    ]
+    wanted, _ = _flatten("restore", target, with_arrays=False)
+    _check_same(path, wanted, saved)
+    arrays = _read_arrays(path, saved)
+    like, treedef = jax.tree_util.tree_flatten(target, is_leaf=_is_empty)
+    found = [_as_target(leaf, arrays.get(i), like[i]) for i, leaf in enumerate(saved)]
+    return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether `node` is a part of the structure that has no leaves of its own."""
+    return node is None or (isinstance(node, tuple | list | dict) and len(node) == 0)
+
+
+def _flatten(
+    where: str, tree: Any, with_arrays: bool = True
+) -> tuple[list[_Leaf], dict[int, np.ndarray]]:
+    """Describe each leaf of `tree`, and give the non-empty arrays by leaf number."""
+    leaves: list[_Leaf] = []
+    arrays: dict[int, np.ndarray] = {}
+    for path, value in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)[0]:
+        name = jax.tree_util.keystr(path) or "(the tree)"
+        if _is_empty(value):
+            named = type(value).__name__ if value is not None else "None"
+            leaves.append(_Leaf(name, "empty", value=named))
+        elif type(value) in _PYTHON.values():
+            held = repr(value) if isinstance(value, float) else value  # repr keeps NaN and inf
+            leaves.append(_Leaf(name, type(value).__name__, value=held))
+        elif _is_key(value):
+            if isinstance(value, jax.Array):
+                impl = str(jax.random.key_impl(value))
+                if with_arrays:
+                    arrays[len(leaves)] = np.asarray(jax.random.key_data(value))
+            else:
+                impl = str(value.dtype)[len("key<") : -1]
+            leaves.append(_Leaf(name, "key", tuple(value.shape), impl))
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            dtype = np.dtype(value.dtype)
+            if dtype.hasobject or dtype.fields is not None or dtype.kind in "USmM":
+                raise CheckpointError(
+                    f"checkpoint.{where}: arrays must be of numbers or booleans; {name} has dtype "
+                    f"{dtype}. Split it into arrays of plain dtypes."
+                )
+            if with_arrays and value.size:
+                arrays[len(leaves)] = np.asarray(value)
+            leaves.append(_Leaf(name, "array", tuple(value.shape), dtype.name))
+        else:
+            raise CheckpointError(
+                f"checkpoint.{where}: a leaf must be an array or a Python number, boolean or "
+                f"string; {name} is a {type(value).__name__}."
+            )
+    return leaves, arrays
+
+
+def _is_key(value: Any) -> bool:
+    return hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _check_same(path: Path, wanted: list[_Leaf], saved: list[_Leaf]) -> None:
+    """Raise at the first leaf where the target and the checkpoint differ."""
+    for want, have in zip(wanted, saved, strict=False):
+        if want.path != have.path:
+            extra = want.path not in {leaf.path for leaf in saved}
+            leaf, expected, found = (
+                (want, want.describe(), "no such leaf")
+                if extra
+                else (have, "no such leaf", have.describe())
+            )
+        elif want.form() != have.form():
+            leaf, expected, found = want, want.describe(), have.describe()
+        else:
+            continue
+        raise _differs(path, leaf, expected, found)
+    if len(wanted) > len(saved):
+        raise _differs(path, wanted[len(saved)], wanted[len(saved)].describe(), "no such leaf")
+    if len(saved) > len(wanted):
+        raise _differs(path, saved[len(wanted)], "no such leaf", saved[len(wanted)].describe())
+
+
+def _differs(path: Path, leaf: _Leaf, expected: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint.restore: the checkpoint must have the structure, shapes and dtypes of what it "
+        f"is restored into; at {leaf.path} expected {expected}, found {found} in {path}. "
+        "Restore with the config that the run was made with, or start a new run."
+    )
+
+
+def _as_target(leaf: _Leaf, array: np.ndarray | None, like: Any) -> Any:
+    """One restored leaf in the form that it has in the target."""
+    if leaf.kind == "empty":
+        return like
+    if leaf.kind in _PYTHON:
+        return _PYTHON[leaf.kind](leaf.value)
+    if leaf.kind == "key":
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype)
+    if array is None:
+        array = np.zeros(leaf.shape, np.dtype(leaf.dtype))
+    if isinstance(like, np.generic):
+        return array[()]
+    if isinstance(like, jax.Array):
+        return jax.device_put(array, like.sharding)
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jax.device_put(array, like.sharding)
+    return array
+
+
+def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
+    """Write and flush the files of one checkpoint."""
+    if arrays:
+        with _quiet_orbax() as ocp:
+            checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+            checkpointer.save(
+                partial / "arrays",
+                args=ocp.args.PyTreeSave({str(i): array for i, array in arrays.items()}),
+            )
+            checkpointer.close()
+    (partial / "checkpoint.json").write_text(text)
+    for folder, _, names in os.walk(partial):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _read_arrays(path: Path, saved: list[_Leaf]) -> dict[int, np.ndarray]:
+    """The saved arrays by leaf number."""
+    numbers = [
+        i for i, leaf in enumerate(saved) if leaf.kind in ("array", "key") and 0 not in leaf.shape
+    ]
+    if not numbers:
+        return {}
+    try:
+        with _quiet_orbax() as ocp:
+            how = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in numbers}
+            checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+            found = checkpointer.restore(
+                path / "arrays",
+                args=ocp.args.PyTreeRestore(dict.fromkeys(how, 0), restore_args=how),
+            )
+            checkpointer.close()
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint.restore: the arrays of {path} must be readable; {_reason(error)}. "
+            "Remove that directory to fall back to the checkpoint before it."
+        ) from error
+    return {i: np.asarray(found[str(i)]) for i in numbers}
+
+
+def _read_record(path: Path, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads((path / "checkpoint.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint.{where}: {path} must be a checkpoint; {_reason(error)}. "
+            "Name one of the step_* directories under a run's checkpoints/."
+        ) from error
+    if record.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"checkpoint.{where}: the format of {path} must be {_FORMAT}; got "
+            f"{record.get('format')}. Use the version of rlstack that wrote it."
+        )
+    return record
+
+
+def _listed(directory: Path) -> list[tuple[tuple[int, int], Path]]:
+    """The checkpoints in `directory`, oldest first, with what orders them."""
+    if not directory.is_dir():
+        return []
+    found = []
+    for path in directory.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            found.append(((int(match[1]), int(match[2] or 0)), path))
+    return sorted(found)
+
+
+def _free_name(directory: Path, step: int) -> Path:
+    """A name for `step`; a second checkpoint of it gets a suffix, since none is overwritten."""
+    revisions = [order[1] for order, _ in _listed(directory) if order[0] == step]
+    name = f"step_{step:012d}"
+    return directory / (f"{name}.{max(revisions) + 1}" if revisions else name)
+
+
+def _remove_partial(directory: Path) -> None:
+    """Remove what writers that were killed left behind."""
+    for path in directory.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, shortened: storage libraries add pages of context."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300].rstrip(".")
+
+
+@contextlib.contextmanager
+def _quiet_orbax() -> Iterator[Any]:
+    """Orbax, imported late because it costs a second, without its warnings and log lines."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import orbax.checkpoint as ocp
+
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield ocp
+        finally:
+            logger.setLevel(level)

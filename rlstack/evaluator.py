@@ -1,0 +1,93 @@
+"""The Evaluator: whole episodes with the greedy agent, no replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlstack.agent import Agent
+from rlstack.inferencer import Inferencer, InferencerConfig
+from rlstack.types import Params, PRNGKey, StepType
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatorConfig:
+    """How policies are judged."""
+
+    episodes: int = 20
+    """Whole episodes an evaluation."""
+    num_envs: int = 10
+    """Environments that play them side by side; each plays the same number of episodes."""
+    period: int = 0
+    """Frames between evaluations during training; 0 evaluates at the end only."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.num_envs < 1 or self.period < 0:
+            raise ValueError(
+                "EvaluatorConfig: episodes and num_envs must be at least 1 and period at least 0; "
+                f"got {self.episodes}, {self.num_envs} and {self.period}."
+            )
+        if self.episodes % self.num_envs:
+            raise ValueError(
+                f"EvaluatorConfig: episodes must be a multiple of num_envs, so that each plays as "
+                f"many; got {self.episodes} and {self.num_envs}."
+            )
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation found."""
+
+    returns: np.ndarray  # [episodes] float64, undiscounted
+    lengths: np.ndarray  # [episodes] int64, in steps
+
+
+class _Published:
+    """The params under evaluation, as a source for the Inferencer."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.params: Params = None
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
+        return (self.version, self.params) if self.version > newer_than else None
+
+
+class Evaluator:
+    """Plays whole episodes.
+
+    Every environment contributes the same number of episodes: taking whichever end first would
+    favour short ones.
+    """
+
+    def __init__(self, cfg: EvaluatorConfig, agent: Agent, env: Any, rng_key: PRNGKey) -> None:
+        """Takes an agent built with the greedy policy and a synchronous pool of ``num_envs``."""
+        self._env = env
+        self._num_envs = cfg.num_envs
+        self._episodes_per_env = cfg.episodes // cfg.num_envs
+        self._published = _Published()
+        self._inferencer = Inferencer(
+            InferencerConfig(), agent, self._published, cfg.num_envs, rng_key
+        )
+
+    def evaluate(self, params: Params) -> Evaluation:
+        """Plays ``episodes`` episodes with these params."""
+        self._published.params = params
+        self._published.version += 1
+        returns: list[list[float]] = [[] for _ in range(self._num_envs)]
+        lengths: list[list[int]] = [[] for _ in range(self._num_envs)]
+        episode_return = np.zeros(self._num_envs)
+        length = np.zeros(self._num_envs, np.int64)
+        timestep = self._env.reset()
+        while min(map(len, returns)) < self._episodes_per_env:
+            episode_return += timestep.reward
+            length += timestep.step_type != StepType.FIRST
+            for i in np.flatnonzero(timestep.step_type == StepType.LAST):
+                if len(returns[i]) < self._episodes_per_env:
+                    returns[i].append(episode_return[i])
+                    lengths[i].append(length[i])
+                episode_return[i] = length[i] = 0
+            action = self._inferencer.inference(None, timestep).agent_output.action
+            timestep = self._env.step(action)
+        return Evaluation(np.concatenate(returns), np.concatenate(lengths))

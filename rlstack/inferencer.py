@@ -1,0 +1,150 @@
+"""The Inferencer: the only place that holds acting params and agent states.
+
+It keeps one row of agent state a global environment id. A call gathers the rows of its batch,
+starts afresh those at FIRST, acts, and scatters the new rows back, all in one jitted function. The
+same object serves one local actor or, behind a service, many remote ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from rlstack.agent import Agent
+from rlstack.types import AgentOut, AgentState, Params, PRNGKey, PyTree, TimeStep
+
+
+class ParamsSource(Protocol):
+    """Whoever publishes params by version: a Learner, or a client of one."""
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
+        """Returns (version, params), or None when there is nothing newer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InferencerConfig:
+    """How an Inferencer keeps up with the learner."""
+
+    sync_interval: int = 1
+    """Calls between two looks for newer params."""
+
+    def __post_init__(self) -> None:
+        if self.sync_interval < 1:
+            raise ValueError(
+                f"InferencerConfig: sync_interval must be at least 1; got {self.sync_interval}."
+            )
+
+
+class Inference(NamedTuple):
+    """An answer to one batch, as numpy arrays."""
+
+    agent_output: AgentOut  # [B, ...]
+    agent_state: AgentState  # [B, ...] the state the step began from
+    params_version: np.ndarray  # [B] int32
+
+
+class Inferencer:
+    """Acts with the newest published params, and remembers each environment's agent state."""
+
+    def __init__(
+        self,
+        cfg: InferencerConfig,
+        agent: Agent,
+        params_source: ParamsSource,
+        num_envs: int,
+        rng_key: PRNGKey,
+    ) -> None:
+        """Pulls the first params.
+
+        Args:
+          cfg: how often to look for newer params.
+          agent: whose ``actor_step`` to run.
+          params_source: who publishes params; it must have some already.
+          num_envs: environments served; ids are in ``[0, num_envs)``.
+          rng_key: the acting key, consumed and owned by this object.
+        """
+        self._cfg = cfg
+        self._params_source = params_source
+        self._num_envs = num_envs
+        self._rng_key = rng_key
+        self._table = agent.initial_state(num_envs)
+        self._version = -1
+        self._params: Params = None
+        self._versions = np.zeros(num_envs, np.int32)
+        self._calls_to_sync = 0
+        self._act_all, self._act_rows = _acting_functions(agent)
+
+    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
+        """Acts on one batch.
+
+        Args:
+          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order.
+          timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
+
+        Returns:
+          numpy arrays ``[B, ...]``; read-only, and not written to later.
+        """
+        self._pull()
+        if env_ids is None or (len(env_ids) == self._num_envs and _is_in_order(env_ids)):
+            self._rng_key, self._table, state, output = self._act_all(
+                self._rng_key, self._params, self._table, timestep
+            )
+        else:
+            self._rng_key, self._table, state, output = self._act_rows(
+                self._rng_key, self._params, self._table, env_ids, timestep
+            )
+        batch_size = len(timestep.step_type)
+        return Inference(_to_numpy(output), _to_numpy(state), self._versions[:batch_size])
+
+    __call__ = inference
+
+    def save(self) -> PyTree:
+        """Returns what a resumed run needs to act on as before."""
+        return {"rng_key": self._rng_key, "table": self._table}
+
+    def load(self, saved: PyTree) -> None:
+        """Takes back what `save` returned."""
+        self._rng_key, self._table = saved["rng_key"], saved["table"]
+
+    def _pull(self) -> None:
+        """Swaps in newer params, between batches only."""
+        if self._calls_to_sync:
+            self._calls_to_sync -= 1
+            return
+        self._calls_to_sync = self._cfg.sync_interval - 1
+        published = self._params_source.get_params(newer_than=self._version)
+        if published is not None:
+            self._version, self._params = published
+            # A new array, not a write: transitions hold slices of the old one.
+            self._versions = np.full(self._num_envs, self._version, np.int32)
+
+
+def _acting_functions(agent: Agent) -> tuple[Any, Any]:
+    def act(
+        rng_key: PRNGKey, params: Params, state: AgentState, timestep: TimeStep
+    ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
+        next_key, step_key = jax.random.split(rng_key)
+        state = agent.reset_state(state, timestep.first())
+        output, next_state = agent.actor_step(step_key, params, timestep, state)
+        return next_key, next_state, state, output
+
+    def act_rows(
+        rng_key: PRNGKey, params: Params, table: AgentState, rows: np.ndarray, timestep: TimeStep
+    ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
+        state = jax.tree.map(lambda x: x[rows], table)
+        next_key, next_state, state, output = act(rng_key, params, state, timestep)
+        table = jax.tree.map(lambda old, new: old.at[rows].set(new), table, next_state)
+        return next_key, table, state, output
+
+    return jax.jit(act), jax.jit(act_rows)
+
+
+def _is_in_order(env_ids: np.ndarray) -> bool:
+    return bool((env_ids[1:] > env_ids[:-1]).all())
+
+
+def _to_numpy(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,219 @@
+"""The Learner: owns params and learner state, and turns samples into newer ones.
+
+It jits the agent's ``learner_step`` once. Nothing is donated: params are small in this field, the
+Inferencer goes on reading the published ones, and a step that gives NaN must leave behind what it
+began from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rlstack.agent import Agent, EpochAgent
+from rlstack.types import Batch, LearnerOutput, LearnerState, Logs, Params, PRNGKey, PyTree
+
+_Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, LearnerOutput]]
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """How the learner runs its agent's updates."""
+
+    num_devices: int = 1
+    """Local devices over which the batch axis is split."""
+    minibatches: Literal["auto", "scan", "calls"] = "auto"
+    """Whether an epoch agent's minibatches are one compiled loop or one call each; auto takes calls
+    for convolutions on the CPU, where XLA's loops are many times slower."""
+    check_finite: bool = True
+    """Whether a NaN or infinite loss stops the run."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1:
+            raise ValueError(
+                f"LearnerConfig: num_devices must be at least 1; got {self.num_devices}."
+            )
+
+
+class Sampled(Protocol):
+    """What replay hands out: a batch and the keys of its items."""
+
+    batch: Batch
+    keys: np.ndarray
+
+
+class Replays(Protocol):
+    """The reader's side of a ReplayBuffer."""
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Gives items new priorities."""
+
+    def make_dataset(self) -> Iterator[Any]:
+        """Yields samples for as long as there are any."""
+
+
+class NonFiniteError(ArithmeticError):
+    """An update gave NaN or infinite logs; holds what is needed to run it again."""
+
+    def __init__(self, message: str, before: PyTree, batch: Batch) -> None:
+        super().__init__(message)
+        self.before = before  # {"params", "learner_state"} as they were before the update
+        self.batch = batch
+
+
+class Learner:
+    """Learns from samples and publishes params by version."""
+
+    def __init__(
+        self, cfg: LearnerConfig, agent: Agent, replay: Replays | None, rng_key: PRNGKey
+    ) -> None:
+        """Initialises params and learner state.
+
+        Args:
+          cfg: how to run the updates.
+          agent: whose ``learner_step`` to run.
+          replay: told the new priorities; the source of `run`. None for offline batches.
+          rng_key: consumed for the initial params and the learner's own key.
+        """
+        self._cfg = cfg
+        self._replay = replay
+        params_key, learner_key = jax.random.split(rng_key)
+        self.params = jax.jit(agent.initial_params)(params_key)
+        self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
+        self.version = 0
+        self._shard, devices = _sharding(cfg.num_devices)
+        if devices is not None:
+            self.params, self.learner_state = jax.device_put(
+                (self.params, self.learner_state), devices
+            )
+        self._step = _jitted_step(cfg, agent, self.params)
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
+        """Returns (version, params), or None when there is nothing newer."""
+        return (self.version, self.params) if self.version > newer_than else None
+
+    def step(self, sample: Sampled) -> Logs:
+        """Makes one update; returns its logs as numpy scalars.
+
+        When it returns, the sample's arrays are no longer read and may be overwritten.
+
+        Raises:
+          NonFiniteError: a log is NaN or infinite; params and learner state are as before.
+        """
+        before = self.params, self.learner_state
+        batch = self._shard(sample.batch)
+        params, learner_state, output = self._step(*before, batch)
+        logs, priorities = jax.device_get((output.logs, output.priorities))
+        if self._cfg.check_finite:
+            _check_finite(logs, before, sample.batch, self.version)
+        self.params, self.learner_state = params, learner_state
+        self.version += 1
+        if priorities is not None and self._replay is not None:
+            self._replay.update_priorities(sample.keys, priorities)
+        return logs
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Learns from the replay's dataset until told to stop or the dataset ends."""
+        if self._replay is None:
+            raise ValueError("Learner.run: it needs a replay to draw from; got replay=None.")
+        for sample in self._replay.make_dataset():
+            if stop():
+                return
+            self.step(sample)
+
+    def save(self) -> PyTree:
+        """Returns all that the learner holds."""
+        return {
+            "params": self.params,
+            "learner_state": self.learner_state,
+            "version": np.int64(self.version),
+        }
+
+    def load(self, saved: PyTree) -> None:
+        """Takes back what `save` returned."""
+        self.params, self.learner_state = saved["params"], saved["learner_state"]
+        self.version = int(saved["version"])
+
+
+def _jitted_step(cfg: LearnerConfig, agent: Agent, params: Params) -> _Step:
+    if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
+        return _call_by_minibatch(agent)
+    return jax.jit(agent.learner_step)
+
+
+def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
+    if cfg.minibatches != "auto":
+        return cfg.minibatches == "calls"
+    # Only kernels of convolutions have four axes.
+    has_convolutions = any(leaf.ndim >= 4 for leaf in jax.tree.leaves(params))
+    return has_convolutions and jax.default_backend() == "cpu" and cfg.num_devices == 1
+
+
+def _call_by_minibatch(agent: EpochAgent) -> _Step:
+    """The agent's ``learner_step`` with one jitted call a minibatch, gathered outside of it."""
+    prepare, update = jax.jit(agent.prepare), jax.jit(agent.update)
+    finish = jax.jit(agent.finish)
+
+    def step(
+        params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        learner_state, rows, schedule = prepare(params, learner_state, batch)
+        rows = jax.tree.map(np.asarray, rows)
+        all_logs = []
+        for indices in np.asarray(schedule):
+            minibatch = jax.tree.map(lambda x, i=indices: np.take(x, i, axis=0), rows)
+            params, learner_state, output = update(params, learner_state, minibatch)
+            all_logs.append(output.logs)
+        params, learner_state = finish(params, learner_state)
+        return params, learner_state, LearnerOutput(jax.tree.map(_mean, *all_logs))
+
+    return step
+
+
+def _mean(*values: Any) -> np.ndarray:
+    return np.mean([np.asarray(value) for value in values], axis=0)
+
+
+def _sharding(num_devices: int) -> tuple[Callable[[Batch], Batch], NamedSharding | None]:
+    """Returns how to split a batch over devices, and where params go; a no-op for one device."""
+    if num_devices == 1:
+        return lambda batch: batch, None
+    if num_devices > len(jax.local_devices()):
+        raise ValueError(
+            f"LearnerConfig: num_devices must be at most the {len(jax.local_devices())} local "
+            f"devices; got {num_devices}. On a CPU, "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=N gives N of them."
+        )
+    mesh = Mesh(np.array(jax.local_devices()[:num_devices]), ("batch",))
+    by_column = NamedSharding(mesh, PartitionSpec(None, "batch"))
+    by_row = NamedSharding(mesh, PartitionSpec("batch"))
+
+    def shard(batch: Batch) -> Batch:
+        batch_size = batch.weights.shape[0]
+        if batch_size % num_devices:
+            raise ValueError(
+                f"Learner: the batch of {batch_size} items must split evenly over {num_devices} "
+                "devices. Change --replay.batch-size or --learner.num-devices."
+            )
+        return Batch(
+            jax.device_put(batch.trajectory, by_column), jax.device_put(batch.weights, by_row)
+        )
+
+    return shard, NamedSharding(mesh, PartitionSpec())
+
+
+def _check_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> None:
+    bad = [name for name, value in logs.items() if not np.isfinite(value).all()]
+    if bad:
+        params, learner_state = before
+        raise NonFiniteError(
+            f"Learner: update {version + 1} gave non-finite {', '.join(sorted(bad))}. The params "
+            "are as before it. Lower the learning rate, or look at the rewards and observations.",
+            before={"params": params, "learner_state": learner_state},
+            batch=jax.tree.map(np.array, batch),
+        )

@@ -1,0 +1,89 @@
+"""Policy and value in one network, for policy-gradient agents."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from rlstack import distributions
+from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.config import NetworkConfig
+from rlstack.networks.torsos import observation_features
+from rlstack.types import PyTree
+
+
+class ActorCriticOutput(NamedTuple):
+    """What an actor-critic network says of each step."""
+
+    policy: jax.Array  # [B, n] parameters of the action distribution
+    value: jax.Array  # [B] float32
+
+
+def actor_critic(
+    obs_spec: PyTree, action_spec: PyTree, cfg: NetworkConfig | None = None
+) -> Network:
+    """Builds a policy and a value network, of separate torsos or a shared one.
+
+    The modules are named ``policy_torso``, ``value_torso`` (or ``torso``), ``core``,
+    ``policy_head`` and ``value_head``; optimizers of single components go by these names.
+    """
+    cfg = cfg or NetworkConfig()
+
+    def features(observation: PyTree, name: str) -> jax.Array:
+        return cfg.make_torso(name)(observation_features(obs_spec, observation))
+
+    def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:
+        return ActorCriticOutput(
+            policy_head(action_spec, policy_features),
+            hk.Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")(value_features)[
+                ..., 0
+            ],
+        )
+
+    if cfg.core != "none":
+        return recurrent(
+            encode=lambda observation: features(observation, "torso"),
+            core=cfg.make_core,
+            decode=lambda hidden, observation: heads(hidden, hidden),
+            obs_spec=obs_spec,
+        )
+
+    def forward(observation: PyTree) -> ActorCriticOutput:
+        if cfg.shared:
+            shared = features(observation, "torso")
+            return heads(shared, shared)
+        return heads(features(observation, "policy_torso"), features(observation, "value_torso"))
+
+    return feed_forward(forward, obs_spec)
+
+
+def policy_head(action_spec: PyTree, features: jax.Array) -> jax.Array:
+    """Maps features to the parameters of the action distribution, ``[B, n]``.
+
+    The layers start near zero (gain 0.01), so that the first policy is near uniform. Log standard
+    deviations are parameters of their own, the same in every state, starting at 0 (Andrychowicz et
+    al. 2021, arXiv:2006.05990, choices C56 and C59).
+    """
+
+    def leaf_parameters(spec: specs.Array, name: str) -> jax.Array:
+        size = distributions.num_parameters(spec)
+        continuous = np.issubdtype(spec.dtype, np.floating)
+        num_outputs = size // 2 if continuous else size
+        outputs = hk.Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)(
+            features
+        )
+        if not continuous:
+            return outputs
+        log_std = hk.get_parameter(f"{name}_log_std", (num_outputs,), init=jnp.zeros)
+        return jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
+
+    leaves = jax.tree.leaves(action_spec)
+    names = [f"policy_head_{i}" if i else "policy_head" for i in range(len(leaves))]
+    return jnp.concatenate(
+        [leaf_parameters(*pair) for pair in zip(leaves, names, strict=True)], axis=-1
+    )

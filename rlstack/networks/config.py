@@ -1,0 +1,53 @@
+"""The choice among the networks that ship with the stack."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import haiku as hk
+import jax
+
+from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """What the agents' default networks are built of."""
+
+    torso: Literal["mlp", "nature", "impala"] = "mlp"
+    """Dense layers, or the convolutions of Nature DQN or of IMPALA for images."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Sizes of the dense layers; convolutional torsos use the last one as their output size."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Activation of the dense layers."""
+    shared: bool = False
+    """Whether policy and value share one torso (always so with a recurrent core)."""
+    duelling: bool = False
+    """Whether action values are a state value plus mean-free advantages."""
+    core: Literal["none", "lstm", "gru"] = "none"
+    """Recurrent core between torso and heads."""
+    core_size: int = 64
+    """Size of the recurrent core's state."""
+
+    def __post_init__(self) -> None:
+        if not self.hidden_sizes or min(self.hidden_sizes) < 1 or self.core_size < 1:
+            raise ValueError(
+                "NetworkConfig: hidden_sizes and core_size must be positive; "
+                f"got {self.hidden_sizes} and {self.core_size}."
+            )
+
+    def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:
+        """Makes the configured torso; call it inside a Haiku transform."""
+        if self.torso == "nature":
+            return NatureTorso(self.hidden_sizes[-1], name=name)
+        if self.torso == "impala":
+            return ImpalaTorso(hidden_size=self.hidden_sizes[-1], name=name)
+        return MLPTorso(self.hidden_sizes, self.activation, name=name)
+
+    def make_core(self) -> hk.RNNCore:
+        """Makes the configured recurrent core; call it inside a Haiku transform."""
+        if self.core == "lstm":
+            return hk.LSTM(self.core_size, name="core")
+        return hk.GRU(self.core_size, name="core")

@@ -1,0 +1,130 @@
+"""From observations to features: the torsos the field compares with.
+
+Torsos are Haiku modules from a float array ``[B, ...]`` to features ``[B, D]``.
+`observation_features` turns any observation pytree into what a torso takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from rlstack.types import PyTree
+
+ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the legal actions
+
+
+def action_mask(observation: PyTree) -> jax.Array | None:
+    """Returns the legal actions, bool ``[B, A]``, when a dict observation tells them."""
+    if isinstance(observation, Mapping) and ACTION_MASK in observation:
+        return observation[ACTION_MASK].astype(bool)
+    return None
+
+
+def without_action_mask(tree: PyTree) -> PyTree:
+    """Drops the action mask from a dict observation or its spec."""
+    if isinstance(tree, Mapping) and ACTION_MASK in tree:
+        return {name: value for name, value in tree.items() if name != ACTION_MASK}
+    return tree
+
+
+def observation_features(obs_spec: PyTree, observation: PyTree) -> jax.Array:
+    """Turns an observation into one float array ``[B, ...]`` for a torso.
+
+    Images (uint8 of rank 3) are scaled to [0, 1] and put channels-last; discrete entries become
+    one-hot; an observation of several entries is flattened and joined, without its action mask.
+
+    Args:
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+      observation: the same structure of arrays ``[B, ...]``.
+    """
+    spec_leaves = jax.tree.leaves(without_action_mask(obs_spec))
+    leaves = [
+        _leaf_features(spec, x)
+        for spec, x in zip(
+            spec_leaves, jax.tree.leaves(without_action_mask(observation)), strict=True
+        )
+    ]
+    if len(leaves) == 1:
+        return leaves[0]
+    return jnp.concatenate([x.reshape((x.shape[0], -1)) for x in leaves], axis=-1)
+
+
+def is_image(spec: specs.Array) -> bool:
+    """Whether a spec describes an image: uint8 of rank 3."""
+    return len(spec.shape) == 3 and spec.dtype == np.uint8
+
+
+def _leaf_features(spec: specs.Array, x: jax.Array) -> jax.Array:
+    if isinstance(spec, specs.DiscreteArray):
+        return jax.nn.one_hot(x, spec.num_values)
+    x = x.astype(jnp.float32)
+    if is_image(spec):
+        # A side of an image is longer than its channels: the shortest axis is the channels'.
+        channels_first = spec.shape[0] == min(spec.shape)
+        return (jnp.moveaxis(x, 1, -1) if channels_first else x) / 255.0
+    return x
+
+
+class MLPTorso(hk.Module):
+    """Dense layers over the flattened input; orthogonal initialisation with gain sqrt(2)."""
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str = "tanh", name: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        self._sizes = tuple(sizes)
+        self._activation = getattr(jax.nn, activation)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps ``[B, ...]`` to ``[B, sizes[-1]]``."""
+        x = x.reshape((x.shape[0], -1))
+        for size in self._sizes:
+            x = self._activation(hk.Linear(size, w_init=hk.initializers.Orthogonal(np.sqrt(2)))(x))
+        return x
+
+
+class NatureTorso(hk.Module):
+    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer."""
+
+    def __init__(self, hidden_size: int = 512, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._hidden_size = hidden_size
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
+        init = hk.initializers.Orthogonal(np.sqrt(2))
+        for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = jax.nn.relu(hk.Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
+        x = x.reshape((x.shape[0], -1))
+        return jax.nn.relu(hk.Linear(self._hidden_size, w_init=init)(x))
+
+
+class ImpalaTorso(hk.Module):
+    """The deep residual torso of Espeholt et al. (2018), figure 3, arXiv:1802.01561."""
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (16, 32, 32),
+        hidden_size: int = 256,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._channels = tuple(channels)
+        self._hidden_size = hidden_size
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
+        for channels in self._channels:
+            x = hk.Conv2D(channels, 3, 1, padding="SAME")(x)
+            x = hk.max_pool(x, (3, 3, 1), (2, 2, 1), padding="SAME")
+            for _ in range(2):
+                residual = hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
+                x = x + hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
+        x = jax.nn.relu(x).reshape((x.shape[0], -1))
+        return jax.nn.relu(hk.Linear(self._hidden_size)(x))

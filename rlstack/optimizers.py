@@ -1,0 +1,88 @@
+"""Optimizers by config, and different ones for the components of a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import optax
+
+from rlstack.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """One optax optimizer."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    """Which optimizer."""
+    learning_rate: float = 3e-4
+    """Step size, at the start."""
+    anneal_steps: int = 0
+    """Optimizer steps over which the learning rate falls linearly to 0; 0 keeps it."""
+    eps: float = 1e-5
+    """Added to the root mean square gradient; not used by sgd."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, adamw only."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0 or self.eps < 0 or self.anneal_steps < 0:
+            raise ValueError(
+                "OptimizerConfig: learning_rate must be positive, eps and anneal_steps at least 0; "
+                f"got {self.learning_rate}, {self.eps} and {self.anneal_steps}."
+            )
+        if self.weight_decay and self.name != "adamw":
+            raise ValueError(
+                f"OptimizerConfig: only adamw decays weights; got name={self.name!r} with "
+                f"weight_decay={self.weight_decay}. Use --agent.optimizer.name adamw."
+            )
+
+
+def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
+    """Makes the configured optimizer."""
+    rate: optax.ScalarOrSchedule = cfg.learning_rate
+    if cfg.anneal_steps:
+        rate = optax.linear_schedule(cfg.learning_rate, 0.0, cfg.anneal_steps)
+    if cfg.name == "adamw":
+        return optax.adamw(rate, eps=cfg.eps, weight_decay=cfg.weight_decay)
+    if cfg.name == "rmsprop":
+        return optax.rmsprop(rate, eps=cfg.eps)
+    return optax.sgd(rate) if cfg.name == "sgd" else optax.adam(rate, eps=cfg.eps)
+
+
+def component_optimizer(
+    default: OptimizerConfig,
+    components: Mapping[str, OptimizerConfig | None],
+    max_grad_norm: float,
+) -> optax.GradientTransformation:
+    """Clips all gradients by their global norm, then gives each component its own optimizer.
+
+    Args:
+      default: for the modules that no component names.
+      components: optimizer by Haiku module name; the name covers every module whose path has a
+        part starting with it. None stands for the default.
+      max_grad_norm: of all components together; 0 does not clip.
+    """
+    own = {name: cfg for name, cfg in components.items() if cfg is not None}
+    optimizer = make_optimizer(default)
+    if own:
+        transforms = {name: make_optimizer(cfg) for name, cfg in own.items()}
+        optimizer = optax.multi_transform(
+            {"default": optimizer, **transforms}, lambda params: _labels(params, list(own))
+        )
+    if not max_grad_norm:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+
+
+def _labels(params: Params, components: list[str]) -> Params:
+    def label(path: tuple, _: object) -> str:
+        parts = [part for key in path for part in str(getattr(key, "key", key)).split("/")]
+        for component in components:
+            if any(part.startswith(component) for part in parts):
+                return component
+        return "default"
+
+    return jax.tree_util.tree_map_with_path(label, params)
