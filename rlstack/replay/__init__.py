@@ -1,0 +1,14 @@
+"""Replay: one interface (``base``), and the buffers that keep it."""
+
+from rlstack.replay.base import ReplayBuffer, ReplayClosedError, ReplayConfig, Sample
+from rlstack.replay.in_process import InProcessReplay
+from rlstack.replay.storage import bytes_needed
+
+__all__ = [
+    "InProcessReplay",
+    "ReplayBuffer",
+    "ReplayClosedError",
+    "ReplayConfig",
+    "Sample",
+    "bytes_needed",
+]

@@ -1,0 +1,218 @@
+"""What every replay buffer is: a table of items cut from streams of steps.
+
+Writers add *steps*, one batch of environments at a time. Readers sample *items*: windows of
+``unroll_length + 1`` consecutive steps of one environment. A step is stored once, however many
+items it belongs to. The rules of a table (which item comes next, how often, how old) are Reverb's
+(Cassirer et al. 2021, https://arxiv.org/abs/2102.04736) and mean the same in every backend.
+
+Counting: sizes, inserts, samples and their ratio are in items, never in steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from rlstack.types import Batch, Logs, PyTree, Transition
+
+
+class Sample(NamedTuple):
+    """One batch of items, and what to call them by."""
+
+    batch: Batch  # trajectory [T+1, B, ...], weights [B] float32
+    keys: np.ndarray  # [B] uint64, for update_priorities; never goes to a device
+
+
+class ReplayClosedError(RuntimeError):
+    """The buffer was closed; nothing can be added or sampled any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """The rules of one table."""
+
+    sampler: Literal["fifo", "uniform", "prioritized"]
+    """fifo: each item once, in order of completion (on-policy). uniform: with replacement.
+    prioritized: with replacement, in proportion to priority ** priority_exponent."""
+    batch_size: int
+    """Items in one sample."""
+    unroll_length: int
+    """T: transitions in one item, which has T + 1 steps."""
+    max_size: int
+    """Items held at most. uniform and prioritized round it up to a multiple of the number of
+    environments and then forget the oldest item; fifo counts it as dropped."""
+    max_size_per_env: int | None = None
+    """Items held of one environment at most. By default an even share of max_size; twice that for
+    fifo, where environments of different speeds share the queue. Memory grows with it."""
+    period: int | None = None
+    """Steps between the starts of two items. Default: unroll_length for fifo (the last step of an
+    item is the first of the next, so no transition is lost), 1 for the others."""
+    starts: Literal["any", "not_last"] = "any"
+    """not_last: no item begins at the end of an episode. For one-step and n-step methods, because
+    LAST -> FIRST is no transition. Later boundaries in the item are the loss's to mask."""
+    min_size: int = 1
+    """Items that must have been inserted before the first sample."""
+    samples_per_insert: float | None = None
+    """Items sampled for each item inserted after min_size, at most. None: no limit."""
+    samples_per_insert_tolerance: float | None = None
+    """How many items sampling may be ahead of that ratio. Default: batch_size."""
+    max_times_sampled: int | None = None
+    """Samples after which an item leaves; 0 for no limit. Default: 1 for fifo, 0 otherwise."""
+    max_staleness: int | None = None
+    """fifo only: params versions an item may lie behind the newest; older ones are dropped and
+    counted. None: no limit."""
+    priority_exponent: float = 0.6
+    """alpha of prioritized sampling (Schaul et al. 2016, table 3)."""
+    importance_exponent: float = 0.4
+    """beta of the importance weights, at the start (Schaul et al. 2016, table 3)."""
+    importance_exponent_final: float = 1.0
+    """beta once importance_anneal_samples items have been sampled."""
+    importance_anneal_samples: int = 0
+    """Items sampled until beta has moved linearly to its final value; 0: it does not move."""
+
+    def __post_init__(self) -> None:
+        """Checks every range.
+
+        Raises:
+          ValueError: a field is out of range, or two fields contradict each other.
+        """
+        if self.sampler not in ("fifo", "uniform", "prioritized"):
+            self._refuse("sampler", "fifo, uniform or prioritized")
+        if self.starts not in ("any", "not_last"):
+            self._refuse("starts", "any or not_last")
+        for name in ("batch_size", "unroll_length", "max_size", "min_size"):
+            if getattr(self, name) < 1:
+                self._refuse(name, "at least 1")
+        if self.period is not None and not 1 <= self.period <= self.unroll_length:
+            self._refuse("period", f"in 1..unroll_length ({self.unroll_length}), or None")
+        if self.max_size_per_env is not None and self.max_size_per_env < 1:
+            self._refuse("max_size_per_env", "at least 1, or None")
+        if self.max_size < self.batch_size:
+            self._refuse("max_size", f"at least batch_size ({self.batch_size})")
+        if self.samples_per_insert is not None and not self.samples_per_insert > 0:
+            self._refuse("samples_per_insert", "positive, or None for no limit")
+        if self.tolerance < 0:
+            self._refuse("samples_per_insert_tolerance", "at least 0, or None")
+        if self.times_limit < (self.sampler == "fifo"):
+            self._refuse("max_times_sampled", "at least 0; at least 1 for fifo, or it would stand")
+        if self.max_staleness is not None:
+            if self.sampler != "fifo":
+                self._refuse("max_staleness", "None unless the sampler is fifo")
+            if self.max_staleness < 0:
+                self._refuse("max_staleness", "at least 0, or None")
+        for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                self._refuse(name, "in 0..1")
+        if self.importance_anneal_samples < 0:
+            self._refuse("importance_anneal_samples", "at least 0")
+
+    def _refuse(self, name: str, rule: str) -> None:
+        raise ValueError(f"ReplayConfig: {name} must be {rule}; got {getattr(self, name)!r}.")
+
+    @property
+    def step_period(self) -> int:
+        """Steps between the starts of two items, with the default filled in."""
+        if self.period is not None:
+            return self.period
+        return self.unroll_length if self.sampler == "fifo" else 1
+
+    @property
+    def times_limit(self) -> int:
+        """Samples after which an item leaves, 0 for no limit, with the default filled in."""
+        if self.max_times_sampled is not None:
+            return self.max_times_sampled
+        return 1 if self.sampler == "fifo" else 0
+
+    @property
+    def tolerance(self) -> float:
+        """Items by which sampling may be ahead, with the default filled in."""
+        if self.samples_per_insert_tolerance is not None:
+            return self.samples_per_insert_tolerance
+        return float(self.batch_size)
+
+    def items_per_env(self, num_envs: int) -> int:
+        """Items held of one environment at most, with the default filled in."""
+        if self.max_size_per_env is not None:
+            return min(self.max_size_per_env, self.max_size)
+        share = -(-self.max_size // num_envs)
+        return min(2 * share, self.max_size) if self.sampler == "fifo" else share
+
+
+class ReplayBuffer(Protocol):
+    """Steps in, items out.
+
+    Which wait and which do not: a backend that shares one thread with its writers (in-process)
+    never waits, since nobody else could end the wait; ``sample`` raises instead, and a full fifo
+    drops its oldest items. Backends between processes wait, with a limit, on both sides.
+    """
+
+    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+        """Appends one step of each of some environments.
+
+        Args:
+          env_ids: [n] ints, distinct, in ``[0, num_envs)``; None for all environments in order.
+          transition: leaves ``[n, ...]``; structure, shapes and dtypes as at the first call.
+
+        Raises:
+          ValueError: ids or leaves are not as above.
+          ReplayClosedError: after ``close``.
+        """
+
+    def gap(self, env_ids: np.ndarray | None) -> None:
+        """Says that the next steps of these environments do not follow on those added before.
+
+        For an environment that was restarted, or a writer that lost steps. Unfinished items are
+        dropped; no item spans the gap. An ordinary end of an episode is no gap.
+        """
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether ``sample`` would succeed now. Cheap enough to ask after every step."""
+
+    def sample(self, batch_size: int | None = None) -> Sample:
+        """Draws ``batch_size`` (by default the config's) items.
+
+        The arrays belong to the buffer and must not be written to. They keep their values until
+        the next call but one to ``sample``, except that a fifo batch may be a view of the storage:
+        such a batch also ends when ``items_per_env * period`` further steps of an environment have
+        been added since its items were completed. Copy what must live longer, and let work on a
+        batch that was handed to a device asynchronously finish before then.
+
+        Raises:
+          ValueError: ``can_sample`` is false; the message says why and what to do.
+          ReplayClosedError: after ``close``.
+        """
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities ``[B]`` of items by their keys ``[B]``; items that left are ignored.
+
+        Other samplers than prioritized ignore the call, so that one learner serves all.
+        """
+
+    def set_params_version(self, version: int) -> None:
+        """Tells the version of the learner's params, against which lag and staleness count.
+
+        Without it the newest version seen in added steps is taken.
+        """
+
+    def make_dataset(self) -> Iterator[Sample]:
+        """Yields samples: until ``close``, or, where nobody else can add, while ``can_sample``."""
+
+    def stats(self) -> Logs:
+        """Returns sizes, counters and the lag (in params versions) of the last batch's items."""
+
+    def save(self) -> PyTree:
+        """Returns the whole state, contents and random generator included, as numpy arrays."""
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned; sampling then goes on as if never interrupted."""
+
+    def close(self) -> None:
+        """Frees the storage and ends every iterator; a second call does nothing."""
+
+
+def as_logs(**values: Any) -> Logs:
+    """Returns scalars by name, as numpy arrays."""
+    return {name: np.asarray(value) for name, value in values.items()}

@@ -1,0 +1,223 @@
+"""Which item comes next: fifo, uniform, prioritized.
+
+An item is called by its key, ``(start // period) * num_envs + env_id``, unique for good. It lives
+in cell ``key % cells``, so that the item an environment completes replaces the oldest it had, and
+a key whose item has left is told by its cell holding another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig
+from rlstack.types import PyTree
+
+Cells = slice | np.ndarray
+
+
+class Sampler:
+    """The items held, and what all samplers do with them."""
+
+    def __init__(self, cfg: ReplayConfig, cells: int):
+        self._cfg = cfg
+        self._limit = cfg.times_limit
+        self.key_at = np.full(cells, -1, np.int64)  # the item in a cell, -1 for none
+        self._times = np.zeros(cells if self._limit else 0, np.int32)
+        self._high = 0  # cells from here on were never used
+        self.size = 0
+        self.dropped = 0  # items that fifo lost before they were sampled
+        self.stale = 0  # items that fifo lost because they were too old
+
+    def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
+        """Puts items in their cells, for those that were there.
+
+        Args:
+          cells: ``keys % len(key_at)``, as a slice where they are neighbours.
+          keys: [n] int64.
+          valid: [n] bool, where there is an item to keep; None for everywhere.
+
+        Returns:
+          The number of items put in.
+        """
+        held = self.key_at[cells]
+        lost = int(np.count_nonzero(held >= 0))
+        if valid is None:
+            added = len(keys)
+            self.key_at[cells] = keys
+        else:
+            added = int(np.count_nonzero(valid))
+            self.key_at[cells] = np.where(valid, keys, -1)
+        if self._limit:
+            self._times[cells] = 0
+        if self._high < len(self.key_at):
+            stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
+            self._high = max(self._high, stop)
+        self.size += added - lost
+        return added
+
+    def held(self, keys: np.ndarray) -> np.ndarray:
+        """Whether these items are still here, [n] bool."""
+        return self.key_at[keys % len(self.key_at)] == keys
+
+    def remove(self, cells: np.ndarray) -> None:
+        """Empties distinct, filled cells."""
+        self.key_at[cells] = -1
+        self.size -= len(cells)
+
+    def ready(self, batch_size: int) -> bool:
+        """Whether there are items enough for a batch."""
+        raise NotImplementedError
+
+    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses items; call it only when ``ready``.
+
+        Returns:
+          Keys [B] int64 and importance weights [B] float32.
+        """
+        raise NotImplementedError
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities, where the sampler has any."""
+
+    def save(self) -> PyTree:
+        """Returns the state as arrays."""
+        numbers = np.array([self._high, self.size, self.dropped, self.stale], np.int64)
+        return {"key_at": self.key_at.copy(), "times": self._times.copy(), "numbers": numbers}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        if tree["key_at"].shape != self.key_at.shape or tree["times"].shape != self._times.shape:
+            raise ValueError(
+                f"ReplayBuffer.load: this config has {len(self.key_at)} cells for items; the saved "
+                f"one {len(tree['key_at'])}. Load into an equal config."
+            )
+        self.key_at, self._times = np.array(tree["key_at"]), np.array(tree["times"])
+        self._high, self.size, self.dropped, self.stale = (int(n) for n in tree["numbers"])
+
+
+class Fifo(Sampler):
+    """Items in order of completion, each in ``max_times_sampled`` batches."""
+
+    def __init__(self, cfg: ReplayConfig, cells: int):
+        super().__init__(cfg, cells)
+        self._queue = np.zeros(4 * cells, np.int64)  # keys; some may have left already
+        self._head = self._tail = 0
+
+    def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
+        """Puts items at the end of the queue; drops the oldest when there are too many."""
+        before = self.size
+        added = super().insert(cells, keys, valid)
+        self.dropped += before + added - self.size
+        keys = keys if valid is None else keys[valid]
+        if self._tail + len(keys) > len(self._queue):
+            waiting = self.waiting()
+            self._head, self._tail = 0, len(waiting)
+            self._queue[: self._tail] = waiting
+        self._queue[self._tail : self._tail + len(keys)] = keys
+        self._tail += len(keys)
+        excess = self.size - self._cfg.max_size
+        if excess > 0:
+            self.discard(self.waiting()[:excess])
+            self.dropped += excess
+        return added
+
+    def waiting(self) -> np.ndarray:
+        """Returns the keys of the items held, oldest first."""
+        keys = self._queue[self._head : self._tail]
+        if len(keys) != self.size:
+            keys = keys[self.held(keys)]
+            self._tail = self._head + len(keys)
+            self._queue[self._head : self._tail] = keys
+            keys = self._queue[self._head : self._tail]
+        return keys
+
+    def discard(self, keys: np.ndarray) -> None:
+        """Removes items that are held."""
+        self.remove(keys % len(self.key_at))
+
+    def ready(self, batch_size: int) -> bool:
+        """Whether a batch of items is waiting."""
+        return self.size >= batch_size
+
+    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Takes the oldest items."""
+        keys = self.waiting()[:batch_size].copy()
+        cells = keys % len(self.key_at)
+        self._times[cells] += 1
+        gone = self._times[cells] >= self._limit
+        if gone.all():
+            self._head += batch_size
+            self.remove(cells)
+        else:
+            self.remove(cells[gone])
+        return keys, np.ones(batch_size, np.float32)
+
+    def save(self) -> PyTree:
+        """Returns the state as arrays."""
+        return super().save() | {"waiting": self.waiting().copy()}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        super().load(tree)
+        self._head, self._tail = 0, len(tree["waiting"])
+        self._queue[: self._tail] = tree["waiting"]
+
+
+class Uniform(Sampler):
+    """Items with replacement, all equally likely."""
+
+    def ready(self, batch_size: int) -> bool:
+        """Whether there is an item, and, where items wear out, enough draws are left."""
+        if not self._limit or not self.size:
+            return self.size > 0
+        left = (self._limit - self._times[: self._high])[self.key_at[: self._high] >= 0]
+        return int(left.sum()) >= batch_size
+
+    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draws with replacement; an item leaves at its last allowed draw."""
+        if not self._limit:
+            cells = self._choose(batch_size, rng)
+            return self.key_at[cells], self._weights(self._odds(cells))
+        # Drawing one by one, where an item may leave after any draw, is drawing many at once
+        # and refusing the draws of items that have left.
+        keys, odds, missing = [], [], batch_size
+        while missing:
+            cells = self._choose(missing, rng)
+            cells = cells[_occurrence(cells) < self._limit - self._times[cells]]
+            keys.append(self.key_at[cells])
+            odds.append(self._odds(cells))
+            np.add.at(self._times, cells, 1)
+            self.remove(np.unique(cells[self._times[cells] >= self._limit]))
+            missing -= len(cells)
+        return np.concatenate(keys), self._weights(np.concatenate(odds))
+
+    def _choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Draws cells that hold an item, [count]."""
+        if self.size * 8 < self._high:  # guessing would take long
+            filled = np.flatnonzero(self.key_at[: self._high] >= 0)
+            return filled[rng.integers(0, len(filled), count)]
+        cells = rng.integers(0, self._high, count)
+        if self.size < self._high:
+            empty = np.flatnonzero(self.key_at[cells] < 0)
+            while empty.size:
+                cells[empty] = rng.integers(0, self._high, empty.size)
+                empty = empty[self.key_at[cells[empty]] < 0]
+        return cells
+
+    def _odds(self, cells: np.ndarray) -> np.ndarray:
+        """How much likelier than on average these cells are drawn: N * P, [B]."""
+        return np.ones(len(cells), np.float32)
+
+    def _weights(self, odds: np.ndarray) -> np.ndarray:
+        return odds
+
+
+def _occurrence(values: np.ndarray) -> np.ndarray:
+    """Returns how many equal values stand before each one."""
+    order = np.argsort(values, kind="stable")
+    sorted_values = values[order]
+    new_run = np.r_[True, sorted_values[1:] != sorted_values[:-1]]
+    positions = np.arange(len(values))
+    counts = np.empty(len(values), np.int64)
+    counts[order] = positions - np.maximum.accumulate(np.where(new_run, positions, 0))
+    return counts

@@ -1,0 +1,225 @@
+"""Where steps live: one ring of rows for each leaf of a transition.
+
+Every environment counts its steps; step ``g`` lies in row ``g % rows``. Items are windows of steps
+and take no memory of their own. When all windows start at multiples of a period that divides
+``rows`` (fifo), a few rows at the end repeat the first ones, so that a window never wraps and can
+be handed out as a view.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig
+from rlstack.types import PyTree, Trajectory, Transition
+
+_BUFFERS = 2  # batches handed out that stay as they are
+
+
+class Layout(NamedTuple):
+    """The sizes that follow from a config and a number of environments."""
+
+    rows: int  # steps kept of each environment
+    mirror: int  # rows at the end that repeat the first ones
+    items: int  # items kept of each environment
+
+
+def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
+    """Returns how large a ring must be.
+
+    The item starting at step s leaves when the item ``items`` periods later is completed, which is
+    at step ``s + items * period + T``; until then no step of it may be overwritten.
+    """
+    period, items = cfg.step_period, cfg.items_per_env(num_envs)
+    rows = items * period + cfg.unroll_length
+    if cfg.sampler != "fifo":
+        return Layout(rows, 0, items)
+    return Layout(-(-rows // period) * period, cfg.unroll_length - period + 1, items)
+
+
+def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
+    """Returns the bytes a buffer in this process will take.
+
+    Args:
+      cfg: the table.
+      example: a transition whose leaves, ``[n, ...]`` with any n, have a shape and a dtype
+        (arrays, or ``jax.eval_shape``'s results).
+      num_envs: environments that write.
+    """
+    sizes = layout(cfg, num_envs)
+    step = sum(
+        int(np.prod(leaf.shape[1:], dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree_util.tree_leaves(example)
+    )
+    steps = (sizes.rows + sizes.mirror) * num_envs
+    batches = _BUFFERS * cfg.batch_size * (cfg.unroll_length + 1)
+    per_item = 12 if cfg.sampler != "prioritized" else 21
+    return (steps + batches) * step + sizes.items * num_envs * per_item
+
+
+class StepRing:
+    """Rings ``[rows + mirror, num_envs, ...]``, made at the first step."""
+
+    def __init__(self, cfg: ReplayConfig, num_envs: int):
+        self._num_envs = num_envs
+        self._length = cfg.unroll_length + 1
+        self.rows, self._mirror, _ = layout(cfg, num_envs)
+        self._offsets = np.arange(self._length)[:, None]
+        self._treedef: jax.tree_util.PyTreeDef | None = None
+        self._rings: list[np.ndarray] = []
+        self._flat: list[np.ndarray] = []
+        self._dtypes: list[np.dtype] = []
+        self._shapes: list[tuple[int, ...]] = []  # of a leaf of all environments
+        self._buffers: dict[int, list[list[np.ndarray]]] = {}
+        self._next_buffer = 0
+
+    @property
+    def step_type(self) -> np.ndarray:
+        """Ring of step types."""
+        return self._rings[0]  # the first field of the first field
+
+    @property
+    def params_version(self) -> np.ndarray:
+        """Ring of params versions."""
+        return self._rings[-1]  # the last field
+
+    @property
+    def tree(self) -> PyTree:
+        """The rings as a transition, or None before the first step."""
+        return None if self._treedef is None else self._treedef.unflatten(self._rings)
+
+    def leaves(self, transition: Transition, count: int) -> list:
+        """Returns the leaves, checked to be ``count`` steps like those stored.
+
+        Raises:
+          ValueError: structure, shape or dtype differ; names the leaf.
+        """
+        leaves, treedef = jax.tree_util.tree_flatten(transition)
+        if self._treedef is None:
+            self._allocate(transition, count)
+        elif treedef != self._treedef:
+            raise ValueError(
+                "ReplayBuffer.add: every transition must have the structure of the first one, "
+                f"{self._treedef}; got {treedef}. Make the agent's output the same at every step."
+            )
+        try:
+            shapes = [leaf.shape for leaf in leaves]
+            same = [leaf.dtype for leaf in leaves] == self._dtypes
+        except AttributeError:
+            leaves = [np.asarray(leaf) for leaf in leaves]
+            shapes = [leaf.shape for leaf in leaves]
+            same = [leaf.dtype for leaf in leaves] == self._dtypes
+        expected = self._shapes
+        if count != self._num_envs:
+            expected = [(count, *shape[1:]) for shape in expected]
+        if not same or shapes != expected:
+            self._refuse(transition, leaves, expected)
+        return leaves
+
+    def _allocate(self, transition: Transition, count: int) -> None:
+        """Makes the rings after the first transition."""
+        paths, treedef = jax.tree_util.tree_flatten_with_path(transition)
+        arrays = [np.asarray(leaf) for _, leaf in paths]
+        for (path, _), array in zip(paths, arrays, strict=True):
+            if array.shape[:1] != (count,) or array.dtype.hasobject:
+                raise ValueError(
+                    f"ReplayBuffer.add: leaf {jax.tree_util.keystr(path)} must be an array of "
+                    f"numbers with a first axis of {count} environments; got shape {array.shape}, "
+                    f"dtype {array.dtype}."
+                )
+        rows = self.rows + self._mirror
+        self._set_rings(
+            treedef, [np.zeros((rows, self._num_envs, *a.shape[1:]), a.dtype) for a in arrays]
+        )
+
+    def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
+        self._treedef, self._rings = treedef, rings
+        self._flat = [ring.reshape((-1, *ring.shape[2:])) for ring in rings]
+        self._dtypes = [ring.dtype for ring in rings]
+        self._shapes = [ring.shape[1:] for ring in rings]
+
+    def _refuse(self, transition: Transition, leaves: list, expected: list) -> None:
+        """Raises for the first leaf that is not as expected."""
+        paths, _ = jax.tree_util.tree_flatten_with_path(transition)
+        for (path, _), leaf, shape, dtype in zip(
+            paths, leaves, expected, self._dtypes, strict=True
+        ):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise ValueError(
+                    f"ReplayBuffer.add: leaf {jax.tree_util.keystr(path)} must be {dtype}{shape} "
+                    f"like the first one added; got {leaf.dtype}{leaf.shape}."
+                )
+
+    def write_all(self, step: int, leaves: list) -> None:
+        """Writes one step of every environment, all at the same step."""
+        row = step % self.rows
+        for ring, leaf in zip(self._rings, leaves, strict=True):
+            ring[row] = leaf
+        if row < self._mirror:
+            for ring, leaf in zip(self._rings, leaves, strict=True):
+                ring[row + self.rows] = leaf
+
+    def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list) -> None:
+        """Writes one step of each of ``env_ids``, each at its own step."""
+        rows = steps % self.rows
+        for ring, leaf in zip(self._rings, leaves, strict=True):
+            ring[rows, env_ids] = leaf
+        again = np.flatnonzero(rows < self._mirror)
+        if again.size:
+            rows, env_ids = rows[again] + self.rows, env_ids[again]
+            for ring, leaf in zip(self._rings, leaves, strict=True):
+                ring[rows, env_ids] = np.asarray(leaf)[again]
+
+    def view(self, start: int, first_env: int, count: int) -> Trajectory:
+        """Returns the windows ``[T+1, count, ...]`` of neighbouring environments, not copied."""
+        rows = slice(start % self.rows, start % self.rows + self._length)
+        envs = slice(first_env, first_env + count)
+        assert rows.stop <= self.rows + self._mirror and self._treedef is not None
+        return self._treedef.unflatten([ring[rows, envs] for ring in self._rings])
+
+    def gather(self, starts: np.ndarray, env_ids: np.ndarray) -> Trajectory:
+        """Copies windows ``[T+1, B, ...]`` into the next of the reused batches."""
+        assert self._treedef is not None
+        indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
+        batch = self._buffer(len(starts))
+        for flat, out in zip(self._flat, batch, strict=True):
+            # Any mode but "raise" lets take write straight into `out`.
+            np.take(flat, indices, axis=0, out=out, mode="clip")
+        return self._treedef.unflatten(batch)
+
+    def _buffer(self, batch_size: int) -> list[np.ndarray]:
+        buffers = self._buffers.get(batch_size)
+        if buffers is None:
+            buffers = self._buffers[batch_size] = [
+                [np.empty((self._length, batch_size, *f.shape[1:]), f.dtype) for f in self._flat]
+                for _ in range(_BUFFERS)
+            ]
+        self._next_buffer = (self._next_buffer + 1) % _BUFFERS
+        return buffers[self._next_buffer]
+
+    def save(self) -> PyTree:
+        """Returns a copy of the rings, or an empty tuple before the first step."""
+        return () if self._treedef is None else jax.tree_util.tree_map(np.copy, self.tree)
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned.
+
+        Raises:
+          ValueError: the rings have other sizes than this buffer's.
+        """
+        rings, treedef = jax.tree_util.tree_flatten(tree)
+        expected = (self.rows + self._mirror, self._num_envs)
+        for ring in rings:
+            if ring.shape[:2] != expected:
+                raise ValueError(
+                    f"ReplayBuffer.load: the saved rings must be {expected} (steps, environments) "
+                    f"as this config says; got {ring.shape[:2]}. Load into an equal config."
+                )
+        self._buffers = {}
+        if rings:
+            self._set_rings(treedef, [np.array(ring) for ring in rings])
+        else:
+            self._treedef, self._rings, self._flat = None, [], []
