@@ -1,0 +1,21 @@
+"""Batches of environments: ``SyncEnv`` and ``AsyncEnv`` over four ways to run them.
+
+Names are resolved on first use, because worker processes import this package too and must not pay
+for JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlstack.envs.pool import AsyncEnv, SyncEnv
+
+__all__ = ["AsyncEnv", "SyncEnv"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("rlstack.envs.pool"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

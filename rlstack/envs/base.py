@@ -1,0 +1,202 @@
+"""What every pool shares: the backend seam, and the checks on what users send.
+
+A backend is one way to run many environments (EnvPool, a loop, threads, processes). It trusts what
+it is given: ``SyncEnv`` and ``AsyncEnv`` check every action and id before it gets there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from dm_env import specs
+
+from rlstack.envs.nest import Nest
+from rlstack.types import EnvSpec, TimeStep
+
+# Below this many values Python's own min and max beat numpy's fixed cost of a reduction.
+_FEW = 64
+
+
+class Backend(Protocol):
+    """How a pool runs its environments.
+
+    Every environment is either *held* (its last row was received) or *in flight*. ``reset`` puts
+    all of them in flight, ``send`` some, ``recv`` brings some back, whoever is finished first.
+    """
+
+    spec: EnvSpec
+    action_dtypes: list[np.dtype]  # one per leaf of the action spec: what `send` takes
+    action_offsets: list[int]  # added to an action of the spec to get one of the environment
+
+    def reset(self) -> None:
+        """Starts a new episode everywhere; nothing may be in flight."""
+
+    def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
+        """Steps the environments ``env_ids`` ([n] int32, or None for all) with action leaves."""
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Returns ids and rows of as many environments as the pool was built to wait for."""
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters since construction."""
+
+    def close(self) -> None:
+        """Frees threads, processes and memory; safe to call twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """How to run a pool; the kinds ignore what is not theirs."""
+
+    size: int
+    "Number of environments."
+    wait_num: int
+    "How many rows one recv returns; equal to size for a synchronous pool."
+    seed: int = 0
+    "Environment i is seeded with seed + i."
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    "Passed on to the builder, gymnasium.make or envpool.make."
+    num_workers: int | None = None
+    "Threads or processes; None chooses by the number of cores."
+    max_restarts: int = 10
+    "Process pools: how many workers may be restarted before the pool gives up."
+    step_timeout: float = 60.0
+    "Process pools: seconds after which a worker that does not answer counts as dead."
+    start_timeout: float = 120.0
+    "Process pools: seconds a worker may take to build and reset its environments."
+
+    def __post_init__(self) -> None:
+        _check_int("size", self.size, 1)
+        _check_int("wait_num", self.wait_num, 1)
+        _check_int("seed", self.seed, 0)
+        _check_int("max_restarts", self.max_restarts, 0)
+        if self.num_workers is not None:
+            _check_int("num_workers", self.num_workers, 1)
+        if self.wait_num > self.size:
+            raise ValueError(
+                f"AsyncEnv: wait_num must be at most size={self.size}; got {self.wait_num}."
+            )
+        if self.seed + self.size >= 2**31:
+            raise ValueError(f"Env pool: seed + size must fit 31 bits; got seed={self.seed}.")
+        for name in ("step_timeout", "start_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"Env pool: {name} must be positive and finite seconds.")
+
+
+def _check_int(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"Env pool: {name} must be an integer of at least {least}; got {value!r}.")
+
+
+class ActionCheck:
+    """Checks one leaf of a batch of actions and makes it what the environment takes.
+
+    Integers outside the spec are refused; they mean a mistake. Real numbers outside the bounds are
+    clipped, because Gaussian policies overshoot by design; NaN is refused.
+    """
+
+    def __init__(self, spec: specs.Array, path: str, dtype: np.dtype, offset: int, copy: bool):
+        self._where = f"Env pool: action{path}"
+        self._shape = tuple(spec.shape)
+        self._dtype = np.dtype(dtype)
+        self._offset = offset
+        self._copy = copy
+        self._integer = np.issubdtype(self._dtype, np.integer) or self._dtype == np.bool_
+        low, high = getattr(spec, "minimum", -math.inf), getattr(spec, "maximum", math.inf)
+        self._uniform = np.ndim(low) == 0 and np.ndim(high) == 0
+        self._low = low if self._integer else np.asarray(low, self._dtype)
+        self._high = high if self._integer else np.asarray(high, self._dtype)
+        self._bounded = bool(np.any(np.isfinite(low)) or np.any(np.isfinite(high)))
+
+    def __call__(self, value: Any, rows: int) -> np.ndarray:
+        """Returns ``value`` as ``[rows, *shape]`` in the environment's own dtype and range.
+
+        Raises:
+          TypeError: real numbers came for an integer action.
+          ValueError: wrong shape, an integer out of range, or NaN.
+        """
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.shape != (rows, *self._shape):
+            raise ValueError(
+                f"{self._where}: must have shape {(rows, *self._shape)}, one row per environment; "
+                f"got {array.shape}."
+            )
+        kind = array.dtype.kind
+        if kind not in ("iub" if self._integer else "fiu"):
+            rule = "integers" if self._integer else "real numbers"
+            raise TypeError(f"{self._where}: must hold {rule}; got dtype {array.dtype}.")
+        if self._integer:
+            self._check_range(array)
+            if self._offset:
+                return np.add(array, self._offset, dtype=self._dtype)
+        elif self._bounded:
+            array = np.minimum(np.maximum(array, self._low), self._high)
+        if not self._integer:
+            total = float(array.sum())
+            if total != total and np.isnan(array).any():
+                raise ValueError(f"{self._where}: must not hold NaN; got it in row(s) "
+                                 f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}.")
+        if self._copy or array.dtype != self._dtype or not array.flags.c_contiguous:
+            return np.array(array, self._dtype, order="C")
+        return array
+
+    def _check_range(self, array: np.ndarray) -> None:
+        if self._uniform and array.size <= _FEW:
+            flat = array.tolist() if array.ndim == 1 else array.ravel().tolist()
+            bad = max(flat, default=self._low) > self._high or (
+                min(flat, default=self._low) < self._low
+            )
+        elif self._uniform:
+            bad = array.max() > self._high or array.min() < self._low
+        else:
+            bad = bool(((array > self._high) | (array < self._low)).any())
+        if bad:
+            row = np.argwhere(((array > self._high) | (array < self._low)))[0]
+            raise ValueError(
+                f"{self._where}: must lie in [{_brief(self._low)}, {_brief(self._high)}]; "
+                f"got {array[tuple(row)]} in row {row[0]}."
+            )
+
+
+def _brief(bound: Any) -> str:
+    return str(np.asarray(bound).tolist())
+
+
+def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]]:
+    """Returns the structure of ``backend``'s actions and a check for each leaf.
+
+    Args:
+      backend: the pool behind.
+      copy: whether the checked action must own its memory, because it outlives the call.
+    """
+    nest = Nest(backend.spec.action)
+    checks = [
+        ActionCheck(spec, path, dtype, offset, copy)
+        for spec, path, dtype, offset in zip(
+            nest.leaves, nest.paths, backend.action_dtypes, backend.action_offsets, strict=True
+        )
+    ]
+    return nest, checks
+
+
+def rows_of(env_ids: Any, size: int) -> np.ndarray:
+    """Returns ``env_ids`` as a fresh int32 vector of distinct ids in [0, size).
+
+    Raises:
+      TypeError: not integers.
+      ValueError: not a vector, empty, out of range, or an id twice.
+    """
+    ids = np.asarray(env_ids)
+    if ids.ndim != 1 or ids.size == 0:
+        raise ValueError(f"AsyncEnv.send: env_ids must be a non-empty vector; got {ids.shape}.")
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"AsyncEnv.send: env_ids must be integers; got dtype {ids.dtype}.")
+    listed = ids.tolist()
+    if min(listed) < 0 or max(listed) >= size:
+        raise ValueError(f"AsyncEnv.send: env_ids must lie in [0, {size}); got {listed}.")
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"AsyncEnv.send: env_ids must name each environment once; got {listed}.")
+    return np.array(ids, np.int32)

@@ -1,0 +1,85 @@
+"""Nested observations and actions as flat lists of leaves.
+
+Environment workers may not import JAX, so this is the little of a pytree library that they need:
+dicts (by sorted key, as JAX flattens them), tuples, lists and named tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Nest:
+    """The structure of a specification: flattens values of that structure and puts them back.
+
+    Attributes:
+      leaves: the leaves of the tree it was built from, in order.
+      paths: a printable path for each leaf, such as ``["camera"][0]``; empty for a bare leaf.
+      bare: whether the tree is a single leaf.
+    """
+
+    def __init__(self, tree: Any):
+        self.leaves: list[Any] = []
+        self.paths: list[str] = []
+        self._tree = self._index(tree, "")
+        self.bare = isinstance(self._tree, int)
+
+    def _index(self, tree: Any, path: str) -> Any:
+        """Returns ``tree`` with every leaf replaced by its position."""
+        if isinstance(tree, Mapping):
+            return {k: self._index(tree[k], f"{path}[{k!r}]") for k in sorted(tree)}
+        if isinstance(tree, tuple | list):
+            return _rebuild(tree, [self._index(v, f"{path}[{i}]") for i, v in enumerate(tree)])
+        self.leaves.append(tree)
+        self.paths.append(path)
+        return len(self.leaves) - 1
+
+    def flatten(self, value: Any, where: str) -> list[Any]:
+        """Returns the leaves of ``value``, which must have this structure.
+
+        Raises:
+          TypeError: another structure came; the message starts with ``where``.
+        """
+        if self.bare:
+            return [value]
+        found: list[Any] = []
+        _collect(self._tree, value, where, "", found)
+        return found
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Returns ``leaves`` in this structure."""
+        return leaves[0] if self.bare else _fill(self._tree, leaves)
+
+
+def _rebuild(like: Any, values: list[Any]) -> Any:
+    if hasattr(like, "_fields"):
+        return type(like)(*values)
+    return values if isinstance(like, list) else tuple(values)
+
+
+def _fill(tree: Any, leaves: Sequence[Any]) -> Any:
+    if isinstance(tree, int):
+        return leaves[tree]
+    if isinstance(tree, dict):
+        return {k: _fill(v, leaves) for k, v in tree.items()}
+    return _rebuild(tree, [_fill(v, leaves) for v in tree])
+
+
+def _collect(tree: Any, value: Any, where: str, path: str, found: list[Any]) -> None:
+    if isinstance(tree, int):
+        found.append(value)
+    elif isinstance(tree, dict):
+        if not isinstance(value, Mapping) or value.keys() != tree.keys():
+            came = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise TypeError(f"{where}{path}: must be a dict with keys {list(tree)}; got {came}.")
+        for key, child in tree.items():
+            _collect(child, value[key], where, f"{path}[{key!r}]", found)
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(tree):
+            came = f"{type(value).__name__}" + (
+                f" of {len(value)}" if isinstance(value, tuple | list) else ""
+            )
+            raise TypeError(f"{where}{path}: must be a tuple of {len(tree)} parts; got {came}.")
+        for i, child in enumerate(tree):
+            _collect(child, value[i], where, f"{path}[{i}]", found)

@@ -1,0 +1,102 @@
+"""From a name or a builder, and a type, to a backend."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from rlstack.envs import cpp
+from rlstack.envs.base import Backend, PoolConfig
+
+TYPES = ("auto", "cpp", "for_loop", "thread", "process")
+
+
+def make_backend(name_or_builder: str | Callable[..., Any], type_: str, config: PoolConfig):
+    """Returns the backend that runs ``config.size`` of the named or built environments.
+
+    Args:
+      name_or_builder: see ``SyncEnv``.
+      type_: one of ``TYPES``, or ``"async"``, which is auto for an asynchronous pool.
+      config: how to run them.
+
+    Raises:
+      ValueError: unknown name or type.
+      TypeError: neither a name nor callable.
+    """
+    if type_ not in (*TYPES, "async"):
+        raise ValueError(f"Env pool: type must be one of {TYPES}; got {type_!r}.")
+    named = isinstance(name_or_builder, str)
+    if not named and not callable(name_or_builder):
+        raise TypeError(
+            "Env pool: name_or_builder must be a name or a callable that builds an environment; "
+            f"got {type(name_or_builder).__name__}."
+        )
+    if type_ in ("auto", "async", "cpp") and named and name_or_builder in cpp.names():
+        return cpp.CppBackend(str(name_or_builder), config)
+    if type_ == "cpp":
+        if not named:
+            raise TypeError("Env pool: type='cpp' takes a name of EnvPool's; got a builder.")
+        raise ValueError(_unknown(str(name_or_builder), cpp.names(), "EnvPool"))
+    builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
+    return _python_backend(builder, type_, config)
+
+
+def _python_backend(builder: Callable[..., Any], type_: str, config: PoolConfig) -> Backend:
+    if type_ in ("auto", "for_loop"):
+        from rlstack.envs.for_loop import ForLoopBackend
+
+        return ForLoopBackend(builder, config)
+    if type_ in ("async", "thread"):
+        from rlstack.envs.thread import ThreadBackend
+
+        return ThreadBackend(builder, config)
+    from rlstack.envs.process import ProcessBackend
+
+    return ProcessBackend(builder, config)
+
+
+class GymnasiumBuilder:
+    """Builds a registered Gymnasium environment; picklable."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, **options: Any) -> Any:
+        """Returns the environment, without Gymnasium's own checker: the pool checks each step."""
+        import gymnasium
+
+        return gymnasium.make(self.name, disable_env_checker=True, **options)
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Returns a builder for a Gymnasium id or for ``"package.module:callable"``.
+
+    Raises:
+      ValueError: there is no such id, module or callable; the message names the nearest ids.
+    """
+    import gymnasium
+
+    if ":" in name:
+        module_name, attribute = name.split(":", 1)
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"Env pool: {name!r} must name a module: {error}.") from error
+        found = getattr(module, attribute, None)
+        if callable(found):
+            return found
+        if attribute not in gymnasium.registry:
+            raise ValueError(f"Env pool: {name!r} must name a callable; {module_name} has none.")
+        return GymnasiumBuilder(name)
+    if name not in gymnasium.registry:
+        raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
+    return GymnasiumBuilder(name)
+
+
+def _unknown(name: str, known: list[str], where: str) -> str:
+    folded = {k.lower(): k for k in known}
+    near = [folded[k] for k in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    hint = f" Did you mean {', '.join(near)}?" if near else ""
+    return f"Env pool: the name must be an id of {where}; got {name!r}.{hint}"
