@@ -38,3 +38,5 @@ AGENTS: dict[type, Entry] = {
     DQNConfig: Entry(DQN, q_network, _dqn_policy),
     PPOConfig: Entry(PPO, actor_critic, lambda cfg, num_envs: exploration.Sample()),
 }
+
+AgentConfig = DQNConfig | PPOConfig

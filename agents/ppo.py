@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from rlstack import distributions, normalise, returns
@@ -91,10 +90,9 @@ class PPOConfig:
 class PPOOutput(NamedTuple):
     """What acting leaves for learning."""
 
-    action: PyTree  # [B, ...] within the action spec's bounds
-    behaviour_log_prob: Array  # [B] float32, of the action as drawn
+    action: PyTree  # [B, ...] as drawn: environments clip continuous actions to their bounds
+    behaviour_log_prob: Array  # [B] float32
     value: Array  # [B] float32
-    drawn_action: PyTree  # [B, ...] continuous actions before clipping to the bounds, else ()
 
 
 class PPOParams(NamedTuple):
@@ -116,7 +114,7 @@ class PPORows(NamedTuple):
     """Rows of a batch to learn from; feed-forward ``[N, ...]``, recurrent ``[B, T, ...]``."""
 
     timestep: TimeStep
-    drawn_action: PyTree
+    action: PyTree
     behaviour_log_prob: Array
     behaviour_value: Array
     advantage: Array
@@ -133,9 +131,6 @@ class PPO(EpochAgent):
     def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._is_recurrent = bool(jax.tree.leaves(self.initial_state(1)))
-        self._is_continuous = any(
-            np.issubdtype(spec.dtype, np.floating) for spec in jax.tree.leaves(self.action_spec)
-        )
         self._optimizer = component_optimizer(
             cfg.optimizer,
             {
@@ -172,13 +167,8 @@ class PPO(EpochAgent):
         )
         distribution = self._distribution(output, timestep)
         counts = Counts(*(jnp.zeros_like(timestep.step_type),) * 2)
-        drawn = self.policy(rng_key, distribution, counts)
-        return PPOOutput(
-            action=distributions.clip_to_spec(self.action_spec, drawn),
-            behaviour_log_prob=distribution.log_prob(drawn),
-            value=output.value,
-            drawn_action=drawn if self._is_continuous else (),
-        ), state
+        action = self.policy(rng_key, distribution, counts)
+        return PPOOutput(action, distribution.log_prob(action), output.value), state
 
     def prepare(
         self, params: PPOParams, learner_state: PPOLearnerState, batch: Batch
@@ -220,7 +210,7 @@ class PPO(EpochAgent):
         timestep, out = before
         rows = PPORows(
             timestep=timestep,
-            drawn_action=out.drawn_action if self._is_continuous else out.action,
+            action=out.action,
             behaviour_log_prob=out.behaviour_log_prob,
             behaviour_value=out.value,
             advantage=advantage,
@@ -229,8 +219,9 @@ class PPO(EpochAgent):
             state=(),
         )
         if self._is_recurrent:
-            rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)
-            return rows._replace(state=jax.tree.map(lambda x: x[0], trajectory.agent_state))
+            return _swap_axes(rows)._replace(
+                state=jax.tree.map(lambda x: x[0], trajectory.agent_state)
+            )
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
 
     def compute_gradients(
@@ -247,15 +238,13 @@ class PPO(EpochAgent):
         self, network: Params, statistics: normalise.RunningStatistics, rows: PPORows
     ) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
-        timestep = self._normalised(statistics, rows.timestep)
         if self._is_recurrent:
-            rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows._replace(state=()))._replace(
-                state=rows.state
-            )
-            timestep = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), timestep)
-            output, _ = self.network.unroll(None, network, timestep, rows.state)
+            state, rows = rows.state, _swap_axes(rows._replace(state=()))
+            timestep = self._normalised(statistics, rows.timestep)
+            output, _ = self.network.unroll(None, network, timestep, state)
         else:
-            output, _ = self.network.apply(None, network, timestep, rows.state)
+            timestep = self._normalised(statistics, rows.timestep)
+            output, _ = self.network.apply(None, network, timestep, ())
         weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
 
         def mean(x: Array) -> Array:
@@ -266,7 +255,7 @@ class PPO(EpochAgent):
         if self.cfg.normalise_advantages:
             centred = advantage - mean(advantage)
             advantage = centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
-        log_ratio = distribution.log_prob(rows.drawn_action) - rows.behaviour_log_prob
+        log_ratio = distribution.log_prob(rows.action) - rows.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
         clipped = jnp.clip(ratio, 1 - self.cfg.clip_ratio, 1 + self.cfg.clip_ratio)
         policy_loss = -mean(jnp.minimum(ratio * advantage, clipped * advantage))
@@ -322,3 +311,7 @@ class PPO(EpochAgent):
         return distributions.from_parameters(
             self.action_spec, output.policy, action_mask(timestep.observation)
         )
+
+
+def _swap_axes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)

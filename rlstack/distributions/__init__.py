@@ -9,7 +9,6 @@ An agent gets its distribution from a network's output: ``num_parameters(action_
 many numbers the head must give and ``from_parameters`` turns them into the distribution.
 """
 
-from rlstack.distributions.bounds import clip_to_spec
 from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal, tanh_to_bounds
 from rlstack.distributions.discrete import (
     ILLEGAL,
@@ -32,7 +31,6 @@ __all__ = [
     "Normal",
     "TanhNormal",
     "categorical",
-    "clip_to_spec",
     "from_parameters",
     "multi_categorical",
     "num_parameters",

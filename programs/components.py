@@ -1,0 +1,66 @@
+"""From the experiment config to the parts that every topology wires together."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from agents import AGENTS
+from programs.experiment import EnvConfig, Experiment, load_object, nearest
+from programs.seeds import role_key, role_seed
+from rlstack import exploration
+from rlstack.agent import Agent
+from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.evaluator import Evaluator
+from rlstack.replay import InProcessReplay
+from rlstack.types import EnvSpec
+
+
+def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
+    """Makes one actor's pool of environments."""
+    name: Any = load_object(cfg.name) if ":" in cfg.name else cfg.name
+    rest = dict(seed=seed, options=dict(cfg.options), num_workers=cfg.num_workers or None)
+    if cfg.wait_num:
+        return AsyncEnv(name, cfg.num_envs, cfg.wait_num, cfg.type, **rest)
+    return SyncEnv(name, cfg.num_envs, cfg.type, **rest)
+
+
+def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
+    """Makes the agent, to explore with or, when greedy, to be judged."""
+    cfg = experiment.agent
+    if type(cfg) not in AGENTS:
+        raise ValueError(
+            f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
+            f"{nearest(type(cfg).__name__, {kind.__name__: kind for kind in AGENTS})}. "
+            "Add a line to agents.AGENTS."
+        )
+    entry = AGENTS[type(cfg)]
+    if experiment.network_factory:
+        network = load_object(experiment.network_factory)
+    else:
+        network = functools.partial(entry.network, cfg=experiment.network)
+    policy = exploration.Greedy() if greedy else entry.policy(cfg, experiment.env.num_envs)
+    return entry.agent(cfg, spec.observation, spec.action, network, lambda: policy)
+
+
+def make_replay(experiment: Experiment) -> InProcessReplay:
+    """Makes the replay of a single process."""
+    return InProcessReplay(
+        experiment.replay, experiment.env.num_envs, seed=role_seed(experiment.seed, "replay")
+    )
+
+
+def make_evaluator(experiment: Experiment) -> tuple[Evaluator, SyncEnv]:
+    """Makes the evaluator and its own environments, which the caller closes."""
+    cfg = experiment.env
+    env_cfg = dataclasses.replace(
+        cfg,
+        num_envs=experiment.evaluator.num_envs,
+        wait_num=0,
+        options={**cfg.options, **cfg.eval_options},
+    )
+    env = make_env(env_cfg, role_seed(experiment.seed, "evaluator"))
+    agent = make_agent(experiment, env.spec, greedy=True)
+    key = role_key(experiment.seed, "evaluator")
+    return Evaluator(experiment.evaluator, agent, env, key), env

@@ -1,0 +1,166 @@
+"""The experiment config: everything a run is made of, as one frozen dataclass that JSON can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import cattrs
+from cattrs.preconf.json import make_converter
+
+from agents import AGENTS, AgentConfig
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.inferencer import InferencerConfig
+from rlstack.learner import LearnerConfig
+from rlstack.networks import NetworkConfig
+from rlstack.replay import ReplayConfig
+
+Option = int | float | bool | str
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """Which environments, how many, and how they run side by side."""
+
+    name: str
+    """An EnvPool or Gymnasium id, or "module:callable" for a builder of your own."""
+    num_envs: int = 8
+    """Environments of one actor."""
+    type: Literal["auto", "cpp", "for_loop", "thread", "process"] = "auto"
+    """Who runs them; auto takes EnvPool's C++ pool where it has the name, else a Python loop."""
+    wait_num: int = 0
+    """Environments answered at a time by an asynchronous pool; 0 for a synchronous one."""
+    num_workers: int = 0
+    """Threads or processes of the pool; 0 chooses by the number of cores."""
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """Passed on to whoever makes the environments."""
+    eval_options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """What evaluation changes in them, such as whole episodes instead of single lives."""
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1 or not 0 <= self.wait_num <= self.num_envs:
+            raise ValueError(
+                "EnvConfig: num_envs must be at least 1 and wait_num in 0..num_envs; "
+                f"got {self.num_envs} and {self.wait_num}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One experiment: what is run, for how long, and in which topology."""
+
+    preset: str
+    """The name that results are filed under."""
+    agent: AgentConfig
+    """The algorithm and its hyperparameters."""
+    env: EnvConfig
+    """The environments."""
+    replay: ReplayConfig
+    """What the learner learns from."""
+    frames: int
+    """Environment steps to train for, of all environments together; one Atari step is four
+    emulator frames."""
+    seed: int = 1
+    """Every random draw of the run derives from it."""
+    topology: Literal["single_process"] = "single_process"
+    """How the parts are spread over processes."""
+    network: NetworkConfig = NetworkConfig()
+    """The agent's own kind of network."""
+    network_factory: str = ""
+    """ "module:callable" (obs_spec, action_spec) -> Network, instead of the agent's own kind."""
+    inferencer: InferencerConfig = InferencerConfig()
+    """Acting."""
+    learner: LearnerConfig = LearnerConfig()
+    """Learning."""
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    """Judging."""
+    steps_per_update: int = 1
+    """Actor steps between two looks at the replay."""
+    log_period: int = 2000
+    """Frames between two lines of logs."""
+    checkpoint_period: int = 100_000
+    """Frames between two checkpoints; there is always one at the end."""
+    checkpoint_replay: bool = True
+    """Whether checkpoints hold the replay's content, so that a resumed run goes on exactly."""
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "steps_per_update", "log_period", "checkpoint_period"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"Experiment: {name} must be at least 1; got {getattr(self, name)}."
+                )
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"Experiment: seed must fit 31 bits; got {self.seed}.")
+
+
+def to_json(experiment: Experiment) -> str:
+    """Returns the experiment as JSON text, which `from_json` takes back."""
+    return json.dumps(_converter().unstructure(experiment), indent=2) + "\n"
+
+
+def from_json(text: str, where: str | Path = "from_json") -> Experiment:
+    """Returns the experiment of a JSON text.
+
+    Raises:
+      ValueError: the text is no experiment; says which field is wrong.
+    """
+    try:
+        return _converter().structure(json.loads(text), Experiment)
+    except cattrs.BaseValidationError as error:
+        reasons = "; ".join(cattrs.transform_error(error, path="config"))
+        raise ValueError(f"{where}: not the config of an experiment: {reasons}.") from error
+
+
+def _converter() -> cattrs.Converter:
+    converter = make_converter(forbid_extra_keys=True)
+    kinds = {kind.__name__: kind for kind in AGENTS}
+
+    def structure_agent(value: Mapping[str, Any], _: object) -> Any:
+        fields = dict(value)
+        name = fields.pop("kind", "")
+        if name not in kinds:
+            raise ValueError(f"unknown kind of agent {name!r}{nearest(name, kinds)}")
+        return converter.structure(fields, kinds[name])
+
+    # Registered by predicate: the annotation is a union, which cattrs would try to tell apart.
+    converter.register_structure_hook_func(lambda kind: kind == AgentConfig, structure_agent)
+    converter.register_unstructure_hook_func(
+        lambda kind: kind == AgentConfig,
+        lambda value: {"kind": type(value).__name__, **converter.unstructure(value, type(value))},
+    )
+    return converter
+
+
+def load_object(reference: str) -> Any:
+    """Imports "module:name".
+
+    Raises:
+      ValueError: there is no such module or name.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        return getattr(module, name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise ValueError(
+            f"{reference!r}: there is no module {module_name!r}; run where it can be imported."
+        ) from error
+    except AttributeError as error:
+        raise ValueError(
+            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}."
+        ) from error
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """Returns "; did you mean X?" when a known name is close, else the list of a few."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""

@@ -1,0 +1,24 @@
+"""Every seed of a run, derived from the experiment's one seed, a role and a rank."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import numpy as np
+
+from rlstack.types import PRNGKey
+
+
+def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
+    """Returns the JAX key of one role ("learner", "inferencer", ...) and rank."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), _number(role)), rank)
+
+
+def role_seed(seed: int, role: str, rank: int = 0) -> int:
+    """Returns an integer seed of 30 bits, which leaves room to add an environment's number."""
+    return int(np.random.SeedSequence([seed, _number(role), rank]).generate_state(1)[0] >> 2)
+
+
+def _number(role: str) -> int:
+    return zlib.crc32(role.encode()) & 0x7FFFFFFF

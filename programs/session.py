@@ -1,0 +1,168 @@
+"""What surrounds a training loop: logs, evaluations, checkpoints, interruption and the result."""
+
+from __future__ import annotations
+
+import collections
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from programs.experiment import Experiment
+from rlstack.evaluator import Evaluation
+from rlstack.loggers import Logger
+
+
+class Interrupted(Exception):  # noqa: N818, it is no error
+    """A signal asked the run to end; everything was saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
+
+
+class Averages:
+    """Means of what was logged since the last flush."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Any]] = collections.defaultdict(list)
+
+    def add(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+        """Adds scalars; None adds nothing."""
+        for name, value in (logs or {}).items():
+            self._values[prefix + name].append(value)
+
+    def flush(self) -> dict[str, float]:
+        """Returns the mean of each name and starts anew."""
+        means = {name: float(np.mean(values)) for name, values in self._values.items()}
+        self._values.clear()
+        return means
+
+
+class Signals:
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second one is not held back.
+
+    Only the main thread may set signal handlers; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+        for held, handler in self._previous.items():
+            signal.signal(held, handler)
+
+
+class Session:
+    """Keeps a run's schedule; the loop tells it each step's logs and asks when to stop."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        logger: Logger,
+        *,
+        start_frames: int = 0,
+        evaluate: Callable[[], Evaluation],
+        checkpoint: Callable[[int], None],
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          experiment: whose budget and periods hold.
+          logger: where logs go, by frames.
+          start_frames: frames of the runs that this one resumes.
+          evaluate: judges the current params.
+          checkpoint: saves everything, given the frames so far.
+        """
+        self._experiment = experiment
+        self._logger = logger
+        self._evaluate = evaluate
+        self._checkpoint = checkpoint
+        self._averages = Averages()
+        self._start_frames = start_frames
+        self._start_time = time.monotonic()
+        self._last_log = (start_frames, self._start_time)
+        self._saved_frames = start_frames
+        periods = (
+            experiment.log_period,
+            experiment.checkpoint_period,
+            experiment.evaluator.period or experiment.frames + 1,
+        )
+        self._next_log, self._next_checkpoint, self._next_evaluation = (
+            (start_frames // period + 1) * period for period in periods
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the start."""
+        return time.monotonic() - self._start_time
+
+    def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+        """Adds to the averages of the next line of logs."""
+        if logs:
+            self._averages.add(logs, prefix)
+
+    def tick(self, frames: int, more: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes, evaluates and saves what is due at these frames; cheap when nothing is."""
+        if frames >= self._next_log:
+            self._write(frames, more())
+        if frames >= self._next_evaluation:
+            self._next_evaluation += self._experiment.evaluator.period
+            evaluation = self._evaluate()
+            self._logger.write(frames, {"evaluator/episode_return": evaluation.returns.mean()})
+        if frames >= self._next_checkpoint:
+            self._next_checkpoint += self._experiment.checkpoint_period
+            self.save(frames)
+
+    def save(self, frames: int) -> None:
+        """Writes a checkpoint."""
+        self._checkpoint(frames)
+        self._saved_frames = frames
+
+    def finish(self, frames: int, more: Mapping[str, Any]) -> None:
+        """Writes the last logs and, if the newest checkpoint is older, one more."""
+        self._write(frames, more)
+        if frames != self._saved_frames:
+            self.save(frames)
+
+    def _write(self, frames: int, more: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        last_frames, last_time = self._last_log
+        self._last_log = (frames, now)
+        self._next_log = (frames // self._experiment.log_period + 1) * self._experiment.log_period
+        speed = (frames - last_frames) / max(now - last_time, 1e-9)
+        self._logger.write(
+            frames, {**self._averages.flush(), **more, "actor/frames_per_second": speed}
+        )
+
+
+class Result(NamedTuple):
+    """How a run ended."""
+
+    eval_return_mean: float
+    eval_return_std: float
+    eval_episodes: int
+    env_frames: int
+    learner_steps: int
+    wall_seconds: float
+    frames_per_second: float
+    seed: int
+    topology: str
+    preset: str
+    git_commit: str
