@@ -139,7 +139,7 @@ class ActionCheck:
             if total != total and np.isnan(array).any():
                 raise ValueError(f"{self._where}: must not hold NaN; got it in row(s) "
                                  f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}.")
-        if self._copy or array.dtype != self._dtype or not array.flags.c_contiguous:
+        if self._copy or array.dtype != self._dtype or not array.flags.carray:
             return np.array(array, self._dtype, order="C")
         return array
 
