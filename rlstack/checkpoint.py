@@ -21,44 +21,37 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from rlstack.checkpoint_leaves import (
+    CheckpointError,
+    Leaf,
+    as_target,
+    check_same,
+    flatten,
+    is_empty,
+)
 from rlstack.loggers import to_json
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointWriteError",
+    "latest",
+    "read_metadata",
+    "restore",
+    "save",
+]
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 _PARTIAL = ".partial-"
-_PYTHON = {"bool": bool, "int": int, "float": float, "str": str}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, or does not fit; or a tree that cannot be saved."""
 
 
 class CheckpointWriteError(OSError):
     """The file system refused a checkpoint; earlier ones are as they were."""
-
-
-class _Leaf(NamedTuple):
-    path: str
-    kind: str  # array, key (a typed JAX key), empty, or one of _PYTHON
-    shape: tuple[int, ...] = ()
-    dtype: str = ""  # the key implementation for a key
-    value: Any = None  # what an empty or Python leaf is
-
-    def describe(self) -> str:
-        if self.kind == "array":
-            return f"an array {self.dtype}{list(self.shape)}"
-        if self.kind == "key":
-            return f"a key {self.dtype}{list(self.shape)}"
-        return f"{self.value}" if self.kind == "empty" else f"a Python {self.kind}"
-
-    def form(self) -> tuple[Any, ...]:
-        """What must agree between what is saved and what it is restored into."""
-        return self.kind, self.shape, self.dtype, self.value if self.kind == "empty" else None
 
 
 def save(
@@ -90,7 +83,7 @@ def save(
         raise ValueError(f"checkpoint.save: step must be in [0, 1e12); got {step}.")
     if keep < 1:
         raise ValueError(f"checkpoint.save: keep must be at least 1; got {keep}.")
-    leaves, arrays = _flatten("save", tree)
+    leaves, arrays = flatten("save", tree)
     record = {
         "format": _FORMAT,
         "step": int(step),
@@ -162,112 +155,13 @@ def restore(path: str | os.PathLike[str], target: Any) -> Any:
     """
     path = Path(path).absolute()
     record = _read_record(path, "restore")
-    saved = [
-        _Leaf(p, kind, tuple(shape), dtype, v) for p, kind, shape, dtype, v in record["leaves"]
-    ]
-    wanted, _ = _flatten("restore", target, with_arrays=False)
-    _check_same(path, wanted, saved)
+    saved = [Leaf(p, kind, tuple(shape), dtype, v) for p, kind, shape, dtype, v in record["leaves"]]
+    wanted, _ = flatten("restore", target, with_arrays=False)
+    check_same(path, wanted, saved)
     arrays = _read_arrays(path, saved)
-    like, treedef = jax.tree_util.tree_flatten(target, is_leaf=_is_empty)
-    found = [_as_target(leaf, arrays.get(i), like[i]) for i, leaf in enumerate(saved)]
+    like, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
+    found = [as_target(leaf, arrays.get(i), like[i]) for i, leaf in enumerate(saved)]
     return jax.tree_util.tree_unflatten(treedef, found)
-
-
-def _is_empty(node: Any) -> bool:
-    """Whether `node` is a part of the structure that has no leaves of its own."""
-    return node is None or (isinstance(node, tuple | list | dict) and len(node) == 0)
-
-
-def _flatten(
-    where: str, tree: Any, with_arrays: bool = True
-) -> tuple[list[_Leaf], dict[int, np.ndarray]]:
-    """Describe each leaf of `tree`, and give the non-empty arrays by leaf number."""
-    leaves: list[_Leaf] = []
-    arrays: dict[int, np.ndarray] = {}
-    for path, value in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)[0]:
-        name = jax.tree_util.keystr(path) or "(the tree)"
-        if _is_empty(value):
-            named = type(value).__name__ if value is not None else "None"
-            leaves.append(_Leaf(name, "empty", value=named))
-        elif type(value) in _PYTHON.values():
-            held = repr(value) if isinstance(value, float) else value  # repr keeps NaN and inf
-            leaves.append(_Leaf(name, type(value).__name__, value=held))
-        elif _is_key(value):
-            if isinstance(value, jax.Array):
-                impl = str(jax.random.key_impl(value))
-                if with_arrays:
-                    arrays[len(leaves)] = np.asarray(jax.random.key_data(value))
-            else:
-                impl = str(value.dtype)[len("key<") : -1]
-            leaves.append(_Leaf(name, "key", tuple(value.shape), impl))
-        elif hasattr(value, "dtype") and hasattr(value, "shape"):
-            dtype = np.dtype(value.dtype)
-            if dtype.hasobject or dtype.fields is not None or dtype.kind in "USmM":
-                raise CheckpointError(
-                    f"checkpoint.{where}: arrays must be of numbers or booleans; {name} has dtype "
-                    f"{dtype}. Split it into arrays of plain dtypes."
-                )
-            if with_arrays and value.size:
-                arrays[len(leaves)] = np.asarray(value)
-            leaves.append(_Leaf(name, "array", tuple(value.shape), dtype.name))
-        else:
-            raise CheckpointError(
-                f"checkpoint.{where}: a leaf must be an array or a Python number, boolean or "
-                f"string; {name} is a {type(value).__name__}."
-            )
-    return leaves, arrays
-
-
-def _is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _check_same(path: Path, wanted: list[_Leaf], saved: list[_Leaf]) -> None:
-    """Raise at the first leaf where the target and the checkpoint differ."""
-    for want, have in zip(wanted, saved, strict=False):
-        if want.path != have.path:
-            extra = want.path not in {leaf.path for leaf in saved}
-            leaf, expected, found = (
-                (want, want.describe(), "no such leaf")
-                if extra
-                else (have, "no such leaf", have.describe())
-            )
-        elif want.form() != have.form():
-            leaf, expected, found = want, want.describe(), have.describe()
-        else:
-            continue
-        raise _differs(path, leaf, expected, found)
-    if len(wanted) > len(saved):
-        raise _differs(path, wanted[len(saved)], wanted[len(saved)].describe(), "no such leaf")
-    if len(saved) > len(wanted):
-        raise _differs(path, saved[len(wanted)], "no such leaf", saved[len(wanted)].describe())
-
-
-def _differs(path: Path, leaf: _Leaf, expected: str, found: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint.restore: the checkpoint must have the structure, shapes and dtypes of what it "
-        f"is restored into; at {leaf.path} expected {expected}, found {found} in {path}. "
-        "Restore with the config that the run was made with, or start a new run."
-    )
-
-
-def _as_target(leaf: _Leaf, array: np.ndarray | None, like: Any) -> Any:
-    """One restored leaf in the form that it has in the target."""
-    if leaf.kind == "empty":
-        return like
-    if leaf.kind in _PYTHON:
-        return _PYTHON[leaf.kind](leaf.value)
-    if leaf.kind == "key":
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype)
-    if array is None:
-        array = np.zeros(leaf.shape, np.dtype(leaf.dtype))
-    if isinstance(like, np.generic):
-        return array[()]
-    if isinstance(like, jax.Array):
-        return jax.device_put(array, like.sharding)
-    if isinstance(like, jax.ShapeDtypeStruct):
-        return jax.device_put(array, like.sharding)
-    return array
 
 
 def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
@@ -287,7 +181,7 @@ def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
         _sync(Path(folder))
 
 
-def _read_arrays(path: Path, saved: list[_Leaf]) -> dict[int, np.ndarray]:
+def _read_arrays(path: Path, saved: list[Leaf]) -> dict[int, np.ndarray]:
     """The saved arrays by leaf number."""
     numbers = [
         i for i, leaf in enumerate(saved) if leaf.kind in ("array", "key") and 0 not in leaf.shape

@@ -1,0 +1,142 @@
+"""What the leaves of a checkpointed pytree are: described, compared and put back in form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PYTHON_KINDS = {"bool": bool, "int": int, "float": float, "str": str}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or does not fit; or a tree that cannot be saved."""
+
+
+class Leaf(NamedTuple):
+    """One leaf, or one part of the structure that holds none."""
+
+    path: str
+    kind: str  # array, key (a typed JAX key), empty, or one of PYTHON_KINDS
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # the key implementation for a key
+    value: Any = None  # what an empty or Python leaf is
+
+    def describe(self) -> str:
+        """What it is, for an error message."""
+        if self.kind == "array":
+            return f"an array {self.dtype}{list(self.shape)}"
+        if self.kind == "key":
+            return f"a key {self.dtype}{list(self.shape)}"
+        return f"{self.value}" if self.kind == "empty" else f"a Python {self.kind}"
+
+    def form(self) -> tuple[Any, ...]:
+        """What must agree between what is saved and what it is restored into."""
+        return self.kind, self.shape, self.dtype, self.value if self.kind == "empty" else None
+
+
+def is_empty(node: Any) -> bool:
+    """Whether `node` is a part of the structure that has no leaves of its own."""
+    return node is None or (isinstance(node, tuple | list | dict) and len(node) == 0)
+
+
+def flatten(
+    where: str, tree: Any, with_arrays: bool = True
+) -> tuple[list[Leaf], dict[int, np.ndarray]]:
+    """Describe each leaf of `tree`, and give the non-empty arrays by leaf number.
+
+    Raises:
+      CheckpointError: if a leaf is not of the kinds that a checkpoint takes.
+    """
+    leaves: list[Leaf] = []
+    arrays: dict[int, np.ndarray] = {}
+    for path, value in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)[0]:
+        name = jax.tree_util.keystr(path) or "(the tree)"
+        if is_empty(value):
+            named = type(value).__name__ if value is not None else "None"
+            leaves.append(Leaf(name, "empty", value=named))
+        elif type(value) in PYTHON_KINDS.values():
+            held = repr(value) if isinstance(value, float) else value  # repr keeps NaN and inf
+            leaves.append(Leaf(name, type(value).__name__, value=held))
+        elif _is_key(value):
+            if isinstance(value, jax.Array):
+                impl = str(jax.random.key_impl(value))
+                if with_arrays:
+                    arrays[len(leaves)] = np.asarray(jax.random.key_data(value))
+            else:
+                impl = str(value.dtype)[len("key<") : -1]
+            leaves.append(Leaf(name, "key", tuple(value.shape), impl))
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            dtype = np.dtype(value.dtype)
+            if dtype.hasobject or dtype.fields is not None or dtype.kind in "USmM":
+                raise CheckpointError(
+                    f"checkpoint.{where}: arrays must be of numbers or booleans; {name} has dtype "
+                    f"{dtype}. Split it into arrays of plain dtypes."
+                )
+            if with_arrays and value.size:
+                arrays[len(leaves)] = np.asarray(value)
+            leaves.append(Leaf(name, "array", tuple(value.shape), dtype.name))
+        else:
+            raise CheckpointError(
+                f"checkpoint.{where}: a leaf must be an array or a Python number, boolean or "
+                f"string; {name} is a {type(value).__name__}."
+            )
+    return leaves, arrays
+
+
+def _is_key(value: Any) -> bool:
+    return hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def check_same(path: Path, wanted: list[Leaf], saved: list[Leaf]) -> None:
+    """Compare a target (`wanted`) with the checkpoint at `path`.
+
+    Raises:
+      CheckpointError: at the first leaf that differs, with both sides.
+    """
+    for want, have in zip(wanted, saved, strict=False):
+        if want.path != have.path:
+            extra = want.path not in {leaf.path for leaf in saved}
+            leaf, expected, found = (
+                (want, want.describe(), "no such leaf")
+                if extra
+                else (have, "no such leaf", have.describe())
+            )
+        elif want.form() != have.form():
+            leaf, expected, found = want, want.describe(), have.describe()
+        else:
+            continue
+        raise _differs(path, leaf, expected, found)
+    if len(wanted) > len(saved):
+        raise _differs(path, wanted[len(saved)], wanted[len(saved)].describe(), "no such leaf")
+    if len(saved) > len(wanted):
+        raise _differs(path, saved[len(wanted)], "no such leaf", saved[len(wanted)].describe())
+
+
+def _differs(path: Path, leaf: Leaf, expected: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint.restore: the checkpoint must have the structure, shapes and dtypes of what it "
+        f"is restored into; at {leaf.path} expected {expected}, found {found} in {path}. "
+        "Restore with the config that the run was made with, or start a new run."
+    )
+
+
+def as_target(leaf: Leaf, array: np.ndarray | None, like: Any) -> Any:
+    """One restored leaf in the form that it has in the target."""
+    if leaf.kind == "empty":
+        return like
+    if leaf.kind in PYTHON_KINDS:
+        return PYTHON_KINDS[leaf.kind](leaf.value)
+    if leaf.kind == "key":
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf.dtype)
+    if array is None:
+        array = np.zeros(leaf.shape, np.dtype(leaf.dtype))
+    if isinstance(like, np.generic):
+        return array[()]
+    if isinstance(like, jax.Array):
+        return jax.device_put(array, like.sharding)
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jax.device_put(array, like.sharding)
+    return array
