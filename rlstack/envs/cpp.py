@@ -95,7 +95,10 @@ class CppBackend:
         self._obs_at = [self._position[f] for f in self._observed.leaves]
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
-        self._lives = _LifeCounter(self._size, pool.config, self._position)
+        self._over_at = self._position.get("info:terminated")
+        self._lives_at = self._position.get("info:lives")
+        self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at is not None
+        self._lives = np.zeros(self._size, np.int32)  # as last received, by id
         self._firsts_due = 0
         self._waiting: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.direct = direct and _direct_works(pool, fields, acted)
@@ -147,17 +150,17 @@ class CppBackend:
         )
         ids = rows[self._id_at]
         if self._firsts_due:
-            first = step_type == StepType.FIRST
-            self._firsts_due -= int(np.count_nonzero(first))
-            reward = np.where(first, np.float32(0), reward)
-            discount = np.where(first, np.float32(1), discount)
-        # Ends are rare, so the whole repair waits for one; a byte search is the cheapest test.
+            moved = step_type.astype(np.bool_)  # everywhere but at FIRST, which is 0
+            self._firsts_due -= self._wait - int(np.count_nonzero(moved))
+            reward = reward * moved
+        # Ends are rare, so the repair waits for one; a search for a byte is the cheapest test.
         if b"\1" in rows[self._done_at].tobytes():
-            done = rows[self._done_at]
-            truncated = self._truncated(rows, ids, done)
-            discount = np.where(truncated, np.float32(1), np.where(done, np.float32(0), discount))
-            self._firsts_due += int(np.count_nonzero(done))
-        self._lives.remember(rows, ids)
+            truncated = self._truncated(rows, ids)
+            if b"\1" in truncated.tobytes():
+                discount = np.maximum(discount, truncated)
+            self._firsts_due += int(np.count_nonzero(rows[self._done_at]))
+        if self._episodic:
+            self._lives[ids] = rows[self._lives_at]
         if self._observed.bare and not self._narrow and not self._shifts:
             return ids, TimeStep(step_type, reward, discount, rows[self._obs_at[0]])
         leaves = [rows[i] for i in self._obs_at]
@@ -167,14 +170,16 @@ class CppBackend:
             leaves[i] = leaves[i] - leaves[i].dtype.type(shift)
         return ids, TimeStep(step_type, reward, discount, self._observed.unflatten(leaves))
 
-    def _truncated(self, rows: list, ids: np.ndarray, done: np.ndarray) -> np.ndarray:
+    def _truncated(self, rows: list, ids: np.ndarray) -> np.ndarray:
         """Where an episode was cut off by its time limit instead of coming to an end."""
         cut = rows[self._trunc_at]
-        at = self._position.get("info:terminated")
-        if at is None:
+        if self._over_at is None:
             return cut
-        open_end = done & (rows[at] == 0)
-        return open_end & (cut | ~self._lives.lost(rows, ids))
+        not_over = rows[self._done_at] & (rows[self._over_at] == 0)
+        if self._episodic:
+            # An end with lives as before is neither a lost life nor a lost game.
+            cut = cut | (rows[self._lives_at] >= self._lives[ids])
+        return not_over & cut
 
     def _public_recv(self) -> list:
         """The same fields by EnvPool's public interface; what is not needed stays None."""
@@ -206,25 +211,6 @@ class CppBackend:
         """Lets EnvPool end its threads, which it does when the pool object goes."""
         self._pool = None
         self._waiting = []
-
-
-class _LifeCounter:
-    """Remembers the lives of Atari games where an episode is one life."""
-
-    def __init__(self, size: int, config: dict[str, Any], position: dict[str, int]):
-        self._at = position.get("info:lives") if config.get("episodic_life") else None
-        self._lives = np.zeros(size, np.int32)
-
-    def lost(self, rows: list, ids: np.ndarray) -> np.ndarray:
-        """Where a life (but not the game) was lost on this step."""
-        if self._at is None:
-            return np.zeros(len(ids), bool)
-        return rows[self._at] < self._lives[ids]
-
-    def remember(self, rows: list, ids: np.ndarray) -> None:
-        """Keeps the lives of this step to compare the next with."""
-        if self._at is not None:
-            self._lives[ids] = rows[self._at]
 
 
 def _make(name: str, config: PoolConfig) -> Any:

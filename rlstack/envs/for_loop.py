@@ -1,0 +1,62 @@
+"""Environments stepped one after the other by the caller: the pool for debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlstack.envs.base import PoolConfig
+from rlstack.envs.episode import Rows, build, close_all
+from rlstack.types import EnvSpec, TimeStep
+
+
+class ForLoopBackend:
+    """A loop over environments; see ``rlstack.envs.base.Backend``. What they raise, it raises."""
+
+    def __init__(self, builder: Callable[..., Any], config: PoolConfig):
+        """Builds the environments here."""
+        seeds = {i: config.seed + i for i in range(config.size)}
+        self._episodes = build(builder, config.options, seeds)
+        head = self._episodes[0]
+        self._observed = head.observed
+        self.spec = EnvSpec(
+            head.observed.unflatten(head.observed.leaves), head.acted.unflatten(head.acted.leaves)
+        )
+        self.action_dtypes = [np.dtype(s.dtype) for s in head.acted.leaves]
+        self.action_offsets = [0] * len(self.action_dtypes)
+        self._size = config.size
+        self._rows = self._fresh()
+
+    def _fresh(self) -> Rows:
+        return Rows(self._observed.leaves, self._size)
+
+    def reset(self) -> None:
+        """Starts a new episode everywhere."""
+        self._rows = self._fresh()
+        for i, episode in self._episodes.items():
+            episode.reset(self._rows, i)
+
+    def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
+        """Steps all environments; a loop has no use for ids."""
+        del env_ids
+        self._rows = self._fresh()
+        for i, episode in self._episodes.items():
+            episode.step([a[i] for a in actions], self._rows, i)
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Returns all rows."""
+        rows = self._rows
+        observation = self._observed.unflatten(rows.leaves)
+        ids = np.arange(self._size, dtype=np.int32)
+        return ids, TimeStep(rows.step_type, rows.reward, rows.discount, observation)
+
+    def stats(self) -> dict[str, int]:
+        """Returns ``restarts``, always 0: a failing environment fails the pool."""
+        return {"restarts": 0}
+
+    def close(self) -> None:
+        """Closes the environments."""
+        episodes, self._episodes = self._episodes, {}
+        close_all(episodes)
