@@ -20,10 +20,19 @@ from rlstack.types import EnvSpec
 def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
     """Makes one actor's pool of environments."""
     name: Any = load_object(cfg.name) if ":" in cfg.name else cfg.name
-    rest = dict(seed=seed, options=dict(cfg.options), num_workers=cfg.num_workers or None)
+    workers = cfg.num_workers or None
+    options = dict(cfg.options)
     if cfg.wait_num:
-        return AsyncEnv(name, cfg.num_envs, cfg.wait_num, cfg.type, **rest)
-    return SyncEnv(name, cfg.num_envs, cfg.type, **rest)
+        return AsyncEnv(
+            name,
+            cfg.num_envs,
+            cfg.wait_num,
+            cfg.type,
+            seed=seed,
+            options=options,
+            num_workers=workers,
+        )
+    return SyncEnv(name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers)
 
 
 def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:

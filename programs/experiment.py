@@ -1,4 +1,4 @@
-"""The experiment config: everything a run is made of, as one frozen dataclass that JSON can hold."""
+"""The experiment config: everything a run is made of, in one frozen dataclass that JSON holds."""
 
 from __future__ import annotations
 

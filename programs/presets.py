@@ -13,6 +13,7 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 
 PRESETS: dict[str, Callable[[], Experiment]] = {}
+_DESCRIPTIONS: dict[str, str] = {}
 
 
 def preset(name: str) -> Experiment:
@@ -26,9 +27,15 @@ def preset(name: str) -> Experiment:
     return PRESETS[name]()
 
 
+def describe(name: str) -> str:
+    """Returns a preset's one-line description; "" for an unknown name."""
+    return _DESCRIPTIONS.get(name, "")
+
+
 def _preset(function: Callable[[str], Experiment]) -> Callable[[str], Experiment]:
     name = function.__name__.replace("_", "-")
     PRESETS[name] = lambda: function(name)
+    _DESCRIPTIONS[name] = (function.__doc__ or "").splitlines()[0]
     return function
 
 

@@ -113,6 +113,10 @@ class Session:
         """Wall time since the start."""
         return time.monotonic() - self._start_time
 
+    def frames_here(self, frames: int) -> int:
+        """Frames made since the start, without those of the runs that this one resumes."""
+        return frames - self._start_frames
+
     def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
         """Adds to the averages of the next line of logs."""
         if logs:

@@ -1,29 +1,30 @@
-"""`run`: an experiment from start to result, in a run directory of its own."""
+"""An experiment from start to result, in a run directory of its own."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import pickle
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from programs import xla
+from programs.components import make_agent
 from programs.display import ProgressDisplay
 from programs.experiment import Experiment, from_json, to_json
 from programs.run_dir import RunDir, git_commit
+from programs.session import Interrupted, Result, Session, Signals
+from programs.single_process import SingleProcess
 from rlstack import checkpoint
+from rlstack.evaluator import Evaluation
+from rlstack.learner import NonFiniteError
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
-
-if TYPE_CHECKING:
-    from programs.session import Result, Session
-    from programs.single_process import SingleProcess
+from rlstack.types import Logs
 
 
 def run(
-    experiment: Experiment,
-    run_dir: str | Path | None = None,
-    *,
-    stream: TextIO | None = None,
+    experiment: Experiment, run_dir: str | Path | None = None, *, stream: TextIO | None = None
 ) -> Result:
     """Trains, evaluates, and files everything under the run directory.
 
@@ -59,74 +60,107 @@ def resume(
       ValueError: there is no run or no checkpoint, or it does not fit the config.
     """
     directory = RunDir.open(run_dir)
-    experiment = from_json(directory.config.read_text(), directory.config)
+    experiment = _config(directory)
     if frames is not None:
         experiment = dataclasses.replace(experiment, frames=frames)
-    path = checkpoint.latest(directory.checkpoints)
-    if path is None:
-        raise ValueError(
-            f"resume: {directory.path} has no checkpoint to go on from. Start the run again with "
-            f"rlstack train {experiment.preset}."
-        )
-    return _run(experiment, directory, path, stream)
+        directory.write_config(to_json(experiment))
+    return _run(experiment, directory, _newest(directory, experiment), stream)
+
+
+def evaluate(
+    run_dir: str | Path, episodes: int | None = None, seed: int | None = None
+) -> Evaluation:
+    """Judges the newest params of a run with the greedy policy.
+
+    Args:
+      run_dir: of a run with a checkpoint.
+      episodes: whole episodes to play; as many as at the end of training by default.
+      seed: of the evaluation's environments; the run's own by default.
+    """
+    directory = RunDir.open(run_dir)
+    experiment = _config(directory)
+    evaluator = experiment.evaluator
+    if episodes is not None:
+        # Every environment plays the same number of episodes.
+        num_envs = math.gcd(episodes, evaluator.num_envs)
+        evaluator = dataclasses.replace(evaluator, episodes=episodes, num_envs=num_envs)
+    seed = experiment.seed if seed is None else seed
+    program = SingleProcess(dataclasses.replace(experiment, evaluator=evaluator, seed=seed))
+    try:
+        program.load(checkpoint.restore(_newest(directory, experiment), program.save()))
+        return program.evaluate()
+    finally:
+        program.close()
+
+
+def rerun(dump_dir: str | Path) -> Logs:
+    """Makes the update of a dump again, un-jitted, and returns its logs.
+
+    Under ``JAX_DEBUG_NANS=True`` it stops at the operation that gave the first NaN.
+    """
+    path = Path(dump_dir)
+    experiment = _config(RunDir.open(path.parent))
+    with open(path / "update.pkl", "rb") as file:
+        dump = pickle.load(file)
+    program = SingleProcess(experiment)
+    try:
+        agent = make_agent(experiment, program.env.spec)
+        *_, output = agent.learner_step(dump["params"], dump["learner_state"], dump["batch"])
+        return output.logs
+    finally:
+        program.close()
 
 
 def _run(
     experiment: Experiment, directory: RunDir, restored: Path | None, stream: TextIO | None
 ) -> Result:
-    if experiment.network.torso == "mlp":
+    if experiment.network.torso == "mlp" and not experiment.network_factory:
         xla.prefer_small_networks()
-    # Imported here: the flags above count only before JAX computes for the first time.
-    from programs.session import Interrupted, Session, Signals
-    from programs.single_process import SingleProcess
-    from rlstack.learner import NonFiniteError
-
     display = ProgressDisplay(experiment.frames, stream or sys.stderr)
-    program = SingleProcess(experiment)
     logger = Fanout(
         [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard), display]
     )
     try:
-        with Signals() as signals:
+        program = SingleProcess(experiment)
+        try:
             if restored is not None:
                 program.load(checkpoint.restore(restored, program.save()))
-
-            def save(frames: int) -> None:
-                metadata = {"config": to_json(experiment), "env_frames": frames}
-                checkpoint.save(directory.checkpoints, frames, program.save(), metadata)
-
-            session = Session(
-                experiment,
-                logger,
-                start_frames=program.env_frames,
-                evaluate=program.evaluate,
-                checkpoint=save,
-            )
-            try:
-                program.train(session, lambda: signals.received is not None)
-            except NonFiniteError as error:
-                path = directory.dump(program.learner.version + 1)
-                checkpoint.save(path, 0, {**error.before, "batch": error.batch}, {})
-                raise NonFiniteError(
-                    f"{error} To run that update again: rlstack rerun {path}",
-                    error.before,
-                    error.batch,
-                ) from error
-            session.finish(program.env_frames, program.stats())
-            if signals.received is not None:
-                raise Interrupted(signals.received)
-            result = _result(experiment, program, session)
-            directory.write_result(result._asdict())
-        return result
+            result = _train(experiment, directory, program, logger)
+        finally:
+            program.close()
     finally:
-        program.close()
         logger.close()
+    directory.write_result(result._asdict())
+    return result
 
 
-def _result(experiment: Experiment, program: SingleProcess, session: Session) -> Result:
-    from programs.session import Result
+def _train(
+    experiment: Experiment, directory: RunDir, program: SingleProcess, logger: Fanout
+) -> Result:
+    def save(frames: int) -> None:
+        checkpoint.save(directory.checkpoints, frames, program.save(), {"env_frames": frames})
 
-    seconds = session.seconds
+    session = Session(
+        experiment,
+        logger,
+        start_frames=program.env_frames,
+        evaluate=program.evaluate,
+        checkpoint=save,
+    )
+    with Signals() as signals:
+        try:
+            program.train(session, stop=lambda: signals.received is not None)
+        except NonFiniteError as error:
+            path = _dump(directory, program.learner.version + 1, error)
+            raise NonFiniteError(
+                f"{error} To make that update again: rlstack rerun {path}",
+                error.before,
+                error.batch,
+            ) from error
+        seconds = session.seconds
+        session.finish(program.env_frames, program.stats())
+        if signals.received is not None:
+            raise Interrupted(signals.received)
     evaluation = program.evaluate()
     return Result(
         eval_return_mean=float(evaluation.returns.mean()),
@@ -141,3 +175,24 @@ def _result(experiment: Experiment, program: SingleProcess, session: Session) ->
         preset=experiment.preset,
         git_commit=git_commit(),
     )
+
+
+def _dump(directory: RunDir, update: int, error: NonFiniteError) -> Path:
+    path = directory.dump(update)
+    with open(path / "update.pkl", "wb") as file:
+        pickle.dump({**error.before, "batch": error.batch}, file)
+    return path
+
+
+def _config(directory: RunDir) -> Experiment:
+    return from_json(directory.config.read_text(), directory.config)
+
+
+def _newest(directory: RunDir, experiment: Experiment) -> Path:
+    path = checkpoint.latest(directory.checkpoints)
+    if path is None:
+        raise ValueError(
+            f"{directory.path} has no checkpoint. Start the run again with "
+            f"rlstack train {experiment.preset}."
+        )
+    return path
