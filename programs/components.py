@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 from agents import AGENTS
 from programs.experiment import EnvConfig, Experiment, load_object, nearest
@@ -19,12 +18,11 @@ from rlstack.types import EnvSpec
 
 def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
     """Makes one actor's pool of environments."""
-    name: Any = load_object(cfg.name) if ":" in cfg.name else cfg.name
     workers = cfg.num_workers or None
     options = dict(cfg.options)
     if cfg.wait_num:
         return AsyncEnv(
-            name,
+            cfg.name,
             cfg.num_envs,
             cfg.wait_num,
             cfg.type,
@@ -32,7 +30,9 @@ def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
             options=options,
             num_workers=workers,
         )
-    return SyncEnv(name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers)
+    return SyncEnv(
+        cfg.name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers
+    )
 
 
 def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
@@ -45,12 +45,17 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
             "Add a line to agents.AGENTS."
         )
     entry = AGENTS[type(cfg)]
-    if experiment.network_factory:
-        network = load_object(experiment.network_factory)
-    else:
-        network = functools.partial(entry.network, cfg=experiment.network)
-    policy = exploration.Greedy() if greedy else entry.policy(cfg, experiment.env.num_envs)
-    return entry.agent(cfg, spec.observation, spec.action, network, lambda: policy)
+    network = (
+        load_object(experiment.network_factory)
+        if experiment.network_factory
+        else functools.partial(entry.network, cfg=experiment.network)
+    )
+    policy = (
+        exploration.Greedy
+        if greedy
+        else functools.partial(entry.policy, cfg, experiment.env.num_envs)
+    )
+    return entry.agent(cfg, spec.observation, spec.action, network, policy)
 
 
 def make_replay(experiment: Experiment) -> InProcessReplay:
@@ -60,7 +65,7 @@ def make_replay(experiment: Experiment) -> InProcessReplay:
     )
 
 
-def make_evaluator(experiment: Experiment) -> tuple[Evaluator, SyncEnv]:
+def make_evaluator(experiment: Experiment) -> tuple[Evaluator, SyncEnv | AsyncEnv]:
     """Makes the evaluator and its own environments, which the caller closes."""
     cfg = experiment.env
     env_cfg = dataclasses.replace(

@@ -57,12 +57,19 @@ class Agent(abc.ABC):
           net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``.
           policy_factory: ``() -> rlstack.exploration.Policy``, how a distribution becomes an
             action. Evaluation is the same agent built with the greedy policy.
+
+        An agent pickles when these five do, and only they travel.
         """
+        self._arguments = (cfg, obs_spec, action_spec, net_factory, policy_factory)
         self.cfg = cfg
         self.obs_spec = obs_spec
         self.action_spec = action_spec
         self.network = net_factory(obs_spec, action_spec)
         self.policy = policy_factory()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A network is made of closures, which do not pickle: what made them travels instead.
+        return type(self), self._arguments
 
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:

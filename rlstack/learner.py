@@ -43,8 +43,13 @@ class LearnerConfig:
 class Sampled(Protocol):
     """What replay hands out: a batch and the keys of its items."""
 
-    batch: Batch
-    keys: np.ndarray
+    @property
+    def batch(self) -> Batch:
+        """Trajectory ``[T+1, B, ...]`` and weights ``[B]``."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Replay's names of the items, ``[B]`` uint64."""
 
 
 class Replays(Protocol):

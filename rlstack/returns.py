@@ -6,9 +6,9 @@ Everything is time-major. Transition t (0 <= t < T) goes from step t to step t +
   agent's discount times the discount of TimeStep t + 1: 0 after a termination, else positive.
 - ``values`` [T + 1, B] belong to the steps; ``values[T]`` is where the unroll bootstraps.
 - ``mask`` [T, B] is False (0) where transition t is LAST -> FIRST and so no transition, that is
-  ``trajectory.timestep.step_type[1:] != FIRST``. There every function drops the TD error *and* stops
-  the trace: what follows a boundary never reaches what precedes it. Rewards, discounts and values
-  of the next episode are not read at such a t.
+  ``trajectory.timestep.step_type[1:] != FIRST``. There every function drops the TD error *and*
+  stops the trace: what follows a boundary never reaches what precedes it. Rewards, discounts and
+  values of the next episode are not read at such a t.
 
 A truncated episode (time limit) needs nothing more: its last step is in the unroll, so its last
 true transition bootstraps from ``values`` there, and the masked transition after it ends the sum.
@@ -17,14 +17,14 @@ Where ``mask`` is False the results are defined: advantages and TD errors are 0 
 value itself (``values[t]``, or ``q_taken[t]`` for ``retrace``), so an unmasked squared loss is 0.
 
 ``gae``, ``vtrace`` and ``retrace`` stop gradients: their papers treat the results as constants.
-The plain returns (``discounted_returns``, ``n_step_returns``, ``lambda_returns``) are differentiable
-in all their array arguments; a critic that regresses on them stops the gradient itself. Computation
-is in float32.
+The plain returns (``discounted_returns``, ``n_step_returns``, ``lambda_returns``) are
+differentiable in all their array arguments; a critic that regresses on them stops the gradient
+itself. Computation is in float32.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +211,8 @@ def retrace(
     _same_shape("retrace", "q_taken", q_taken, rewards)
     rewards, discounts, values, valid = _check("retrace", rewards, discounts, values, mask)
     q_taken = jnp.asarray(q_taken, jnp.float32)
-    traces = retrace_lambda * jnp.exp(jnp.minimum(0.0, jnp.asarray(log_rhos, jnp.float32)))
+    ratios = jnp.exp(jnp.minimum(0.0, jnp.asarray(log_rhos, jnp.float32)))
+    traces = jnp.where(valid, retrace_lambda * ratios, 0.0)
     # Transition t carries the trace of the action taken after it; after the last there is none.
     following = jnp.concatenate([traces[1:], jnp.zeros_like(traces[:1])])
     deltas = jnp.where(valid, rewards + discounts * values[1:] - q_taken, 0.0)
@@ -230,21 +231,22 @@ def signed_hyperbolic(x: Array, eps: float = 1e-3) -> Array:
 
 
 def signed_parabolic(x: Array, eps: float = 1e-3) -> Array:
-    """Undoes ``signed_hyperbolic`` of the same eps (positive).
+    """Undoes ``signed_hyperbolic`` of the same eps.
 
     With s = sqrt(|h^-1(x)| + 1) the definition is eps s^2 + s - (1 + eps + |x|) = 0; its root minus
-    1 is written without cancellation, because float32 loses most digits in the textbook form.
+    1 (here with x's sign) is written without cancellation, because float32 loses most digits in the
+    textbook form.
     """
     x = jnp.asarray(x, jnp.float32)
     root = jnp.sqrt((1.0 + 2.0 * eps) ** 2 + 4.0 * eps * jnp.abs(x))
-    s_minus_1 = 2.0 * jnp.abs(x) / (root + 1.0 + 2.0 * eps)
-    return jnp.sign(x) * s_minus_1 * (s_minus_1 + 2.0)
+    s_minus_1 = 2.0 * x / (root + 1.0 + 2.0 * eps)
+    return s_minus_1 * (jnp.abs(s_minus_1) + 2.0)
 
 
 def _accumulate(deltas: Array, trace: Array) -> Array:
     """Solves x_t = delta_t + trace_t x_{t+1} with x_T = 0, over [T, B]."""
 
-    def body(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+    def body(following: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
         current = now[0] + now[1] * following
         return current, current
 

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample, as_logs
+from rlstack.replay.clock import EnvClock
+from rlstack.replay.prioritized import Prioritized
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
 from rlstack.replay.storage import StepRing, layout
 from rlstack.types import Batch, Logs, PyTree, StepType, Transition
 
-_SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform}
+_SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}
+
+_LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 
 
 class InProcessReplay:
@@ -35,60 +39,57 @@ class InProcessReplay:
         self._cfg, self._num_envs = cfg, num_envs
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._items = layout(cfg, num_envs).items
-        self._envs = np.arange(num_envs)
-        self._mark = np.zeros(num_envs, np.int64)
         self._lock = threading.Lock()
         self._closed = False
-        self._rng = np.random.default_rng(seed)
+        self._clock = EnvClock(num_envs)
         self._ring = StepRing(cfg, num_envs)
-        self._sampler = _SAMPLERS[cfg.sampler](cfg, self._items * num_envs)
-        # While all environments are at the same step, `_step` says which and `_steps` is idle.
-        self._together, self._step = True, 0
-        self._steps = np.zeros(num_envs, np.int64)
-        self._unbroken = np.zeros(num_envs, np.int64)  # the step after the last gap
-        self._last_gap = 0  # the largest of these
+        self._sampler = _SAMPLERS[cfg.sampler](cfg, self._items * num_envs, seed)
         self._inserts = self._samples = 0
-        self._version = self._checked_version = -1
+        self._version = -1
+        self._checked = (-1, -1)  # version and inserts when stale items were last looked for
         self._lag = np.zeros(1, np.int64)
 
     def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
         """Appends one step of each of some environments."""
         with self._lock:
-            self._check_open("add")
+            if self._closed:
+                self._refuse_closed("add")
+            clock = self._clock
             if env_ids is not None:
-                env_ids = self._check_ids("add", env_ids)
+                env_ids = clock.check_ids("InProcessReplay.add", env_ids)
             if env_ids is None:
                 leaves = self._ring.leaves(transition, self._num_envs)
-                if self._together or self._rejoin():
+                if clock.together or clock.rejoin():
                     self._add_all(leaves)
                     return
-                env_ids = self._envs
+                env_ids = clock.envs
             else:
                 leaves = self._ring.leaves(transition, len(env_ids))
-                self._part()
+                clock.part()
             self._add_some(env_ids, leaves)
 
     def _add_all(self, leaves: list) -> None:
         """Adds a step of every environment, all at the same step."""
-        self._ring.write_all(self._step, leaves)
-        start = self._step - self._length
-        self._step += 1
+        clock = self._clock
+        self._ring.write_all(clock.step, leaves)
+        start = clock.step - self._length
+        clock.step += 1
         if start < 0 or start % self._period:
             return
-        valid = None if start >= self._last_gap else self._unbroken <= start
+        valid = None if start >= clock.last_gap else clock.unbroken <= start
         if self._cfg.starts == "not_last":
-            inside = self._ring.step_type[start % self._ring.rows] != StepType.LAST
+            inside = self._ring.step_type[start % self._ring.rows] != _LAST
             valid = inside if valid is None else valid & inside
         index = start // self._period
         cell = index % self._items * self._num_envs
         cells = slice(cell, cell + self._num_envs)
-        self._inserts += self._sampler.insert(cells, self._envs + index * self._num_envs, valid)
+        self._inserts += self._sampler.insert(cells, clock.envs + index * self._num_envs, valid)
 
     def _add_some(self, env_ids: np.ndarray, leaves: list) -> None:
         """Adds a step of some environments, each at its own step."""
-        steps = self._steps[env_ids]
+        steps = self._clock.steps[env_ids]
         self._ring.write(steps, env_ids, leaves)
-        self._steps[env_ids] = steps + 1
+        self._clock.steps[env_ids] = steps + 1
         self._complete(steps - self._length, env_ids)
 
     def _complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
@@ -97,64 +98,31 @@ class InProcessReplay:
         if not here.size:
             return
         starts, env_ids = starts[here], env_ids[here]
-        valid = self._unbroken[env_ids] <= starts
+        valid = self._clock.unbroken[env_ids] <= starts
         if self._cfg.starts == "not_last":
-            valid &= self._ring.step_type[starts % self._ring.rows, env_ids] != StepType.LAST
+            valid &= self._ring.step_type[starts % self._ring.rows, env_ids] != _LAST
         keys = starts // self._period * self._num_envs + env_ids
         self._inserts += self._sampler.insert(keys % len(self._sampler.key_at), keys, valid)
 
-    def _check_open(self, where: str) -> None:
-        if self._closed:
-            raise ReplayClosedError(f"InProcessReplay.{where}: the buffer is closed.")
-
-    def _check_ids(self, where: str, env_ids: np.ndarray) -> np.ndarray | None:
-        """Returns distinct ids, or None if they are all, in order."""
-        ids = np.asarray(env_ids)
-        if ids.ndim == 1 and ids.dtype.kind in "iu":
-            count = len(ids)
-            if count == self._num_envs and (ids == self._envs).all():
-                return None
-            if count == 0 or (ids.min() >= 0 and ids.max() < self._num_envs):
-                order = self._envs[:count]
-                if count <= self._num_envs:
-                    self._mark[ids] = order
-                    if (self._mark[ids] == order).all():
-                        return ids
-        raise ValueError(
-            f"InProcessReplay.{where}: env_ids must be distinct ints in 0..{self._num_envs - 1}, "
-            f"one axis; got {ids.dtype} {ids.tolist()!r:.200}. Pass None for all environments."
-        )
-
-    def _part(self) -> None:
-        """Goes over to counting each environment's steps apart."""
-        if self._together:
-            self._steps[:] = self._step
-            self._together = False
-
-    def _rejoin(self) -> bool:
-        """Goes back to one count if all environments are at the same step again."""
-        if (self._steps == self._steps[0]).all():
-            self._together, self._step = True, int(self._steps[0])
-        return self._together
+    def _refuse_closed(self, where: str) -> None:
+        raise ReplayClosedError(f"InProcessReplay.{where}: the buffer is closed.")
 
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step begins afresh."""
         with self._lock:
-            self._check_open("gap")
-            ids = None if env_ids is None else self._check_ids("gap", env_ids)
-            ids = self._envs if ids is None else ids
-            self._part()
-            steps = self._steps[ids]
-            # Items start at multiples of the period, so that is where the next step goes.
-            after = -(-steps // self._period) * self._period
-            self._unbroken[ids] = self._steps[ids] = after
-            if ids.size:
-                self._last_gap = max(self._last_gap, int(after.max()))
-            for ahead in range(self._period - 1):  # cells of the items the jump skips
-                self._complete(
-                    np.where(steps + ahead < after, steps + ahead - self._length, -1), ids
-                )
-            self._rejoin()
+            if self._closed:
+                self._refuse_closed("gap")
+            clock, ids = self._clock, None
+            if env_ids is not None:
+                ids = clock.check_ids("InProcessReplay.gap", env_ids)
+            ids = clock.envs if ids is None else ids
+            clock.part()
+            before, after = clock.interrupt(ids, self._period)
+            # At most one item would have been completed in the steps jumped over. It is none, but
+            # its turn ends the stay of the oldest item.
+            skipped = before + (self._length - before) % self._period
+            self._complete(np.where(skipped < after, skipped - self._length, -1), ids)
+            clock.rejoin()
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
@@ -202,17 +170,22 @@ class InProcessReplay:
             obstacle = self._obstacle(size)
             if obstacle:
                 raise self._explain(obstacle, size)
-            keys, weights = self._sampler.draw(size, self._rng)
+            keys, weights = self._sampler.draw(size)
             starts, env_ids = self._locate(keys)
             self._samples += size
             self._lag = self._newest_version() - self._versions(starts, env_ids)
-            first = int(env_ids[0])
-            neighbours = first + size <= self._num_envs and (keys == keys[0] + self._envs[:size])
-            if self._cfg.sampler == "fifo" and np.all(neighbours):
-                trajectory = self._ring.view(int(starts[0]), first, size)
+            if self._cfg.sampler == "fifo" and self._side_by_side(keys):
+                trajectory = self._ring.view(int(starts[0]), int(env_ids[0]), size)
             else:
                 trajectory = self._ring.gather(starts, env_ids)
             return Sample(Batch(trajectory, weights), keys.astype(np.uint64))
+
+    def _side_by_side(self, keys: np.ndarray) -> bool:
+        """Whether these items lie in neighbouring columns of the same rows."""
+        count, first = len(keys), int(keys[0])
+        if first % self._num_envs + count > self._num_envs:
+            return False
+        return np.count_nonzero(keys == self._clock.envs[:count] + first) == count
 
     def _locate(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns first steps and environments of items."""
@@ -229,21 +202,21 @@ class InProcessReplay:
 
     def _newest_version(self) -> int:
         """Returns the newest version told or seen."""
-        steps = self._step if self._together else self._steps
-        last = self._ring.params_version[(steps - 1) % self._ring.rows, self._envs]
-        self._version = max(self._version, int(last.max()))
+        rows = self._clock.last_steps() % self._ring.rows
+        newest = int(self._ring.params_version[rows, self._clock.envs].max())
+        self._version = max(self._version, newest)
         return self._version
 
     def _drop_stale(self, limit: int) -> None:
         """Drops waiting items that lie too far behind the newest version."""
         sampler = self._sampler
-        assert isinstance(sampler, Fifo)
-        if not sampler.size or self._newest_version() == self._checked_version:
+        if not sampler.size or (self._newest_version(), self._inserts) == self._checked:
             return
-        self._checked_version = self._version
+        self._checked = (self._version, self._inserts)
+        assert isinstance(sampler, Fifo)
         keys = sampler.waiting()
         keys = keys[self._version - self._versions(*self._locate(keys)) > limit]
-        sampler.discard(keys)
+        sampler.remove(keys % len(sampler.key_at))
         sampler.stale += len(keys)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
@@ -260,7 +233,8 @@ class InProcessReplay:
                 f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
             )
         with self._lock:
-            self._check_open("update_priorities")
+            if self._closed:
+                self._refuse_closed("update_priorities")
             self._sampler.update(keys.astype(np.int64), priorities)
 
     def set_params_version(self, version: int) -> None:
@@ -289,57 +263,29 @@ class InProcessReplay:
     def save(self) -> PyTree:
         """Returns the whole state as numpy arrays (copies)."""
         with self._lock:
-            self._check_open("save")
-            self._part()
-            counters = [self._inserts, self._samples, self._version, self._checked_version]
-            tree = {
-                "steps": self._ring.save(),
+            if self._closed:
+                self._refuse_closed("save")
+            counters = [self._inserts, self._samples, self._version, *self._checked]
+            return {
+                "steps": self._ring.save(int(self._clock.last_steps().max()) + 1),
+                "clock": self._clock.save(),
                 "sampler": self._sampler.save(),
-                "step_counts": self._steps.copy(),
-                "unbroken": self._unbroken.copy(),
                 "counters": np.array(counters, np.int64),
-                "rng": _rng_words(self._rng),
             }
-            self._rejoin()
-            return tree
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""
         with self._lock:
-            self._check_open("load")
-            self._ring.load(tree["steps"])
+            if self._closed:
+                self._refuse_closed("load")
             self._sampler.load(tree["sampler"])
-            self._steps[:], self._unbroken[:] = tree["step_counts"], tree["unbroken"]
-            self._last_gap, self._together = int(self._unbroken.max()), False
-            self._rejoin()
-            counters = [int(n) for n in tree["counters"]]
-            self._inserts, self._samples, self._version, self._checked_version = counters
-            _set_rng(self._rng, tree["rng"])
+            self._ring.load(tree["steps"])
+            self._clock.load(tree["clock"])
+            self._inserts, self._samples, self._version, *checked = map(int, tree["counters"])
+            self._checked = (checked[0], checked[1])
 
     def close(self) -> None:
         """Frees the storage; a second call does nothing."""
         with self._lock:
             self._closed = True
             self._ring = StepRing(self._cfg, self._num_envs)
-
-
-_MASK = (1 << 64) - 1
-
-
-def _rng_words(rng: np.random.Generator) -> np.ndarray:
-    """Returns a PCG64 generator's state as words, [6] uint64."""
-    outer = rng.bit_generator.state
-    state, inc = outer["state"]["state"], outer["state"]["inc"]
-    words = [state >> 64, state & _MASK, inc >> 64, inc & _MASK]
-    return np.array([*words, outer["has_uint32"], outer["uinteger"]], np.uint64)
-
-
-def _set_rng(rng: np.random.Generator, words: np.ndarray) -> None:
-    """Puts back what ``_rng_words`` returned."""
-    high, low, inc_high, inc_low, has, value = (int(word) for word in words)
-    rng.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
-        "has_uint32": has,
-        "uinteger": value,
-    }

@@ -18,8 +18,9 @@ Cells = slice | np.ndarray
 class Sampler:
     """The items held, and what all samplers do with them."""
 
-    def __init__(self, cfg: ReplayConfig, cells: int):
+    def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         self._cfg = cfg
+        self.rng = np.random.Generator(np.random.PCG64(seed))
         self._limit = cfg.times_limit
         self.key_at = np.full(cells, -1, np.int64)  # the item in a cell, -1 for none
         self._times = np.zeros(cells if self._limit else 0, np.int32)
@@ -39,19 +40,15 @@ class Sampler:
         Returns:
           The number of items put in.
         """
-        held = self.key_at[cells]
-        lost = int(np.count_nonzero(held >= 0))
-        if valid is None:
-            added = len(keys)
-            self.key_at[cells] = keys
-        else:
-            added = int(np.count_nonzero(valid))
-            self.key_at[cells] = np.where(valid, keys, -1)
+        stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
+        lost = 0
+        if not isinstance(cells, slice) or cells.start < self._high:
+            lost = int(np.count_nonzero(self.key_at[cells] >= 0))
+        self._high = max(self._high, stop)
+        added = len(keys) if valid is None else int(np.count_nonzero(valid))
+        self.key_at[cells] = keys if valid is None else np.where(valid, keys, -1)
         if self._limit:
             self._times[cells] = 0
-        if self._high < len(self.key_at):
-            stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
-            self._high = max(self._high, stop)
         self.size += added - lost
         return added
 
@@ -68,7 +65,7 @@ class Sampler:
         """Whether there are items enough for a batch."""
         raise NotImplementedError
 
-    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Chooses items; call it only when ``ready``.
 
         Returns:
@@ -82,7 +79,12 @@ class Sampler:
     def save(self) -> PyTree:
         """Returns the state as arrays."""
         numbers = np.array([self._high, self.size, self.dropped, self.stale], np.int64)
-        return {"key_at": self.key_at.copy(), "times": self._times.copy(), "numbers": numbers}
+        return {
+            "key_at": self.key_at.copy(),
+            "times": self._times.copy(),
+            "numbers": numbers,
+            "rng": _rng_words(self.rng),
+        }
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""
@@ -93,13 +95,14 @@ class Sampler:
             )
         self.key_at, self._times = np.array(tree["key_at"]), np.array(tree["times"])
         self._high, self.size, self.dropped, self.stale = (int(n) for n in tree["numbers"])
+        _set_rng(self.rng, tree["rng"])
 
 
 class Fifo(Sampler):
     """Items in order of completion, each in ``max_times_sampled`` batches."""
 
-    def __init__(self, cfg: ReplayConfig, cells: int):
-        super().__init__(cfg, cells)
+    def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
+        super().__init__(cfg, cells, seed)
         self._queue = np.zeros(4 * cells, np.int64)  # keys; some may have left already
         self._head = self._tail = 0
 
@@ -117,7 +120,7 @@ class Fifo(Sampler):
         self._tail += len(keys)
         excess = self.size - self._cfg.max_size
         if excess > 0:
-            self.discard(self.waiting()[:excess])
+            self.remove(self.waiting()[:excess] % len(self.key_at))
             self.dropped += excess
         return added
 
@@ -131,15 +134,11 @@ class Fifo(Sampler):
             keys = self._queue[self._head : self._tail]
         return keys
 
-    def discard(self, keys: np.ndarray) -> None:
-        """Removes items that are held."""
-        self.remove(keys % len(self.key_at))
-
     def ready(self, batch_size: int) -> bool:
         """Whether a batch of items is waiting."""
         return self.size >= batch_size
 
-    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Takes the oldest items."""
         keys = self.waiting()[:batch_size].copy()
         cells = keys % len(self.key_at)
@@ -173,16 +172,16 @@ class Uniform(Sampler):
         left = (self._limit - self._times[: self._high])[self.key_at[: self._high] >= 0]
         return int(left.sum()) >= batch_size
 
-    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws with replacement; an item leaves at its last allowed draw."""
         if not self._limit:
-            cells = self._choose(batch_size, rng)
+            cells = self._choose(batch_size)
             return self.key_at[cells], self._weights(self._odds(cells))
         # Drawing one by one, where an item may leave after any draw, is drawing many at once
         # and refusing the draws of items that have left.
         keys, odds, missing = [], [], batch_size
         while missing:
-            cells = self._choose(missing, rng)
+            cells = self._choose(missing)
             cells = cells[_occurrence(cells) < self._limit - self._times[cells]]
             keys.append(self.key_at[cells])
             odds.append(self._odds(cells))
@@ -191,16 +190,16 @@ class Uniform(Sampler):
             missing -= len(cells)
         return np.concatenate(keys), self._weights(np.concatenate(odds))
 
-    def _choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
+    def _choose(self, count: int) -> np.ndarray:
         """Draws cells that hold an item, [count]."""
         if self.size * 8 < self._high:  # guessing would take long
             filled = np.flatnonzero(self.key_at[: self._high] >= 0)
-            return filled[rng.integers(0, len(filled), count)]
-        cells = rng.integers(0, self._high, count)
+            return filled[self.rng.integers(0, len(filled), count)]
+        cells = self.rng.integers(0, self._high, count)
         if self.size < self._high:
             empty = np.flatnonzero(self.key_at[cells] < 0)
             while empty.size:
-                cells[empty] = rng.integers(0, self._high, empty.size)
+                cells[empty] = self.rng.integers(0, self._high, empty.size)
                 empty = empty[self.key_at[cells[empty]] < 0]
         return cells
 
@@ -221,3 +220,25 @@ def _occurrence(values: np.ndarray) -> np.ndarray:
     counts = np.empty(len(values), np.int64)
     counts[order] = positions - np.maximum.accumulate(np.where(new_run, positions, 0))
     return counts
+
+
+_MASK = (1 << 64) - 1
+
+
+def _rng_words(rng: np.random.Generator) -> np.ndarray:
+    """Returns a PCG64 generator's state as words, [6] uint64."""
+    outer = rng.bit_generator.state
+    state, inc = outer["state"]["state"], outer["state"]["inc"]
+    words = [state >> 64, state & _MASK, inc >> 64, inc & _MASK]
+    return np.array([*words, outer["has_uint32"], outer["uinteger"]], np.uint64)
+
+
+def _set_rng(rng: np.random.Generator, words: np.ndarray) -> None:
+    """Puts back what ``_rng_words`` returned."""
+    high, low, inc_high, inc_low, has, value = (int(word) for word in words)
+    rng.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
+        "has_uint32": has,
+        "uinteger": value,
+    }

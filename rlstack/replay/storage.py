@@ -86,38 +86,37 @@ class StepRing:
         """Ring of params versions."""
         return self._rings[-1]  # the last field
 
-    @property
-    def tree(self) -> PyTree:
-        """The rings as a transition, or None before the first step."""
-        return None if self._treedef is None else self._treedef.unflatten(self._rings)
-
     def leaves(self, transition: Transition, count: int) -> list:
         """Returns the leaves, checked to be ``count`` steps like those stored.
 
         Raises:
           ValueError: structure, shape or dtype differ; names the leaf.
         """
-        leaves, treedef = jax.tree_util.tree_flatten(transition)
         if self._treedef is None:
             self._allocate(transition, count)
-        elif treedef != self._treedef:
-            raise ValueError(
-                "ReplayBuffer.add: every transition must have the structure of the first one, "
-                f"{self._treedef}; got {treedef}. Make the agent's output the same at every step."
-            )
+            assert self._treedef is not None
         try:
-            shapes = [leaf.shape for leaf in leaves]
-            same = [leaf.dtype for leaf in leaves] == self._dtypes
-        except AttributeError:
-            leaves = [np.asarray(leaf) for leaf in leaves]
-            shapes = [leaf.shape for leaf in leaves]
-            same = [leaf.dtype for leaf in leaves] == self._dtypes
+            leaves = self._treedef.flatten_up_to(transition)
+        except ValueError:
+            self._refuse_structure(transition)
         expected = self._shapes
         if count != self._num_envs:
             expected = [(count, *shape[1:]) for shape in expected]
-        if not same or shapes != expected:
-            self._refuse(transition, leaves, expected)
+        try:
+            if [x.shape for x in leaves] == expected and [x.dtype for x in leaves] == self._dtypes:
+                return leaves
+        except AttributeError:  # numbers and lists, which become arrays, or a deeper structure
+            if jax.tree_util.tree_structure(transition) != self._treedef:
+                self._refuse_structure(transition)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        self._compare(transition, leaves, expected)
         return leaves
+
+    def _refuse_structure(self, transition: Transition) -> None:
+        raise ValueError(
+            "ReplayBuffer.add: every transition must have the structure of the first one, "
+            f"{self._treedef}; got {jax.tree_util.tree_structure(transition)}."
+        )
 
     def _allocate(self, transition: Transition, count: int) -> None:
         """Makes the rings after the first transition."""
@@ -141,7 +140,7 @@ class StepRing:
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
-    def _refuse(self, transition: Transition, leaves: list, expected: list) -> None:
+    def _compare(self, transition: Transition, leaves: list, expected: list) -> None:
         """Raises for the first leaf that is not as expected."""
         paths, _ = jax.tree_util.tree_flatten_with_path(transition)
         for (path, _), leaf, shape, dtype in zip(
@@ -156,22 +155,22 @@ class StepRing:
     def write_all(self, step: int, leaves: list) -> None:
         """Writes one step of every environment, all at the same step."""
         row = step % self.rows
-        for ring, leaf in zip(self._rings, leaves, strict=True):
+        for ring, leaf in zip(self._rings, leaves, strict=False):
             ring[row] = leaf
         if row < self._mirror:
-            for ring, leaf in zip(self._rings, leaves, strict=True):
+            for ring, leaf in zip(self._rings, leaves, strict=False):
                 ring[row + self.rows] = leaf
 
     def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list) -> None:
         """Writes one step of each of ``env_ids``, each at its own step."""
         rows = steps % self.rows
-        for ring, leaf in zip(self._rings, leaves, strict=True):
-            ring[rows, env_ids] = leaf
-        again = np.flatnonzero(rows < self._mirror)
-        if again.size:
-            rows, env_ids = rows[again] + self.rows, env_ids[again]
-            for ring, leaf in zip(self._rings, leaves, strict=True):
-                ring[rows, env_ids] = np.asarray(leaf)[again]
+        where = rows * self._num_envs + env_ids
+        for flat, leaf in zip(self._flat, leaves, strict=False):
+            flat[where] = leaf
+        if self._mirror and (again := np.flatnonzero(rows < self._mirror)).size:
+            where = where[again] + self.rows * self._num_envs
+            for flat, leaf in zip(self._flat, leaves, strict=False):
+                flat[where] = np.asarray(leaf)[again]
 
     def view(self, start: int, first_env: int, count: int) -> Trajectory:
         """Returns the windows ``[T+1, count, ...]`` of neighbouring environments, not copied."""
@@ -200,9 +199,12 @@ class StepRing:
         self._next_buffer = (self._next_buffer + 1) % _BUFFERS
         return buffers[self._next_buffer]
 
-    def save(self) -> PyTree:
-        """Returns a copy of the rings, or an empty tuple before the first step."""
-        return () if self._treedef is None else jax.tree_util.tree_map(np.copy, self.tree)
+    def save(self, steps: int) -> PyTree:
+        """Returns a copy of the rings as far as ``steps`` have used them, () for no steps."""
+        if self._treedef is None:
+            return ()
+        used = None if steps > self.rows else steps
+        return self._treedef.unflatten([ring[:used].copy() for ring in self._rings])
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned.
@@ -210,16 +212,17 @@ class StepRing:
         Raises:
           ValueError: the rings have other sizes than this buffer's.
         """
-        rings, treedef = jax.tree_util.tree_flatten(tree)
-        expected = (self.rows + self._mirror, self._num_envs)
-        for ring in rings:
-            if ring.shape[:2] != expected:
+        saved, treedef = jax.tree_util.tree_flatten(tree)
+        self._buffers, self._treedef = {}, None
+        rings = []
+        for part in saved:
+            ring = np.zeros((self.rows + self._mirror, self._num_envs, *part.shape[2:]), part.dtype)
+            if part.shape[0] > len(ring) or part.shape[1] != self._num_envs:
                 raise ValueError(
-                    f"ReplayBuffer.load: the saved rings must be {expected} (steps, environments) "
-                    f"as this config says; got {ring.shape[:2]}. Load into an equal config."
+                    f"ReplayBuffer.load: this config has room for {ring.shape[:2]} (steps, "
+                    f"environments); the saved one had {part.shape[:2]}. Load into an equal config."
                 )
-        self._buffers = {}
+            ring[: len(part)] = part
+            rings.append(ring)
         if rings:
-            self._set_rings(treedef, [np.array(ring) for ring in rings])
-        else:
-            self._treedef, self._rings, self._flat = None, [], []
+            self._set_rings(treedef, rings)
