@@ -165,7 +165,8 @@ class ReplayBuffer(Protocol):
         """Says that the next steps of these environments do not follow on those added before.
 
         For an environment that was restarted, or a writer that lost steps. Unfinished items are
-        dropped; no item spans the gap. An ordinary end of an episode is no gap.
+        dropped; no item spans the gap, and those that would have count towards max_size_per_env
+        when their turn comes. An ordinary end of an episode is no gap.
         """
 
     def can_sample(self, batch_size: int | None = None) -> bool:

@@ -103,7 +103,7 @@ class Fifo(Sampler):
 
     def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         super().__init__(cfg, cells, seed)
-        self._queue = np.zeros(4 * cells, np.int64)  # keys; some may have left already
+        self._queue = np.zeros(2 * cells, np.int64)  # keys; some may have left already
         self._head = self._tail = 0
 
     def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:

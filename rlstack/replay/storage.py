@@ -56,7 +56,8 @@ def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
     )
     steps = (sizes.rows + sizes.mirror) * num_envs
     batches = _BUFFERS * cfg.batch_size * (cfg.unroll_length + 1)
-    per_item = 12 if cfg.sampler != "prioritized" else 21
+    per_item = 8 + 4 * (cfg.times_limit > 0)  # bytes of the samplers' tables, priorities included
+    per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
     return (steps + batches) * step + sizes.items * num_envs * per_item
 
 

@@ -1,0 +1,79 @@
+"""How far each environment has come, and where its stream of steps was broken."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlstack.types import PyTree
+
+
+class EnvClock:
+    """Counts the steps of each environment: one number while all are at the same step."""
+
+    def __init__(self, num_envs: int):
+        self.envs = np.arange(num_envs)
+        self.together, self.step = True, 0  # `step` holds while `together`
+        self.steps = np.zeros(num_envs, np.int64)  # holds otherwise
+        self.unbroken = np.zeros(num_envs, np.int64)  # the first step after the last gap
+        self.last_gap = 0  # the largest of these
+        self._mark = np.zeros(num_envs, np.int64)
+
+    def check_ids(self, where: str, env_ids: np.ndarray) -> np.ndarray | None:
+        """Returns distinct ids, or None if they are all, in order.
+
+        Raises:
+          ValueError: an id is out of range, comes twice, or is no integer.
+        """
+        ids, num_envs = np.asarray(env_ids), len(self.envs)
+        if ids.ndim == 1 and ids.dtype.kind in "iu" and len(ids) <= num_envs:
+            order = self.envs[: len(ids)]
+            if len(ids) == num_envs and np.count_nonzero(ids == order) == num_envs:
+                return None
+            if not len(ids) or (ids.min() >= 0 and ids.max() < num_envs):
+                self._mark[ids] = order  # of equal ids, only one finds its own mark
+                if np.count_nonzero(self._mark[ids] == order) == len(ids):
+                    return ids
+        raise ValueError(
+            f"{where}: env_ids must be one axis of distinct ints in 0..{num_envs - 1}; got "
+            f"{ids.dtype} {ids.tolist()!r:.200}. Pass None for all environments in order."
+        )
+
+    def part(self) -> None:
+        """Goes over to counting each environment's steps apart."""
+        if self.together:
+            self.steps[:] = self.step
+            self.together = False
+
+    def rejoin(self) -> bool:
+        """Goes back to one count if all environments are at the same step; says whether."""
+        if not self.together and (self.steps == self.steps[0]).all():
+            self.together, self.step = True, int(self.steps[0])
+        return self.together
+
+    def interrupt(self, env_ids: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
+        """Breaks the streams of some environments; call it only when parted.
+
+        Items begin at multiples of the period, so the clocks are put forward to the next one.
+
+        Returns:
+          The clocks before and after, [n].
+        """
+        before = self.steps[env_ids]
+        after = -(-before // period) * period
+        self.steps[env_ids] = self.unbroken[env_ids] = after
+        self.last_gap = int(self.unbroken.max())
+        return before, after
+
+    def last_steps(self) -> np.ndarray:
+        """Returns the step each environment wrote last, -1 for none, [num_envs]."""
+        return np.full(len(self.envs), self.step - 1) if self.together else self.steps - 1
+
+    def save(self) -> PyTree:
+        """Returns the state as arrays."""
+        return {"steps": self.last_steps() + 1, "unbroken": self.unbroken.copy()}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        self.steps[:], self.unbroken[:] = tree["steps"], tree["unbroken"]
+        self.last_gap, self.together = int(self.unbroken.max()), False
+        self.rejoin()

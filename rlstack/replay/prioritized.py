@@ -1,0 +1,137 @@
+"""Sampling in proportion to priority (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.samplers import Cells, Uniform
+from rlstack.types import PyTree
+
+PRIORITY_FLOOR = 1e-6  # keeps an item whose error is 0 in play (Schaul et al. 2016, section 3.3)
+
+_FAN = 16  # children of a node: few levels, and a node's children fill two cache lines
+
+
+class SumTree:
+    """Non-negative masses, to be changed and drawn from many at a time.
+
+    Sums are always taken afresh from the children, never moved by differences, so that rounding
+    does not pile up.
+    """
+
+    def __init__(self, size: int):
+        self._levels = []  # masses first, the root's children last; each a multiple of the fan
+        while True:
+            self._levels.append(np.zeros(-(-size // _FAN) * _FAN))
+            if size <= _FAN:
+                break
+            size = -(-size // _FAN)
+        self.leaves = self._levels[0]  # write here, then call `update`
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses."""
+        return float(self._levels[-1].sum())
+
+    def update(self, changed: np.ndarray | None) -> None:
+        """Brings the sums up to date after leaves ``changed`` (None: all) were written to."""
+        nodes = changed
+        for below, level in zip(self._levels, self._levels[1:]):  # noqa: B905
+            children = below.reshape(-1, _FAN)
+            if nodes is None:
+                level[: len(children)] = children.sum(1)
+            else:
+                nodes = np.unique(nodes // _FAN)
+                level[nodes] = children[nodes].sum(1)
+
+    def find(self, points: np.ndarray) -> np.ndarray:
+        """Returns the leaves in whose stretch of ``[0, total)`` the points lie, [n]."""
+        nodes = np.zeros(len(points), np.int64)
+        rows = np.arange(len(points))
+        for level in reversed(self._levels):
+            sums = level.reshape(-1, _FAN)[nodes].cumsum(1)
+            # Rounding may put a point just past the end; it belongs to the last mass there is.
+            points = np.minimum(points, np.nextafter(sums[:, -1], 0))
+            child = (sums <= points[:, None]).sum(1)
+            points = points - np.where(child > 0, sums[rows, child - 1], 0)
+            nodes = nodes * _FAN + child
+        return nodes
+
+
+class Prioritized(Uniform):
+    """Items with replacement, with probability ``p_i^alpha / sum_j p_j^alpha``.
+
+    A new item has the largest priority given so far. Importance weights are
+    ``(N P(i))^-beta``, divided by the largest of the batch (equation 1 and algorithm 1).
+    """
+
+    def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
+        super().__init__(cfg, cells, seed)
+        self._tree = SumTree(cells)
+        self._largest = 1.0
+        self._drawn = 0
+        self._changed: list[np.ndarray] = []  # leaves written to since the sums were right
+        self._num_changed = 0
+
+    def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
+        """Puts items in their cells with the largest priority so far."""
+        added = super().insert(cells, keys, valid)
+        mass = self._largest**self._cfg.priority_exponent
+        where = np.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
+        self._set(where, np.full(len(keys), mass) if valid is None else np.where(valid, mass, 0.0))
+        return added
+
+    def remove(self, cells: np.ndarray) -> None:
+        """Empties distinct, filled cells."""
+        super().remove(cells)
+        self._set(cells, np.zeros(len(cells)))
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of the items still held; of equal keys, the last one counts."""
+        held = self.held(keys)
+        keys, priorities = keys[held], np.maximum(priorities[held], PRIORITY_FLOOR)
+        if keys.size:
+            self._largest = max(self._largest, float(priorities.max()))
+            self._set(keys % len(self.key_at), priorities**self._cfg.priority_exponent)
+
+    def _set(self, cells: np.ndarray, masses: np.ndarray) -> None:
+        self._tree.leaves[cells] = masses
+        self._changed.append(cells)
+        self._num_changed += len(cells)
+        if self._num_changed > len(self.key_at):  # long without a draw: forget which, redo all
+            self._tree.update(None)
+            self._changed, self._num_changed = [], 0
+
+    def _choose(self, count: int) -> np.ndarray:
+        if self._changed:
+            self._tree.update(np.concatenate(self._changed))
+            self._changed, self._num_changed = [], 0
+        return self._tree.find(self.rng.random(count) * self._tree.total)
+
+    def _odds(self, cells: np.ndarray) -> np.ndarray:
+        return self._tree.leaves[cells] * (self.size / self._tree.total)
+
+    def _weights(self, odds: np.ndarray) -> np.ndarray:
+        cfg = self._cfg
+        beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
+        if until:
+            done = min(1.0, self._drawn / until)
+            beta += done * (cfg.importance_exponent_final - beta)
+        self._drawn += len(odds)
+        weights = odds**-beta
+        return (weights / weights.max()).astype(np.float32)
+
+    def save(self) -> PyTree:
+        """Returns the state as arrays."""
+        numbers = np.array([self._largest, self._drawn])
+        masses = self._tree.leaves[: len(self.key_at)].copy()
+        return super().save() | {"masses": masses, "prioritized": numbers}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        super().load(tree)
+        self._tree.leaves[: len(self.key_at)] = tree["masses"]
+        self._tree.update(None)
+        self._changed, self._num_changed = [], 0
+        self._largest, self._drawn = float(tree["prioritized"][0]), int(tree["prioritized"][1])

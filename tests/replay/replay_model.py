@@ -1,0 +1,157 @@
+"""A slow replay in plain Python that says what every backend must do, and steps to feed both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlstack.replay import ReplayConfig, Sample
+from rlstack.types import TimeStep, Trajectory, Transition
+
+FIRST, MID, LAST = 0, 1, 2
+
+
+class Output(NamedTuple):
+    action: np.ndarray
+    value: np.ndarray
+
+
+def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
+    """Steps whose every leaf tells its environment and its place in that environment's stream."""
+    envs, ordinals = np.asarray(envs, np.int32), np.asarray(ordinals, np.int32)
+    versions = np.zeros(len(envs)) if versions is None else versions
+    code = envs * 100_000 + ordinals
+    observation = {"code": code, "image": np.stack([code % 251, code % 241], 1).astype(np.uint8)}
+    zeros = np.zeros(len(envs), np.float32)
+    return Transition(
+        TimeStep(np.asarray(step_types, np.int32), code.astype(np.float32), zeros, observation),
+        Output(np.stack([code, -code], 1), zeros),
+        (),
+        np.asarray(versions, np.int32),
+    )
+
+
+def items_of(trajectory: Trajectory, step_types: dict) -> list[tuple[int, int]]:
+    """Returns (env, ordinal of the first step) of each item, after checking all its leaves."""
+    code = np.asarray(trajectory.timestep.observation["code"])
+    envs, ordinals = code // 100_000, code % 100_000
+    assert (envs == envs[0]).all(), "a window mixes environments"
+    assert (np.diff(ordinals, axis=0) == 1).all(), "a window skips or repeats a step"
+    image = np.stack([code % 251, code % 241], -1)
+    np.testing.assert_array_equal(trajectory.timestep.observation["image"], image)
+    np.testing.assert_array_equal(trajectory.agent_output.action, np.stack([code, -code], -1))
+    np.testing.assert_array_equal(trajectory.timestep.reward, code.astype(np.float32))
+    expected = [
+        [step_types[e, o] for e, o in zip(*rows, strict=True)]
+        for rows in zip(envs, ordinals, strict=True)
+    ]
+    np.testing.assert_array_equal(trajectory.timestep.step_type, expected)
+    assert trajectory.agent_state == ()
+    return list(zip(envs[0].tolist(), ordinals[0].tolist(), strict=True))
+
+
+def config(sampler="uniform", **changes) -> ReplayConfig:
+    fields = {"sampler": sampler, "batch_size": 4, "unroll_length": 3, "max_size": 8}
+    return ReplayConfig(**{**fields, **changes})
+
+
+def feed(buffer, num_envs, first, last, versions=None, step_types=None):
+    """Adds steps first..last-1 of every environment."""
+    for t in range(first, last):
+        types = [MID] * num_envs if step_types is None else step_types(t)
+        version = None if versions is None else [versions(t)] * num_envs
+        buffer.add(None, make_transition(range(num_envs), [t] * num_envs, types, version))
+
+
+class _EveryStepIsMid(dict):
+    def __missing__(self, key):
+        return MID
+
+
+def drawn(sample):
+    return items_of(sample.batch.trajectory, _EveryStepIsMid())
+
+
+class Item:
+    def __init__(self, env: int, first: int, turn: int):
+        self.env, self.first, self.turn, self.times = env, first, turn, 0
+
+
+class Model:
+    """What is held after a history of calls."""
+
+    def __init__(self, cfg: ReplayConfig, num_envs: int):
+        self.cfg, self.per_env = cfg, cfg.items_per_env(num_envs)
+        self.step_types: dict[tuple[int, int], int] = {}
+        self.ordinal = [0] * num_envs  # steps added
+        self.clock = [0] * num_envs  # the same, moved on to a multiple of the period at a gap
+        self.unbroken = [0] * num_envs  # the clock after the last gap
+        self.items: list[Item] = []  # in order of completion
+        self.inserts = self.samples = self.dropped = 0
+
+    def add(self, env: int, step_type: int) -> None:
+        self.step_types[env, self.ordinal[env]] = step_type
+        self.ordinal[env] += 1
+        self._tick(env)
+
+    def _tick(self, env: int) -> None:
+        cfg = self.cfg
+        start = self.clock[env] - cfg.unroll_length
+        self.clock[env] += 1
+        if start < 0 or start % cfg.step_period:
+            return
+        turn = start // cfg.step_period
+        self._leave([i for i in self.items if i.env == env and i.turn <= turn - self.per_env])
+        first = self.ordinal[env] - 1 - cfg.unroll_length
+        broken = start < self.unbroken[env]
+        if broken or (cfg.starts == "not_last" and self.step_types[env, first] == LAST):
+            return
+        self.items.append(Item(env, first, turn))
+        self.inserts += 1
+
+    def settle(self) -> None:
+        """Ends a call of add: a fifo that is too long loses its oldest items."""
+        if self.cfg.sampler == "fifo":
+            self._leave(self.items[: max(0, len(self.items) - self.cfg.max_size)])
+
+    def gap(self, env: int) -> None:
+        self.unbroken[env] = -(-self.clock[env] // self.cfg.step_period) * self.cfg.step_period
+        while self.clock[env] < self.unbroken[env]:
+            self._tick(env)
+
+    def _leave(self, items: list[Item]) -> None:
+        self.items = [i for i in self.items if i not in items]
+        if self.cfg.sampler == "fifo":
+            self.dropped += len(items)
+
+    def can_sample(self, batch_size: int) -> bool:
+        cfg = self.cfg
+        if self.inserts < cfg.min_size or not self.items:
+            return False
+        if cfg.sampler == "fifo" and len(self.items) < batch_size:
+            return False
+        left = sum(cfg.times_limit - i.times for i in self.items)
+        if cfg.sampler != "fifo" and cfg.times_limit and left < batch_size:
+            return False
+        if cfg.samples_per_insert is None:
+            return True
+        allowed = cfg.samples_per_insert * (self.inserts - cfg.min_size) + cfg.tolerance
+        return self.samples + batch_size <= allowed
+
+    def check_sample(self, sample: Sample, batch_size: int) -> None:
+        got = items_of(sample.batch.trajectory, self.step_types)
+        assert len(got) == batch_size and sample.keys.shape == (batch_size,)
+        assert sample.keys.dtype == np.uint64 and sample.batch.weights.dtype == np.float32
+        held = {(i.env, i.first): i for i in self.items}
+        if self.cfg.sampler == "fifo":
+            assert got == list(held)[:batch_size]
+        assert set(got) <= set(held), "an item that is not held was sampled"
+        if self.cfg.sampler != "prioritized":
+            assert (sample.batch.weights == 1).all()
+        for item in got:
+            held[item].times += 1
+        if self.cfg.times_limit:
+            assert all(i.times <= self.cfg.times_limit for i in self.items)
+            self.items = [i for i in self.items if i.times < self.cfg.times_limit]
+        self.samples += batch_size

@@ -1,0 +1,330 @@
+"""What every replay backend must do, whatever it is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
+
+from rlstack.replay import InProcessReplay, ReplayClosedError
+
+# name -> (cfg, num_envs, seed) -> ReplayBuffer
+BACKENDS = {"in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed)}
+
+
+@pytest.fixture(params=BACKENDS.values(), ids=BACKENDS, scope="module")
+def make(request):
+    return request.param
+
+
+@st.composite
+def histories(draw):
+    sampler = draw(st.sampled_from(["fifo", "uniform", "prioritized"]))
+    num_envs, length = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    batch_size = draw(st.integers(1, 5))
+    cfg = config(
+        sampler,
+        batch_size=batch_size,
+        unroll_length=length,
+        period=draw(st.none() | st.integers(1, length)),
+        max_size=draw(st.integers(batch_size, 16)),
+        max_size_per_env=draw(st.none() | st.integers(1, 16)),
+        starts=draw(st.sampled_from(["any", "not_last"])),
+        min_size=draw(st.integers(1, 4)),
+        max_times_sampled=draw(st.none() | st.integers(1, 3)),
+        samples_per_insert=draw(st.none() | st.sampled_from([0.5, 1.0, 4.0])),
+        samples_per_insert_tolerance=draw(st.none() | st.integers(0, 6)),
+    )
+    some = st.integers(1, 2**num_envs - 1).map(
+        lambda mask: [e for e in range(num_envs) if mask >> e & 1]
+    )
+    call = st.one_of(
+        st.tuples(st.just("add"), st.none(), st.integers(1, 12)),
+        st.tuples(st.just("add"), some.flatmap(st.permutations), st.integers(1, 6)),
+        st.tuples(st.just("gap"), st.none() | some, st.just(1)),
+        st.tuples(st.just("sample"), st.none(), st.integers(1, 5)),
+        st.tuples(st.just("reload"), st.none(), st.just(1)),
+    )
+    return cfg, num_envs, draw(st.lists(call, max_size=40)), draw(st.integers(0, 2**16))
+
+
+def step_types(model: Model, envs, rng):
+    types = []
+    for env in envs:
+        before = model.step_types.get((env, model.ordinal[env] - 1), LAST)
+        fresh = before == LAST or model.clock[env] == model.unbroken[env]
+        types.append(FIRST if fresh else int(rng.choice([MID, MID, LAST])))
+    return types
+
+
+@settings(max_examples=200, deadline=None)
+@given(history=histories())
+def test_any_history_agrees_with_the_model(make, history):
+    cfg, num_envs, calls, seed = history
+    rng, model, buffer = np.random.default_rng(seed), Model(cfg, num_envs), None
+    buffer = make(cfg, num_envs)
+    for name, ids, count in calls:
+        envs = range(num_envs) if ids is None else ids
+        for _ in range(count if name == "add" else 1):
+            if name == "add":
+                types = step_types(model, envs, rng)
+                ordinals = [model.ordinal[e] for e in envs]
+                array = None if ids is None else np.array(ids)
+                buffer.add(array, make_transition(envs, ordinals, types))
+                for env, step_type in zip(envs, types, strict=True):
+                    model.add(env, step_type)
+                model.settle()
+            elif name == "gap":
+                buffer.gap(None if ids is None else np.array(ids))
+                for env in envs:
+                    model.gap(env)
+            elif name == "reload":
+                tree = buffer.save()
+                buffer.close()
+                buffer = make(cfg, num_envs, seed + 1)
+                buffer.load(tree)
+            else:
+                assert buffer.can_sample(count) == model.can_sample(count)
+                if not model.can_sample(count):
+                    with pytest.raises(ValueError, match="sample"):
+                        buffer.sample(count)
+                    continue
+                sample = buffer.sample(count)
+                model.check_sample(sample, count)
+                buffer.update_priorities(sample.keys, rng.random(count))
+            stats = buffer.stats()
+            assert (stats["size"], stats["inserts"]) == (len(model.items), model.inserts)
+            assert (stats["samples"], stats["dropped"]) == (model.samples, model.dropped)
+    buffer.close()
+
+
+@pytest.mark.parametrize("num_envs,batch_size", [(4, 4), (4, 2), (4, 8), (3, 4)])
+def test_fifo_delivers_every_item_once_in_order(make, num_envs, batch_size):
+    buffer, items = make(config("fifo", batch_size=batch_size, max_size=16), num_envs), []
+    for t in range(100):
+        feed(buffer, num_envs, t, t + 1)
+        items += [item for sample in buffer.make_dataset() for item in drawn(sample)]
+    everything = [(env, first) for first in range(0, 97, 3) for env in range(num_envs)]
+    assert items == everything[: len(items)]
+    assert len(everything) - len(items) < batch_size
+    assert buffer.stats()["dropped"] == 0
+
+
+def test_fifo_full_drops_the_oldest_and_counts(make):
+    buffer = make(config("fifo", max_size=8), 4)
+    feed(buffer, 4, 0, 3 * 5 + 1)
+    assert buffer.stats()["dropped"] == 12
+    assert drawn(buffer.sample(8)) == [(env, first) for first in (9, 12) for env in range(4)]
+
+
+def test_fifo_drops_stale_items_and_reports_lag(make):
+    buffer = make(config("fifo", max_size=12, max_staleness=1), 4)
+    feed(buffer, 4, 0, 10, versions=lambda t: max(0, (t - 1) // 3))  # items of versions 0, 1, 2
+    assert drawn(buffer.sample(4)) == [(env, 3) for env in range(4)]
+    stats = buffer.stats()
+    assert (stats["dropped_stale"], stats["size"]) == (4, 4)
+    assert (stats["lag_min"], stats["lag_mean"], stats["lag_max"]) == (1, 1, 1)
+    buffer.set_params_version(4)
+    assert not buffer.can_sample()
+    assert buffer.stats()["dropped_stale"] == 8
+
+
+def test_late_item_of_an_old_version_is_dropped_too(make):
+    buffer = make(config("fifo", batch_size=1, max_staleness=0), 2)
+    feed(buffer, 2, 0, 3)
+    buffer.add(np.array([0]), make_transition([0], [3], [MID], [5]))
+    assert not buffer.can_sample(1)
+    buffer.add(np.array([1]), make_transition([1], [3], [MID], [0]))
+    assert not buffer.can_sample(1)
+    assert buffer.stats()["dropped_stale"] == 2
+
+
+def test_uniform_is_uniform(make):
+    buffer = make(config("uniform", max_size=40, starts="not_last"), 4)
+    feed(
+        buffer, 4, 0, 60, step_types=lambda t: [LAST if (t + e) % 5 == 0 else MID for e in range(4)]
+    )
+    held, counts, draws = int(buffer.stats()["size"]), {}, 200
+    for _ in range(draws):
+        for key in buffer.sample(100).keys.tolist():
+            counts[key] = counts.get(key, 0) + 1
+    assert held == 32 and len(counts) == held
+    expected = draws * 100 / held
+    chi_square = sum((n - expected) ** 2 / expected for n in counts.values())
+    assert chi_square < 61.1  # 0.999 quantile, 31 degrees of freedom
+
+
+def test_prioritized_frequencies_and_weights_follow_the_formula(make):
+    alpha, beta = 0.7, 0.5
+    cfg = config("prioritized", max_size=24, priority_exponent=alpha, importance_exponent=beta)
+    buffer, rng = make(cfg, 4), np.random.default_rng(0)
+    feed(buffer, 4, 0, 9)  # 6 items an environment
+    keys = np.unique(np.concatenate([buffer.sample(200).keys for _ in range(3)]))
+    assert len(keys) == 24
+    priorities = rng.uniform(0.1, 5, 24)
+    buffer.update_priorities(keys, priorities)
+    probability = priorities**alpha / (priorities**alpha).sum()
+    counts = np.zeros(24)
+    for _ in range(200):
+        sample = buffer.sample(100)
+        which = np.searchsorted(keys, sample.keys)
+        np.add.at(counts, which, 1)
+        weights = (24 * probability[which]) ** -beta
+        np.testing.assert_allclose(sample.batch.weights, weights / weights.max(), rtol=1e-5)
+    expected = 20_000 * probability
+    assert ((counts - expected) ** 2 / expected).sum() < 49.7  # 0.999 quantile, 23 degrees
+
+
+def test_prioritized_new_items_come_in_with_the_largest_priority(make):
+    buffer = make(config("prioritized", max_size=4, priority_exponent=1.0), 1)
+    feed(buffer, 1, 0, 6)  # items 0, 1, 2
+    keys = np.unique(buffer.sample(100).keys)
+    buffer.update_priorities(keys, np.array([1.0, 2.0, 7.0]))
+    feed(buffer, 1, 6, 7)
+    items = [item for _ in range(100) for item in drawn(buffer.sample(100))]
+    share = items.count((0, 3)) / len(items)
+    assert abs(share - 7 / 17) < 0.025
+
+
+def test_prioritized_keys_of_items_that_left_are_ignored(make):
+    buffer = make(config("prioritized", max_size=4, priority_exponent=1.0), 1)
+    feed(buffer, 1, 0, 7)
+    keys = np.unique(buffer.sample(100).keys)
+    feed(buffer, 1, 7, 11)
+    buffer.update_priorities(keys, np.full(4, 1000.0))
+    np.testing.assert_array_equal(buffer.sample(100).batch.weights, np.ones(100))
+
+
+def test_prioritized_importance_exponent_is_annealed(make):
+    cfg = config("prioritized", max_size=2, batch_size=2, importance_anneal_samples=400)
+    buffer = make(cfg, 1)
+    feed(buffer, 1, 0, 5)
+    keys = np.unique(buffer.sample(200).keys)
+    buffer.update_priorities(keys, np.array([1.0, 4.0]))
+    halfway, over = (buffer.sample(200).batch.weights.min() for _ in range(2))
+    ratio = 4**-0.6
+    np.testing.assert_allclose([halfway, over], [ratio**0.7, ratio**1.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_no_item_is_sampled_more_often_than_allowed(make, sampler):
+    buffer = make(config(sampler, max_size=12, max_times_sampled=3), 2)
+    feed(buffer, 2, 0, 9)  # 12 items
+    keys = np.concatenate([buffer.sample(4).keys for _ in range(9)])
+    assert sorted(np.unique(keys, return_counts=True)[1]) == [3] * 12
+    assert not buffer.can_sample(1) and buffer.stats()["size"] == 0
+
+
+def test_rate_limits(make):
+    cfg = config(batch_size=2, min_size=4, samples_per_insert=0.5, samples_per_insert_tolerance=2)
+    buffer, sampled = make(cfg, 1), []
+    for t in range(13):
+        feed(buffer, 1, t, t + 1)
+        sampled.append(len(list(buffer.make_dataset())))
+    # Items come with steps 3, 4, ...; the fourth opens the table, each further one gives half.
+    assert sampled == [0] * 6 + [1, 0, 0, 0, 1, 0, 0]
+    with pytest.raises(ValueError, match="samples_per_insert"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
+def test_load_goes_on_as_if_never_interrupted(make, sampler):
+    cfg = config(sampler, max_size=32, importance_anneal_samples=50)
+    one = make(cfg, 4, 7)
+    feed(one, 4, 0, 20)
+    first = one.sample()
+    one.update_priorities(first.keys, np.arange(4) + 0.5)
+    one.add(np.array([2]), make_transition([2], [20], [MID]))
+    tree = one.save()
+    two = make(cfg, 4, 8)
+    two.load(tree)
+    for buffer in (one, two):
+        buffer.add(np.array([0, 1, 3]), make_transition([0, 1, 3], [20] * 3, [MID] * 3))
+        feed(buffer, 4, 21, 23)
+    for size in (4, 2, 6):
+        a, b = one.sample(size), two.sample(size)
+        np.testing.assert_array_equal(a.keys, b.keys)
+        np.testing.assert_array_equal(a.batch.weights, b.batch.weights)
+        assert drawn(a) == drawn(b)
+    assert one.stats() == two.stats()
+
+
+def test_same_seed_same_samples(make):
+    buffers = [make(config(max_size=100), 2, seed) for seed in (3, 3, 4)]
+    for buffer in buffers:
+        feed(buffer, 2, 0, 30)
+    same, again, other = (buffer.sample(30).keys.tolist() for buffer in buffers)
+    assert same == again != other
+
+
+def test_batches_live_until_the_next_but_one(make):
+    buffer = make(config(max_size=100), 2)
+    feed(buffer, 2, 0, 30)
+    for _ in range(3):
+        before = buffer.sample()
+        items = drawn(before)
+        buffer.sample()
+        assert drawn(before) == items
+
+
+def test_jax_arrays_are_taken(make):
+    jax = pytest.importorskip("jax")
+    buffer = make(config(), 2)
+    for t in range(6):
+        buffer.add(None, jax.tree.map(jax.numpy.asarray, make_transition([0, 1], [t, t], [1, 1])))
+    sample = buffer.sample()
+    drawn(sample)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree_util.tree_leaves(sample.batch))
+
+
+def test_wrong_input_is_refused_by_name(make):
+    buffer = make(config(), 3)
+    good = make_transition([0, 1, 2], [0, 0, 0], [MID] * 3)
+    with pytest.raises(ValueError, match=r"reward.*3 environments"):
+        buffer.add(None, good._replace(timestep=good.timestep._replace(reward=np.zeros(2))))
+    buffer.add(None, good)
+    wrong = good.timestep._replace(reward=good.timestep.reward.astype(np.float64))
+    with pytest.raises(ValueError, match=r"timestep\.reward must be float32\(3,\).*float64"):
+        buffer.add(None, good._replace(timestep=wrong))
+    wrong = good.timestep._replace(observation={"code": np.zeros(3, np.int32)})
+    with pytest.raises(ValueError, match="structure"):
+        buffer.add(None, good._replace(timestep=wrong))
+    wrong = good.timestep._replace(reward=np.zeros((3, 1), np.float32))
+    with pytest.raises(ValueError, match="must be"):
+        buffer.add(None, good._replace(timestep=wrong))
+    for ids in ([0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.0, 1.0, 2.0], [[0, 1, 2]], [0, 1, 2, 1]):
+        with pytest.raises(ValueError, match="distinct ints"):
+            buffer.add(np.array(ids), good)
+    with pytest.raises(ValueError, match="must be"):
+        buffer.add(np.array([0, 1]), good)
+    with pytest.raises(ValueError, match="items must have been inserted"):
+        buffer.sample()
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        buffer.sample(0)
+    with pytest.raises(ValueError, match="both be"):
+        buffer.update_priorities(np.zeros(2, np.uint64), np.zeros(3))
+    with pytest.raises(ValueError, match="diverged"):
+        buffer.update_priorities(np.zeros(2, np.uint64), np.array([1, np.nan]))
+
+
+def test_close_ends_everything(make):
+    buffer = make(config(max_size=100), 2)
+    feed(buffer, 2, 0, 30)
+    dataset = buffer.make_dataset()
+    next(dataset)
+    buffer.close()
+    buffer.close()
+    assert list(dataset) == [] and not buffer.can_sample()
+    for call in (buffer.sample, lambda: feed(buffer, 2, 30, 31), lambda: buffer.gap(None)):
+        with pytest.raises(ReplayClosedError):
+            call()
+
+
+@pytest.mark.parametrize("num_envs", [3, 4])
+def test_load_refuses_another_table(make, num_envs):
+    buffer = make(config(max_size=24), 4)
+    feed(buffer, 4, 0, 30)
+    with pytest.raises(ValueError, match="equal config"):
+        make(config(max_size=36), num_envs).load(buffer.save())
