@@ -137,8 +137,10 @@ class ActionCheck:
         if not self._integer:
             total = float(array.sum())
             if total != total and np.isnan(array).any():
-                raise ValueError(f"{self._where}: must not hold NaN; got it in row(s) "
-                                 f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}.")
+                raise ValueError(
+                    f"{self._where}: must not hold NaN; got it in row(s) "
+                    f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}."
+                )
         if self._copy or array.dtype != self._dtype or not array.flags.carray:
             return np.array(array, self._dtype, order="C")
         return array
@@ -154,7 +156,7 @@ class ActionCheck:
         else:
             bad = bool(((array > self._high) | (array < self._low)).any())
         if bad:
-            row = np.argwhere(((array > self._high) | (array < self._low)))[0]
+            row = np.argwhere((array > self._high) | (array < self._low))[0]
             raise ValueError(
                 f"{self._where}: must lie in [{_brief(self._low)}, {_brief(self._high)}]; "
                 f"got {array[tuple(row)]} in row {row[0]}."

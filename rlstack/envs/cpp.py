@@ -28,6 +28,7 @@ from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, StepType, TimeStep
 
 _OWN_OPTIONS = ("num_envs", "batch_size", "seed", "num_threads", "env_type", "max_num_players")
+_FEW_TINY = 64
 _CORE_FIELDS = ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc")
 
 
@@ -74,17 +75,23 @@ class CppBackend:
         self._pool = pool = _make(name, config)
         fields = pool.spec.state_array_spec
         if missing := [f for f in _CORE_FIELDS if f not in fields]:
-            raise ValueError(f"CppBackend: {name} must give the fields {_CORE_FIELDS}; no {missing}")
+            raise ValueError(
+                f"CppBackend: {name} must give the fields {_CORE_FIELDS}; no {missing}"
+            )
         self._position = {field: i for i, field in enumerate(fields)}
         self._observed = Nest(_tree({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
         obs_fields = [fields[f] for f in self._observed.leaves]
-        observation = [_spec(f, leaf) for f, leaf in zip(self._observed.leaves, obs_fields)]
+        observation = [
+            _spec(f, leaf) for f, leaf in zip(self._observed.leaves, obs_fields, strict=True)
+        ]
         acted = pool.spec.action_array_spec
         self._acted = Nest(
             _tree({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
         act_fields = [acted[f] for f in self._acted.leaves]
-        action = [_spec(f, leaf, True) for f, leaf in zip(self._acted.leaves, act_fields)]
+        action = [
+            _spec(f, leaf, True) for f, leaf in zip(self._acted.leaves, act_fields, strict=True)
+        ]
         self.spec = EnvSpec(self._observed.unflatten(observation), self._acted.unflatten(action))
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
         self.action_offsets = [_offset(f) for f in act_fields]
@@ -96,8 +103,8 @@ class CppBackend:
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
-        self._lives_at = self._position.get("info:lives")
-        self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at is not None
+        self._lives_at = self._position.get("info:lives", -1)
+        self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # as last received, by id
         self._firsts_due = 0
         self._waiting: list[tuple[np.ndarray, list[np.ndarray]]] = []
@@ -216,18 +223,21 @@ class CppBackend:
 def _make(name: str, config: PoolConfig) -> Any:
     envpool = load()
     if envpool is None:
-        raise ValueError(f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it "
-                         "or use type='process'.")
+        raise ValueError(
+            f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it "
+            "or use type='process'."
+        )
     if clash := sorted(set(config.options) & set(_OWN_OPTIONS)):
         raise ValueError(f"CppBackend: options must not hold {clash}; the pool sets them.")
     try:
+        threads = config.num_workers or _default_threads(envpool, name, config.size)
         return envpool.make(
             name,
             env_type="gymnasium",
             num_envs=config.size,
             batch_size=config.wait_num,
             seed=config.seed,
-            num_threads=min(config.num_workers or 0, config.size),
+            num_threads=min(threads, config.size),
             **config.options,
         )
     except (TypeError, AssertionError, KeyError) as error:
@@ -235,6 +245,13 @@ def _make(name: str, config: PoolConfig) -> Any:
             f"CppBackend: EnvPool must know {name!r} and take its options {config.options}; "
             f"it says: {error}"
         ) from error
+
+
+def _default_threads(envpool: Any, name: str, size: int) -> int:
+    """One thread where waking a second costs more than its environments; 0 is one for each core."""
+    family = type(envpool.make_spec(name)).__mro__[1].__module__
+    tiny = "classic_control" in family or "toy_text" in family
+    return 1 if tiny and size <= _FEW_TINY else 0
 
 
 def _direct_works(pool: Any, fields: dict[str, Any], acted: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from rlstack.envs.nest import Nest
 FIRST, MID, LAST = 0, 1, 2  # rlstack.types.StepType, which workers cannot import: it needs JAX
 
 
-class EnvCrash(RuntimeError):
+class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
     """An environment raised an exception; the message names it, the cause is chained."""
 
 
@@ -44,7 +44,9 @@ class Episode:
       acted: the action's structure and specs.
     """
 
-    def __init__(self, builder: Callable[..., Any], options: dict[str, Any], env_id: int, seed: int):
+    def __init__(
+        self, builder: Callable[..., Any], options: dict[str, Any], env_id: int, seed: int
+    ):
         """Builds the environment; ``seed`` also seeds its first reset.
 
         Raises:
@@ -178,4 +180,5 @@ def layout(episode: Episode) -> list[tuple]:
 
 
 def _name(builder: Any) -> str:
-    return getattr(builder, "name", None) or getattr(builder, "__name__", type(builder).__name__)
+    name = getattr(builder, "name", None) or getattr(builder, "__name__", None)
+    return str(name or type(builder).__name__)

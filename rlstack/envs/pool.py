@@ -96,7 +96,8 @@ class SyncEnv(_Pool):
             cpp for a name that EnvPool has, else for_loop.
           seed: environment i is seeded with ``seed + i``.
           options: keywords for ``envpool.make``, ``gymnasium.make`` or the builder.
-          num_workers: threads or processes; by default as many as there are cores.
+          num_workers: threads or processes; by default as many as there are cores, or up to 32
+            for ``"thread"``.
           num_threads: the same, in EnvPool's word.
           **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
 
@@ -124,8 +125,7 @@ class SyncEnv(_Pool):
     def step(self, actions: PyTree) -> TimeStep:
         """Steps every environment and returns ``[B, ...]`` rows in order of id.
 
-        The arrays stay as they are for at least two further steps (process pools reuse memory
-        after that; the other kinds never do).
+        The arrays belong to the caller: later steps do not change them.
 
         Args:
           actions: ``[B, ...]`` in the structure of ``spec.action``. Rows of environments that

@@ -58,16 +58,22 @@ def _python_backend(builder: Callable[..., Any], type_: str, config: PoolConfig)
 
 
 class GymnasiumBuilder:
-    """Builds a registered Gymnasium environment; picklable."""
+    """Builds a registered Gymnasium environment; picklable.
+
+    It carries the registration, because a worker process does not run the code that registered it.
+    """
 
     def __init__(self, name: str):
+        import gymnasium
+
         self.name = name
+        self.spec = gymnasium.spec(name)
 
     def __call__(self, **options: Any) -> Any:
         """Returns the environment, without Gymnasium's own checker: the pool checks each step."""
         import gymnasium
 
-        return gymnasium.make(self.name, disable_env_checker=True, **options)
+        return gymnasium.make(self.spec, disable_env_checker=True, **options)
 
 
 def resolve(name: str) -> Callable[..., Any]:

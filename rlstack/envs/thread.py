@@ -6,8 +6,11 @@ failed then and can only be closed.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +22,9 @@ from rlstack.types import EnvSpec, TimeStep
 
 # Waiting is what these threads are for, so there may be many more than cores.
 _MOST_THREADS = 32
+_CLOSE_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class ThreadBackend:
@@ -91,11 +97,22 @@ class ThreadBackend:
         return {"restarts": 0}
 
     def close(self) -> None:
-        """Waits for the steps in progress, ends the threads and closes the environments."""
+        """Waits for the steps in progress, ends the threads and closes the environments.
+
+        A thread whose environment hangs cannot be ended: after a while it is left behind, with
+        its environments unclosed, and that is logged.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
         for _ in self._threads:
             self._tasks.put(None)
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            _log.error("env threads hang in a step and are left behind; use type='process'")
+            return
         self._threads = []
         episodes, self._episodes = self._episodes, {}
         close_all(episodes)

@@ -1,0 +1,145 @@
+"""The process that runs some environments of a process pool. It never imports JAX.
+
+Protocol, on one socket. First the parent sends the builder and the worker answers with the specs
+(both length-prefixed pickles). Then the parent sends orders, one int32 for each environment, and
+the worker answers each with the environment's id when its row is written to shared memory. A
+worker that cannot go on says so with a negative number and a traceback, and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RESET, BANK, SHIFT = 1, 2, 2  # an order is env_id << SHIFT, with these bits
+CRASHED, BROKEN = -1, -2  # the answers that mean: restart me; do not restart me
+_LENGTH = struct.Struct("<q")
+_GRACE = 5.0  # seconds to close environments in when the parent has died
+
+
+class Setup(NamedTuple):
+    """What a worker needs to know."""
+
+    builder: bytes  # the pair (builder, options), by cloudpickle
+    seeds: dict[int, int]  # by env id
+    size: int  # of the whole pool
+    together: bool  # whether to answer once for all environments of an order
+
+
+class Hello(NamedTuple):
+    """What a worker that has built its environments answers."""
+
+    observation: Any  # specs
+    action: Any  # specs
+    layout: list[tuple]
+
+
+def send_message(sock: socket.socket, data: bytes) -> None:
+    """Sends ``data`` with its length before it."""
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def recv_message(sock: socket.socket) -> bytes:
+    """Returns what ``send_message`` sent.
+
+    Raises:
+      EOFError: the other side is gone.
+    """
+    return _recv_exactly(sock, _LENGTH.unpack(_recv_exactly(sock, _LENGTH.size))[0])
+
+
+def _recv_exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = sock.recv(min(count - len(data), 1 << 20))
+        if not part:
+            raise EOFError("the other side closed the socket")
+        data += part
+    return bytes(data)
+
+
+def main(sock_fd: int, sentinel_fd: int, block_fd: int) -> None:
+    """Serves the parent until it closes the socket or dies."""
+    # Ctrl-C goes to every process of the terminal; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(sentinel_fd,), daemon=True).start()
+    sock = socket.socket(fileno=sock_fd)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(sock, block_fd)
+
+
+def _watch(sentinel_fd: int) -> None:
+    """Ends this process when the parent is gone, also in the middle of a step."""
+    os.read(sentinel_fd, 1)
+    time.sleep(_GRACE)
+    os._exit(1)
+
+
+def _serve(sock: socket.socket, block_fd: int) -> None:
+    from rlstack.envs.adapters import EnvError
+    from rlstack.envs.episode import build, close_all, layout
+    from rlstack.envs.shared import Table
+
+    episodes: dict = {}
+    try:
+        setup: Setup = pickle.loads(recv_message(sock))
+        builder, options = pickle.loads(setup.builder)
+        episodes = build(builder, options, setup.seeds)
+        head = next(iter(episodes.values()))
+        hello = Hello(
+            head.observed.unflatten(head.observed.leaves),
+            head.acted.unflatten(head.acted.leaves),
+            layout(head),
+        )
+        send_message(sock, pickle.dumps((None, hello)))
+        table = Table(block_fd, head.observed.leaves, head.acted.leaves, setup.size)
+        _run(sock, episodes, table, setup.together)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent closed the pool
+    except BaseException as error:
+        code = BROKEN if isinstance(error, EnvError) else CRASHED
+        text = traceback.format_exc()
+        if not episodes:
+            send_message(sock, pickle.dumps(((code, text), None)))
+        else:
+            sock.sendall(struct.pack("<i", code) + text.encode())
+        sock.shutdown(socket.SHUT_WR)
+    finally:
+        with contextlib.suppress(Exception):
+            close_all(episodes)
+
+
+def _run(sock: socket.socket, episodes: dict, table: Any, together: bool) -> None:
+    orders = bytearray()
+    while True:
+        part = sock.recv(1 << 16)
+        if not part:
+            return
+        orders += part
+        whole = len(orders) // 4 * 4
+        done = []
+        for order in np.frombuffer(bytes(orders[:whole]), np.int32).tolist():
+            env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
+            if order & RESET:
+                episodes[env_id].reset(bank, env_id)
+            else:
+                action = [leaf[env_id].copy() for leaf in table.actions]
+                episodes[env_id].step(action, bank, env_id)
+            table.beats[env_id] += 1
+            if together:
+                done.append(env_id)
+            else:
+                sock.sendall(struct.pack("<i", env_id))
+        del orders[:whole]
+        if done:
+            sock.sendall(struct.pack(f"<{len(done)}i", *done))
