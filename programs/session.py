@@ -32,13 +32,13 @@ class Averages:
         self._values: dict[str, list[Any]] = collections.defaultdict(list)
 
     def add(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
-        """Adds scalars; None adds nothing."""
+        """Adds scalars, or vectors whose entries count one each; None adds nothing."""
         for name, value in (logs or {}).items():
             self._values[prefix + name].append(value)
 
     def flush(self) -> dict[str, float]:
         """Returns the mean of each name and starts anew."""
-        means = {name: float(np.mean(values)) for name, values in self._values.items()}
+        means = {name: float(np.mean(np.hstack(values))) for name, values in self._values.items()}
         self._values.clear()
         return means
 

@@ -61,7 +61,12 @@ class Actor:
         self.episodes = 0
 
     def step(self) -> Logs | None:
-        """Acts once on one batch; returns ``episode_return`` and more when episodes ended."""
+        """Acts once on one batch.
+
+        Returns:
+          None, or where episodes ended their ``actor/episode_return`` and
+          ``actor/episode_length``, ``[episodes]`` each.
+        """
         timestep = self._timestep
         answer = self._inferencer.inference(self._global_ids, timestep)
         if self._replay is not None:
@@ -100,12 +105,11 @@ class Actor:
         last = step_type == StepType.LAST
         if not last.any():
             return None
-        ended = np.flatnonzero(last) if self._env_ids is None else self._env_ids[last]
+        ended = last.nonzero()[0] if self._env_ids is None else self._env_ids[last]
         self.episodes += len(ended)
-        logs = {
-            "actor/episode_return": self._returns[ended].mean(),
-            "actor/episode_length": (self._lengths[ended] - 1).mean(),
-            "actor/episodes": self.episodes,
+        logs: Logs = {
+            "actor/episode_return": self._returns[ended],
+            "actor/episode_length": self._lengths[ended] - 1,  # n actions show n + 1 steps
         }
         self._returns[ended] = 0
         self._lengths[ended] = 0

@@ -27,7 +27,7 @@ AgentOut = Any  # an agent's own NamedTuple; its first field is `action`
 LearnerState = Any  # optimizer state, target params, counters and the learner's rng_key
 Params = Any
 PRNGKey = Array
-Logs = dict[str, Array]  # scalars by name
+Logs = dict[str, Array]  # scalars by name, or vectors to average
 
 
 class StepType(enum.IntEnum):

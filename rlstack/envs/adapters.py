@@ -156,6 +156,7 @@ class _GymnasiumEnv:
             [_space_spec(s, False) for s in self._observed.leaves]
         )
         self.action_spec = self._acted.unflatten([_space_spec(s, True) for s in self._acted.leaves])
+        self._casts = [_action_cast(s) for s in self._acted.leaves]
         self._shifts = [_start(s) for s in self._observed.leaves]
         self._shifted = any(np.any(s) for s in self._shifts)
 
@@ -168,7 +169,7 @@ class _GymnasiumEnv:
         return self._observation(result[0])
 
     def step(self, action: list[np.ndarray]) -> Outcome:
-        cast = [_act(s, a) for s, a in zip(self._acted.leaves, action, strict=True)]
+        cast = [to(a) for to, a in zip(self._casts, action, strict=True)]
         result = self._env.step(self._acted.unflatten(cast))
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
@@ -176,6 +177,13 @@ class _GymnasiumEnv:
                 f"truncated, info); got {_brief(result)}."
             )
         observation, reward, terminated, truncated, _ = result
+        if type(terminated) is bool and type(truncated) is bool:  # the common case, checked fast
+            return Outcome(
+                self._observation(observation),
+                reward,
+                0.0 if terminated else 1.0,
+                terminated or truncated,
+            )
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 raise EnvError(f"{self._where}: {name} must be a bool; got {_brief(flag)}.")
@@ -237,12 +245,14 @@ def _start(space: Any) -> Any:
     return getattr(space, "start", 0)
 
 
-def _act(space: Any, action: np.ndarray) -> Any:
-    """Returns an action of the spec as one of the space; arrays are the environment's own."""
-    start = _start(space)
-    if not space.shape and np.issubdtype(space.dtype, np.integer):
-        return space.dtype.type(int(action) + int(start))
-    return np.add(action, start, dtype=space.dtype)
+def _action_cast(space: Any) -> Callable[[np.ndarray], Any]:
+    """Returns what makes an action of the spec one of the space, with memory of its own."""
+    start, dtype = _start(space), space.dtype
+    if not space.shape and np.issubdtype(dtype, np.integer):
+        return lambda action: dtype.type(int(action) + int(start))
+    if np.any(start):
+        return lambda action: np.add(action, start, dtype=dtype)
+    return lambda action: np.array(action, dtype)
 
 
 def _brief(value: Any) -> str:

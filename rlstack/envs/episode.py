@@ -99,6 +99,8 @@ class Episode:
             raise EnvCrash(text) from error
 
     def _scalar(self, name: str, value: Any) -> float:
+        if type(value) is float and math.isfinite(value):  # the common case, checked fast
+            return value
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -117,6 +119,10 @@ class Episode:
             raise EnvError(str(error)) from error
         for i, (spec, value) in enumerate(zip(self.observed.leaves, values, strict=True)):
             target = rows.leaves[i]
+            if type(value) is np.ndarray and value.dtype == target.dtype:
+                if value.shape == spec.shape:  # the common case, checked fast
+                    target[at] = value
+                    continue
             try:
                 array = np.asarray(value)
             except ValueError:  # ragged

@@ -192,9 +192,18 @@ def test_prioritized_keys_of_items_that_left_are_ignored(make):
     buffer = make(config("prioritized", max_size=4, priority_exponent=1.0), 1)
     feed(buffer, 1, 0, 7)
     keys = np.unique(buffer.sample(100).keys)
-    feed(buffer, 1, 7, 11)
-    buffer.update_priorities(keys, np.full(4, 1000.0))
+    feed(buffer, 1, 7, 9)  # two of the four leave
+    buffer.update_priorities(keys, np.array([1000.0, 1000.0, 1.0, 1.0]))
     np.testing.assert_array_equal(buffer.sample(100).batch.weights, np.ones(100))
+
+
+def test_a_broken_item_takes_its_turn(make):
+    cfg = config("fifo", batch_size=1, unroll_length=3, period=2, max_size=1)
+    buffer = make(cfg, 1)
+    feed(buffer, 1, 0, 5)
+    assert buffer.stats()["size"] == 1
+    buffer.gap(None)  # at step 5 the item starting at 2 would have replaced the one starting at 0
+    assert buffer.stats()["size"] == 0 and buffer.stats()["dropped"] == 1
 
 
 def test_prioritized_importance_exponent_is_annealed(make):
