@@ -237,7 +237,7 @@ def _shm(path: str = "/dev/shm") -> Check:
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
-        why = f"{error.strerror}; process pools and shared-memory replay need it: mount a tmpfs there."
+        why = f"{error.strerror}; process pools and shared-memory replay need it: mount a tmpfs."
         return Check(path, "", False, why)
     found = f"{_size(usage.total)}, {_size(usage.free)} free"
     if usage.free < _SMALL_SHM:
