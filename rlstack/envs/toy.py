@@ -1,0 +1,310 @@
+"""Small environments with known answers, for tests and first experiments.
+
+Every class here is a builder: ``SyncEnv(Catch, 8)`` or ``SyncEnv(Catch, 8, options={"rows": 5})``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import dm_env
+import gymnasium
+import numpy as np
+from dm_env import specs
+from gymnasium import spaces
+
+
+class Catch(dm_env.Environment):
+    """A ball falls, one row a step; the paddle in the last row moves left, stays or moves right.
+
+    After bsuite's and DeepMind's Catch. The reward at the end is +1 for a catch and -1 for a miss;
+    the best policy scores 1. Observation: ``[rows, columns]`` float32, 1 at ball and paddle.
+    """
+
+    def __init__(self, rows: int = 10, columns: int = 5, seed: int = 0):
+        if rows < 2 or columns < 1:
+            raise ValueError(f"Catch: needs 2 rows and 1 column at least; got {rows} x {columns}.")
+        self._rows, self._columns = rows, columns
+        self._rng = np.random.default_rng(seed)
+        self._ball, self._paddle = (0, 0), 0
+
+    def observation_spec(self) -> specs.BoundedArray:
+        """The board."""
+        return specs.BoundedArray((self._rows, self._columns), np.float32, 0.0, 1.0, "board")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Left, stay, right."""
+        return specs.DiscreteArray(3, np.int32, "move")
+
+    def reset(self) -> dm_env.TimeStep:
+        """Drops a ball from a random column."""
+        self._ball = (0, int(self._rng.integers(self._columns)))
+        self._paddle = self._columns // 2
+        return dm_env.restart(self._board())
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Moves the paddle, then lets the ball fall by one row."""
+        self._paddle = min(max(self._paddle + int(action) - 1, 0), self._columns - 1)
+        row, column = self._ball[0] + 1, self._ball[1]
+        self._ball = (row, column)
+        if row < self._rows - 1:
+            return dm_env.transition(0.0, self._board())
+        return dm_env.termination(1.0 if column == self._paddle else -1.0, self._board())
+
+    def _board(self) -> np.ndarray:
+        board = np.zeros((self._rows, self._columns), np.float32)
+        board[self._ball] = 1.0
+        board[self._rows - 1, self._paddle] = 1.0
+        return board
+
+
+class MemoryCue(dm_env.Environment):
+    """Shows a cue once, is blank for ``delay`` steps, then asks for it.
+
+    The answer scores +1 when it is the cue, else ``-1 / (num_cues - 1)``, so that chance scores 0
+    in expectation; a policy without memory cannot do better, one with memory scores 1.
+    Observation: ``[num_cues + 1]`` float32, the cue one-hot on the first step, the last entry 1
+    when the answer is due. Earlier actions do nothing. An episode has ``delay + 2`` observations
+    before the end.
+    """
+
+    def __init__(self, delay: int = 3, num_cues: int = 2, seed: int = 0):
+        if delay < 0 or num_cues < 2:
+            raise ValueError(f"MemoryCue: delay >= 0, num_cues >= 2; got {delay}, {num_cues}.")
+        self._delay, self._num_cues = delay, num_cues
+        self._rng = np.random.default_rng(seed)
+        self._cue = self._time = 0
+
+    def observation_spec(self) -> specs.BoundedArray:
+        """Cue and question mark."""
+        return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, "cue")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """The answer."""
+        return specs.DiscreteArray(self._num_cues, np.int32, "answer")
+
+    def reset(self) -> dm_env.TimeStep:
+        """Shows a random cue."""
+        self._cue, self._time = int(self._rng.integers(self._num_cues)), 0
+        return dm_env.restart(self._show(self._cue))
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Waits, asks, or scores the answer."""
+        self._time += 1
+        if self._time <= self._delay:
+            return dm_env.transition(0.0, self._show(None))
+        if self._time == self._delay + 1:
+            return dm_env.transition(0.0, self._show(self._num_cues))
+        right = int(action) == self._cue
+        return dm_env.termination(1.0 if right else -1.0 / (self._num_cues - 1), self._show(None))
+
+    def _show(self, entry: int | None) -> np.ndarray:
+        observation = np.zeros(self._num_cues + 1, np.float32)
+        if entry is not None:
+            observation[entry] = 1.0
+        return observation
+
+
+class TruncatingChain(dm_env.Environment):
+    """Pays 1 at every step and is cut off by a time limit of ``length`` steps; nothing else.
+
+    The observation is always ``[1.0]`` and tells nothing about time, so that the only consistent
+    value is ``1 / (1 - discount)``. Who takes the truncation for a termination finds less.
+    """
+
+    def __init__(self, length: int = 10):
+        if length < 1:
+            raise ValueError(f"TruncatingChain: length must be at least 1; got {length}.")
+        self._length, self._time = length, 0
+
+    def observation_spec(self) -> specs.BoundedArray:
+        """A constant."""
+        return specs.BoundedArray((1,), np.float32, 0.0, 1.0, "constant")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        """Two actions without effect."""
+        return specs.DiscreteArray(2, np.int32, "ignored")
+
+    def reset(self) -> dm_env.TimeStep:
+        """Starts the clock."""
+        self._time = 0
+        return dm_env.restart(np.ones(1, np.float32))
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Pays 1."""
+        del action
+        self._time += 1
+        observation = np.ones(1, np.float32)
+        if self._time < self._length:
+            return dm_env.transition(1.0, observation)
+        return dm_env.truncation(1.0, observation)
+
+
+class PointMass(gymnasium.Env):
+    """A point in the square [-1, 1]^2 is to go to the origin; it moves by ``0.1 * action``.
+
+    The reward is minus the distance to the origin after the move; truncated after ``length`` steps.
+    Observation: position, ``[2]`` float32. Action: ``[2]`` float32 in [-1, 1].
+    """
+
+    def __init__(self, length: int = 20):
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._length, self._time = length, 0
+        self._position = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Puts the point somewhere."""
+        super().reset(seed=seed)
+        self._time = 0
+        self._position = self.np_random.uniform(-1.0, 1.0, 2)
+        return self._position.astype(np.float32), {}
+
+    def step(self, action: np.ndarray):
+        """Moves the point."""
+        self._time += 1
+        self._position = np.clip(self._position + 0.1 * np.clip(action, -1.0, 1.0), -1.0, 1.0)
+        reward = -float(np.linalg.norm(self._position))
+        done = self._time >= self._length
+        return self._position.astype(np.float32), reward, False, done, {}
+
+
+class MaskedDict(gymnasium.Env):
+    """Asks for the one legal action that is the target; some actions are forbidden at each step.
+
+    Observation: a dict of ``target``, one-hot ``[num_actions]`` float32 over the legal actions,
+    and ``action_mask``, ``[num_actions]`` int8, 1 where an action is legal. The target scores 1,
+    another legal action 0. An illegal one scores -1, or raises with ``strict``.
+    """
+
+    def __init__(self, num_actions: int = 4, length: int = 8, strict: bool = False):
+        if num_actions < 2:
+            raise ValueError(f"MaskedDict: num_actions must be at least 2; got {num_actions}.")
+        self.observation_space = spaces.Dict(
+            {
+                "target": spaces.Box(0.0, 1.0, (num_actions,), np.float32),
+                "action_mask": spaces.Box(0, 1, (num_actions,), np.int8),
+            }
+        )
+        self.action_space = spaces.Discrete(num_actions)
+        self._num_actions, self._length, self._strict = num_actions, length, strict
+        self._time = self._target = 0
+        self._mask = np.ones(num_actions, np.int8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Draws a first mask and target."""
+        super().reset(seed=seed)
+        self._time = 0
+        return self._draw(), {}
+
+    def step(self, action: int):
+        """Scores the action and draws the next mask and target."""
+        legal = bool(self._mask[action])
+        if self._strict and not legal:
+            raise ValueError(f"MaskedDict: action {action} is illegal under mask {self._mask}.")
+        reward = float(action == self._target) if legal else -1.0
+        self._time += 1
+        return self._draw(), reward, self._time >= self._length, False, {}
+
+    def _draw(self) -> dict[str, np.ndarray]:
+        self._target = int(self.np_random.integers(self._num_actions))
+        self._mask = self.np_random.integers(0, 2, self._num_actions).astype(np.int8)
+        self._mask[self._target] = 1
+        target = np.zeros(self._num_actions, np.float32)
+        target[self._target] = 1.0
+        return {"target": target, "action_mask": self._mask.copy()}
+
+
+class MultiDiscrete(gymnasium.Env):
+    """Asks for several numbers at once: the reward is the share that equals the observed ones.
+
+    Observation: the numbers as shares of their ranges, ``[k]`` float32. One step after the other
+    is independent; terminates after ``length`` steps.
+    """
+
+    def __init__(self, sizes: tuple[int, ...] = (3, 2, 4), length: int = 5):
+        self.observation_space = spaces.Box(0.0, 1.0, (len(sizes),), np.float32)
+        self.action_space = spaces.MultiDiscrete(sizes)
+        self._sizes = np.asarray(sizes)
+        self._length, self._time = length, 0
+        self._asked = np.zeros(len(sizes), np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Asks for the first numbers."""
+        super().reset(seed=seed)
+        self._time = 0
+        return self._ask(), {}
+
+    def step(self, action: np.ndarray):
+        """Scores the numbers and asks for the next ones."""
+        reward = float(np.mean(action == self._asked))
+        self._time += 1
+        return self._ask(), reward, self._time >= self._length, False, {}
+
+    def _ask(self) -> np.ndarray:
+        self._asked = self.np_random.integers(0, self._sizes)
+        return (self._asked / self._sizes).astype(np.float32)
+
+
+class Faulty(gymnasium.Env):
+    """Misbehaves on command: environment ``env`` at step ``at``.
+
+    ``fault`` is one of ``raise``, ``hang``, ``kill``, ``sleep`` (for ``seconds``, each step),
+    ``nan``, ``shape``, ``dtype``, ``reward`` and ``four`` (values from step), or ``none``.
+    With ``flag``, a path, the fault happens only while that file does not exist, and creates it.
+    Observation: ``[2]`` float32, seed and step. Reward 1; terminates after ``length`` steps.
+    """
+
+    def __init__(
+        self,
+        fault: str = "none",
+        at: int = 3,
+        env: int | None = None,
+        length: int = 10,
+        seconds: float = 0.01,
+        flag: str | None = None,
+        seed: int = 0,
+    ):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._fault = fault if env is None or env == seed else "none"
+        self._at, self._length, self._seconds, self._flag = at, length, seconds, flag
+        self._seed, self._time = seed, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Starts an episode."""
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observation(), {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._seed, self._time], np.float32)
+
+    def step(self, action: int) -> Any:
+        """Behaves, or does not."""
+        del action
+        self._time += 1
+        fault = self._fault if self._time == self._at or self._fault == "sleep" else "none"
+        if fault != "none" and self._flag is not None:
+            if os.path.exists(self._flag):
+                fault = "none"
+            else:
+                with open(self._flag, "x"):
+                    pass
+        if fault == "raise":
+            raise ArithmeticError("told to fail")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault in ("hang", "sleep"):
+            time.sleep(3600.0 if fault == "hang" else self._seconds)
+        reward: Any = {"nan": float("nan"), "reward": [1.0, 2.0]}.get(fault, 1.0)
+        observation = self._observation()
+        if fault == "shape":
+            observation = observation[:1]
+        elif fault == "dtype":
+            observation = observation.astype(complex)
+        result = (observation, reward, self._time >= self._length, False, {})
+        return result[:4] if fault == "four" else result
