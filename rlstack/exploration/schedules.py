@@ -79,7 +79,9 @@ class Linear:
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
-        done = (_progress(counts, self.over, self.num_envs) - self.begin) / self.steps
+        progress = _progress(counts, self.over, self.num_envs)
+        # Floats, because JAX refuses Python integers beyond int32.
+        done = (progress - float(self.begin)) / float(self.steps)
         return self.start + (self.end - self.start) * jnp.clip(done, 0.0, 1.0)
 
 
@@ -130,7 +132,7 @@ class Exponential:
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
-        halvings = _progress(counts, self.over, self.num_envs) / self.half_life
+        halvings = _progress(counts, self.over, self.num_envs) / float(self.half_life)
         return self.end + (self.start - self.end) * jnp.exp2(-halvings)
 
 
