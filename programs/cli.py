@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -19,7 +20,7 @@ from programs.session import Interrupted, Result
 
 @dataclasses.dataclass(frozen=True)
 class _Train:
-    experiment: tyro.conf.OmitArgPrefixes[Experiment]
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     run_dir: Path | None = None
     """Where everything is filed; a fresh folder under runs/ by default."""
 

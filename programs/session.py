@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import signal
 import threading
 import time
@@ -99,14 +100,9 @@ class Session:
         self._start_time = time.monotonic()
         self._last_log = (start_frames, self._start_time)
         self._saved_frames = start_frames
-        periods = (
-            experiment.log_period,
-            experiment.checkpoint_period,
-            experiment.evaluator.period or experiment.frames + 1,
-        )
-        self._next_log, self._next_checkpoint, self._next_evaluation = (
-            (start_frames // period + 1) * period for period in periods
-        )
+        self._next_log = self._after(start_frames, experiment.log_period)
+        self._next_checkpoint = self._after(start_frames, experiment.checkpoint_period)
+        self._next_evaluation = self._after(start_frames, experiment.evaluator.period)
 
     @property
     def seconds(self) -> float:
@@ -127,11 +123,11 @@ class Session:
         if frames >= self._next_log:
             self._write(frames, more())
         if frames >= self._next_evaluation:
-            self._next_evaluation += self._experiment.evaluator.period
+            self._next_evaluation = self._after(frames, self._experiment.evaluator.period)
             evaluation = self._evaluate()
             self._logger.write(frames, {"evaluator/episode_return": evaluation.returns.mean()})
         if frames >= self._next_checkpoint:
-            self._next_checkpoint += self._experiment.checkpoint_period
+            self._next_checkpoint = self._after(frames, self._experiment.checkpoint_period)
             self.save(frames)
 
     def save(self, frames: int) -> None:
@@ -141,15 +137,21 @@ class Session:
 
     def finish(self, frames: int, more: Mapping[str, Any]) -> None:
         """Writes the last logs and, if the newest checkpoint is older, one more."""
-        self._write(frames, more)
+        if frames > self._last_log[0]:
+            self._write(frames, more)
         if frames != self._saved_frames:
             self.save(frames)
+
+    @staticmethod
+    def _after(frames: int, period: int) -> float:
+        """Returns the first multiple of ``period`` past ``frames``; never for period 0."""
+        return (frames // period + 1) * period if period else math.inf
 
     def _write(self, frames: int, more: Mapping[str, Any]) -> None:
         now = time.monotonic()
         last_frames, last_time = self._last_log
         self._last_log = (frames, now)
-        self._next_log = (frames // self._experiment.log_period + 1) * self._experiment.log_period
+        self._next_log = self._after(frames, self._experiment.log_period)
         speed = (frames - last_frames) / max(now - last_time, 1e-9)
         self._logger.write(
             frames, {**self._averages.flush(), **more, "actor/frames_per_second": speed}

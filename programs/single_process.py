@@ -63,7 +63,8 @@ class SingleProcess:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters to log."""
-        return {"learner/steps": self.learner.version, **self.replay.stats()}
+        replay = {f"replay/{name}": value for name, value in self.replay.stats().items()}
+        return {"learner/steps": self.learner.version, **replay}
 
     def evaluate(self) -> Evaluation:
         """Judges the current params with the greedy policy, in environments of its own."""

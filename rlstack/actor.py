@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
+from rlstack.agent import Agent
 from rlstack.inferencer import Inference
-from rlstack.types import Logs, StepType, TimeStep, Transition
+from rlstack.networks.base import dummy_timestep
+from rlstack.types import EnvSpec, Logs, PRNGKey, StepType, TimeStep, Transition
 
 
 class Infers(Protocol):
@@ -114,3 +117,25 @@ class Actor:
         self._returns[ended] = 0
         self._lengths[ended] = 0
         return logs
+
+
+def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
+    """Returns what an Actor writes to replay, as shapes and dtypes of one environment's step.
+
+    Args:
+      agent: the agent that acts.
+      spec: of the environments.
+
+    Returns:
+      A `Transition` of ``jax.ShapeDtypeStruct`` without the batch axis.
+    """
+
+    def one_step(rng_key: PRNGKey, timestep: TimeStep) -> Transition:
+        state = agent.initial_state(1)
+        output, _ = agent.actor_step(rng_key, agent.initial_params(rng_key), timestep, state)
+        return Transition(timestep, output, state, timestep.step_type)
+
+    example = jax.eval_shape(
+        lambda key: one_step(key, dummy_timestep(spec.observation)), jax.random.PRNGKey(0)
+    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)

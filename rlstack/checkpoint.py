@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from rlstack.checkpoint_leaves import (
+    ANY_ARRAY,
     CheckpointError,
     Leaf,
     as_target,
@@ -37,6 +38,7 @@ from rlstack.checkpoint_leaves import (
 from rlstack.loggers import to_json
 
 __all__ = [
+    "ANY_ARRAY",
     "CheckpointError",
     "CheckpointWriteError",
     "latest",
@@ -148,7 +150,7 @@ def restore(path: str | os.PathLike[str], target: Any) -> Any:
 
     Args:
       path: a checkpoint, as `latest` gives it.
-      target: a tree of the same structure, shapes and dtypes.
+      target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` stands for any array.
 
     Raises:
       CheckpointError: if `path` is not a readable checkpoint, or at the first leaf that differs.
