@@ -17,6 +17,7 @@ class EnvClock:
         self.unbroken = np.zeros(num_envs, np.int64)  # the first step after the last gap
         self.last_gap = 0  # the largest of these
         self._mark = np.zeros(num_envs, np.int64)
+        self._bound = np.uint64(num_envs)
 
     def check_ids(self, where: str, env_ids: np.ndarray) -> np.ndarray | None:
         """Returns distinct ids, or None if they are all, in order.
@@ -29,7 +30,8 @@ class EnvClock:
             order = self.envs[: len(ids)]
             if len(ids) == num_envs and np.count_nonzero(ids == order) == num_envs:
                 return None
-            if not len(ids) or (ids.min() >= 0 and ids.max() < num_envs):
+            unsigned = ids.astype(np.uint64)  # negative ids become large ones
+            if np.count_nonzero(unsigned < self._bound) == len(ids):
                 self._mark[ids] = order  # of equal ids, only one finds its own mark
                 if np.count_nonzero(self._mark[ids] == order) == len(ids):
                     return ids

@@ -94,10 +94,14 @@ class InProcessReplay:
 
     def _complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
         """Inserts the items with these starts, where there are any."""
-        here = np.flatnonzero((starts >= 0) & (starts % self._period == 0))
-        if not here.size:
+        due = starts >= 0
+        if self._period > 1:
+            due &= starts % self._period == 0
+        count = np.count_nonzero(due)
+        if not count:
             return
-        starts, env_ids = starts[here], env_ids[here]
+        if count < len(due):
+            starts, env_ids = starts[due], env_ids[due]
         valid = self._clock.unbroken[env_ids] <= starts
         if self._cfg.starts == "not_last":
             valid &= self._ring.step_type[starts % self._ring.rows, env_ids] != _LAST

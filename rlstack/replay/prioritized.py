@@ -79,7 +79,7 @@ class Prioritized(Uniform):
         added = super().insert(cells, keys, valid)
         mass = self._largest**self._cfg.priority_exponent
         where = np.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
-        self._set(where, np.full(len(keys), mass) if valid is None else np.where(valid, mass, 0.0))
+        self._set(where, np.full(len(keys), mass) if valid is None else valid * mass)
         return added
 
     def remove(self, cells: np.ndarray) -> None:

@@ -46,7 +46,10 @@ class Sampler:
             lost = int(np.count_nonzero(self.key_at[cells] >= 0))
         self._high = max(self._high, stop)
         added = len(keys) if valid is None else int(np.count_nonzero(valid))
-        self.key_at[cells] = keys if valid is None else np.where(valid, keys, -1)
+        if valid is None or added == len(keys):
+            self.key_at[cells] = keys
+        else:
+            self.key_at[cells] = np.where(valid, keys, -1)
         if self._limit:
             self._times[cells] = 0
         self.size += added - lost
