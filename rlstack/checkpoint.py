@@ -86,43 +86,14 @@ def save(
     if keep < 1:
         raise ValueError(f"checkpoint.save: keep must be at least 1; got {keep}.")
     leaves, arrays = flatten("save", tree)
-    record = {
-        "format": _FORMAT,
-        "step": int(step),
-        "leaves": [[*leaf] for leaf in leaves],
-        "metadata": to_json(metadata),
-    }
-    try:
-        text = json.dumps(record, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint.save: metadata must hold only what JSON can; {error}. "
-            "Put arrays into the tree and other objects' fields as numbers or text."
-        ) from error
-
+    text = _encode(step, leaves, metadata)
     directory = Path(directory).absolute()
-    partial = directory / f"{_PARTIAL}{step}-{os.getpid()}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_partial(directory)
-        partial.mkdir()
-        _write(partial, text, arrays)
-        target = _free_name(directory, step)
-        partial.rename(target)
-        _sync(directory)
-    except Exception as error:
-        raise CheckpointWriteError(
-            f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
-            "Free space there (df) or make it writable, or choose another --run-dir; earlier "
-            "checkpoints are intact, so the run can go on from the last one with --resume."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    path = _publish(directory, step, text, arrays)
     for _, old in _listed(directory)[:-keep]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint in sight.
         with contextlib.suppress(OSError):
             shutil.rmtree(old.rename(directory / f"{_PARTIAL}old-{old.name}"))
-    return target
+    return path
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
@@ -164,6 +135,45 @@ def restore(path: str | os.PathLike[str], target: Any) -> Any:
     like, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
     found = [as_target(leaf, arrays.get(i), like[i]) for i, leaf in enumerate(saved)]
     return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def _encode(step: int, leaves: list[Leaf], metadata: Mapping[str, Any]) -> str:
+    """The text of checkpoint.json."""
+    record = {
+        "format": _FORMAT,
+        "step": int(step),
+        "leaves": [[*leaf] for leaf in leaves],
+        "metadata": to_json(metadata),
+    }
+    try:
+        return json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint.save: metadata must hold only what JSON can; {error}. "
+            "Put arrays into the tree and other objects' fields as numbers or text."
+        ) from error
+
+
+def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray]) -> Path:
+    """Write a checkpoint out of sight, then rename it to its name."""
+    partial = directory / f"{_PARTIAL}{step}-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_partial(directory)
+        partial.mkdir()
+        _write(partial, text, arrays)
+        target = _free_name(directory, step)
+        partial.rename(target)
+        _sync(directory)
+    except Exception as error:
+        raise CheckpointWriteError(
+            f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
+            "Free space there (df) or make it writable, or choose another --run-dir; earlier "
+            "checkpoints are intact, so the run can go on from the last one with --resume."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
 
 
 def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
