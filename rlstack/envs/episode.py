@@ -119,10 +119,13 @@ class Episode:
             raise EnvError(str(error)) from error
         for i, (spec, value) in enumerate(zip(self.observed.leaves, values, strict=True)):
             target = rows.leaves[i]
-            if type(value) is np.ndarray and value.dtype == target.dtype:
-                if value.shape == spec.shape:  # the common case, checked fast
-                    target[at] = value
-                    continue
+            if (  # the common case, checked fast
+                type(value) is np.ndarray
+                and value.dtype == target.dtype
+                and value.shape == spec.shape
+            ):
+                target[at] = value
+                continue
             try:
                 array = np.asarray(value)
             except ValueError:  # ragged

@@ -227,7 +227,7 @@ class MultiDiscrete(gymnasium.Env):
 
     def __init__(self, sizes: tuple[int, ...] = (3, 2, 4), length: int = 5):
         self.observation_space = spaces.Box(0.0, 1.0, (len(sizes),), np.float32)
-        self.action_space = spaces.MultiDiscrete(sizes)
+        self.action_space = spaces.MultiDiscrete(np.asarray(sizes))
         self._sizes = np.asarray(sizes)
         self._length, self._time = length, 0
         self._asked = np.zeros(len(sizes), np.int64)
@@ -306,5 +306,7 @@ class Faulty(gymnasium.Env):
             observation = observation[:1]
         elif fault == "dtype":
             observation = observation.astype(complex)
-        result = (observation, reward, self._time >= self._length, False, {})
-        return result[:4] if fault == "four" else result
+        done = self._time >= self._length
+        if fault == "four":
+            return observation, reward, done, {}
+        return observation, reward, done, False, {}
