@@ -32,8 +32,19 @@ def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
 
     The item starting at step s leaves when the item ``items`` periods later is completed, which is
     at step ``s + items * period + T``; until then no step of it may be overwritten.
+
+    Raises:
+      ValueError: there is room for so few items that a batch might never come together.
     """
     period, items = cfg.step_period, cfg.items_per_env(num_envs)
+    # Where starts may be refused, every second one may be: LAST is followed by FIRST.
+    needed = cfg.batch_size * (2 if cfg.starts == "not_last" else 1)
+    if (cfg.sampler == "fifo" or cfg.times_limit) and items * num_envs < needed:
+        raise ValueError(
+            f"ReplayConfig: there must be room for {needed} items, or a batch might never come "
+            f"together; got room for {items} of each of {num_envs} environments. Raise max_size or "
+            "max_size_per_env, or lower batch_size."
+        )
     rows = items * period + cfg.unroll_length
     if cfg.sampler != "fifo":
         return Layout(rows, 0, items)

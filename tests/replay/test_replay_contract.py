@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
 
@@ -29,6 +29,7 @@ def histories(draw):
         samples_per_insert=draw(st.none() | st.sampled_from([0.5, 1.0, 4.0])),
         samples_per_insert_tolerance=draw(st.none() | st.integers(0, 6)),
     )
+    assume(cfg.items_per_env(num_envs) * num_envs >= 2 * batch_size)
     some = st.integers(1, 2**num_envs - 1).map(
         lambda mask: [e for e in range(num_envs) if mask >> e & 1]
     )
@@ -55,7 +56,7 @@ def step_types(model: Model, envs, rng):
 @given(history=histories())
 def test_any_history_agrees_with_the_model(make, history):
     cfg, num_envs, calls, seed = history
-    rng, model, buffer = np.random.default_rng(seed), Model(cfg, num_envs), None
+    rng, model = np.random.default_rng(seed), Model(cfg, num_envs)
     buffer = make(cfg, num_envs)
     for name, ids, count in calls:
         envs = range(num_envs) if ids is None else ids
@@ -90,6 +91,33 @@ def test_any_history_agrees_with_the_model(make, history):
             assert (stats["size"], stats["inserts"]) == (len(model.items), model.inserts)
             assert (stats["samples"], stats["dropped"]) == (model.samples, model.dropped)
     buffer.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(history=histories())
+def test_no_setting_keeps_a_single_process_waiting_for_ever(make, history):
+    cfg, num_envs, _, seed = history
+    rng, model, batches = np.random.default_rng(seed), Model(cfg, num_envs), 0
+    buffer = make(cfg, num_envs)
+    for _ in range(500):
+        types = step_types(model, range(num_envs), rng)
+        buffer.add(None, make_transition(range(num_envs), model.ordinal, types))
+        for env in range(num_envs):
+            model.add(env, types[env])
+        if buffer.can_sample():
+            buffer.sample()
+            batches += 1
+    assert batches >= 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_size_per_env": 3}, {"starts": "not_last"}, {"max_size_per_env": 1}]
+)
+def test_room_for_less_than_a_batch_is_refused(make, changes):
+    with pytest.raises(ValueError, match="might never come together"):
+        make(config("fifo", **{"max_size": 5, **changes}), 1)
+    with pytest.raises(ValueError, match="might never come together"):
+        make(config("uniform", **{"max_size": 5, "max_times_sampled": 1, **changes}), 1)
 
 
 @pytest.mark.parametrize("num_envs,batch_size", [(4, 4), (4, 2), (4, 8), (3, 4)])
