@@ -1,68 +1,66 @@
 # Every target sets up what it needs; `make help` lists them. ARGS= is passed on to the program.
+# From another directory: make -C PATH TARGET. Paths are relative, so that PATH may hold spaces.
 MAKEFLAGS += --no-print-directory
 SHELL := bash
-# Recipes run where the Makefile lies, whatever the directory `make -f` was called from.
-ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 PYTHON := 3.12
-VENV := $(ROOT)/.venv
-CORE := $(ROOT)/.venv-core-$(PYTHON)
+VENV := .venv
+CORE := .venv-core-$(PYTHON)
 BIN := $(VENV)/bin
 ARGS ?=
-INPUTS := $(ROOT)/pyproject.toml $(ROOT)/requirements.lock $(ROOT)/.ci/bootstrap
-IN := cd $(ROOT) &&
+INPUTS := pyproject.toml requirements.lock .ci/bootstrap
 
 .PHONY: help venv train test test-slow test-chosen test-core check format bench doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(ROOT)/Makefile | sed -E 's/:.*## /\t/' | \
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | \
 	  while IFS=$$'\t' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 venv: $(VENV)/.ready  ## set up the reference environment in .venv (CPython 3.10)
 
 $(VENV)/.ready: $(INPUTS)
-	@$(ROOT)/.ci/bootstrap 3.10 .venv
+	@bash .ci/bootstrap 3.10 .venv
 
 $(CORE)/.ready: $(INPUTS)
-	@$(ROOT)/.ci/bootstrap $(PYTHON) .venv-core-$(PYTHON)
+	@bash .ci/bootstrap $(PYTHON) .venv-core-$(PYTHON)
 
 train: venv  ## train PPO on CartPole-v1 to a greedy return of 475 or more (ARGS="--seed 2")
-	@$(IN) $(BIN)/rlstack train cartpole-ppo $(ARGS)
+	@$(BIN)/rlstack train cartpole-ppo $(ARGS)
 
 test: venv  ## run the quick tests
-	@$(IN) $(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 test-slow: venv  ## run the tests that take minutes each
-	@$(IN) $(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-chosen: venv  ## run the slow tests that continuous integration runs too
-	@$(IN) $(BIN)/python -m pytest -m "slow and chosen" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and chosen" $(ARGS)
 
 test-core: $(CORE)/.ready  ## run the quick tests without the services (PYTHON=3.11, 3.12 or 3.13)
-	@$(IN) $(CORE)/bin/python -m pytest -m "not slow and not reference" $(ARGS)
+	@$(CORE)/bin/python -m pytest -m "not slow and not reference" $(ARGS)
 
 check: venv  ## check formatting, lint and types
-	@$(IN) $(BIN)/ruff format --check .
-	@$(IN) $(BIN)/ruff check .
-	@$(IN) $(BIN)/mypy
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 format: venv  ## put formatting and imports right
-	@$(IN) $(BIN)/ruff check --fix-only .
-	@$(IN) $(BIN)/ruff format .
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
 
 bench: venv  ## run a benchmark (ARGS="single_process --quick")
-	@$(IN) $(BIN)/python -m benchmarks.$(or $(ARGS),single_process)
+	@$(BIN)/python -m benchmarks.$(or $(ARGS),single_process)
 
 doctor: venv  ## say what is usable on this machine and, for the rest, the way out
-	@$(IN) $(BIN)/rlstack doctor $(ARGS)
+	@$(BIN)/rlstack doctor $(ARGS)
 
 # The header that uv writes names this very command.
 lock: venv  ## make requirements.lock anew from pyproject.toml
-	@$(IN) PATH="$(ROOT)/.tools/bin:$$PATH" uv pip compile --universal --generate-hashes \
+	@PATH="$(CURDIR)/.tools/bin:$$PATH" uv pip compile --universal --generate-hashes \
 	  --no-emit-index-url --extra dev pyproject.toml -o requirements.lock --python-version 3.10 \
 	  --quiet
 
 clean:  ## remove environments and caches; runs/ stays
-	@$(IN) rm -rf .venv .venv-core-* .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	@rm -rf .venv .venv-core-* .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  build dist *.egg-info
-	@find $(ROOT) -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
