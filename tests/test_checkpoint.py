@@ -114,6 +114,15 @@ def test_the_target_says_numpy_or_jax(tmp_path):
     assert shaped.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("held", [np.arange(6, dtype=np.uint8).reshape(2, 3), np.zeros((0, 4))])
+def test_an_array_of_unknown_size_is_restored_as_it_was_saved(tmp_path, held):
+    path = checkpoint.save(tmp_path, 1, {"replay": held, "n": 3}, {})
+    target = {"replay": checkpoint.ANY_ARRAY, "n": 0}
+    _assert_same(checkpoint.restore(path, target), {"replay": held, "n": 3})
+    with pytest.raises(checkpoint.CheckpointError, match=r"\['n'\]"):
+        checkpoint.restore(path, {"replay": held, "n": checkpoint.ANY_ARRAY})
+
+
 def test_newest_are_kept_and_a_step_saved_again_is_newer(tmp_path):
     assert checkpoint.latest(tmp_path / "missing") is None
     assert checkpoint.latest(tmp_path) is None
