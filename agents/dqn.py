@@ -138,7 +138,7 @@ class DQN(Agent):
         grads, (logs, priorities) = jax.grad(self.loss, has_aux=True)(
             params, learner_state.target_params, batch
         )
-        return grads, LearnerOutput({**logs, "grad_norm": optax.global_norm(grads)}, priorities)
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(
         self, params: Params, target_params: Params, batch: Batch

@@ -232,7 +232,7 @@ class PPO(EpochAgent):
         grads, logs = jax.grad(self.loss, has_aux=True)(
             params.network, params.observation_statistics, batch
         )
-        return grads, LearnerOutput({**logs, "grad_norm": optax.global_norm(grads)})
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
     def loss(
         self, network: Params, statistics: normalise.RunningStatistics, rows: PPORows

@@ -13,7 +13,7 @@ from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
 from rlstack.replay import InProcessReplay
-from rlstack.types import EnvSpec
+from rlstack.types import EnvSpec, Transition
 
 
 def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
@@ -58,10 +58,13 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     return entry.agent(cfg, spec.observation, spec.action, network, policy)
 
 
-def make_replay(experiment: Experiment) -> InProcessReplay:
-    """Makes the replay of a single process."""
+def make_replay(experiment: Experiment, spec: Transition) -> InProcessReplay:
+    """Makes the replay of a single process, for steps of this `transition_spec`."""
     return InProcessReplay(
-        experiment.replay, experiment.env.num_envs, seed=role_seed(experiment.seed, "replay")
+        experiment.replay,
+        experiment.env.num_envs,
+        seed=role_seed(experiment.seed, "replay"),
+        spec=spec,
     )
 
 

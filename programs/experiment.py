@@ -112,8 +112,13 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
     try:
         return _converter().structure(json.loads(text), Experiment)
     except cattrs.BaseValidationError as error:
-        reasons = "; ".join(cattrs.transform_error(error, path="config"))
-        raise ValueError(f"{where}: not the config of an experiment: {reasons}.") from error
+        reasons = "; ".join(cattrs.transform_error(error, "config", _reason))
+        raise ValueError(f"{where}: not the config of an experiment: {reasons}") from error
+
+
+def _reason(error: BaseException, kind: type | None) -> str:
+    """Keeps the text of our own errors, which say the rule; others are put in words by cattrs."""
+    return str(error) if type(error) is ValueError else cattrs.v.format_exception(error, kind)
 
 
 def _converter() -> cattrs.Converter:

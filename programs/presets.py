@@ -112,6 +112,7 @@ def acrobot_ppo(name: str) -> Experiment:
         ),
         env=EnvConfig("Acrobot-v1", num_envs=16),
         replay=_on_policy(16, 128),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=500_000,
     )
 
@@ -132,6 +133,7 @@ def pendulum_ppo(name: str) -> Experiment:
         ),
         env=EnvConfig("Pendulum-v1", num_envs=8),
         replay=_on_policy(8, 256),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=300_000,
     )
 

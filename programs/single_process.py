@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from programs.components import make_agent, make_env, make_evaluator, make_replay
 from programs.experiment import Experiment
 from programs.seeds import role_key, role_seed
 from programs.session import Session
-from rlstack.actor import Actor
+from rlstack import checkpoint
+from rlstack.actor import Actor, transition_spec
 from rlstack.evaluator import Evaluation
 from rlstack.inferencer import Inferencer
 from rlstack.learner import Learner
@@ -29,7 +31,7 @@ class SingleProcess:
         self.env = make_env(experiment.env, role_seed(seed, "env"))
         try:
             agent = make_agent(experiment, self.env.spec)
-            self.replay = make_replay(experiment)
+            self.replay = make_replay(experiment, transition_spec(agent, self.env.spec))
             self.learner = Learner(
                 experiment.learner, agent, self.replay, role_key(seed, "learner")
             )
@@ -83,6 +85,11 @@ class SingleProcess:
                 "restarts": np.int64(self._restarts),
             },
         }
+
+    def template(self) -> PyTree:
+        """Returns what `rlstack.checkpoint.restore` needs to know of what `save` returns."""
+        tree = self.save()
+        return tree | {"replay": jax.tree.map(lambda _: checkpoint.ANY_ARRAY, tree["replay"])}
 
     def load(self, saved: PyTree) -> None:
         """Takes back what `save` returned, and starts new episodes."""

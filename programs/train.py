@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+import jax
+import jax.numpy as jnp
+
 from programs import xla
 from programs.components import make_agent
 from programs.display import ProgressDisplay
@@ -87,7 +90,7 @@ def evaluate(
     seed = experiment.seed if seed is None else seed
     program = SingleProcess(dataclasses.replace(experiment, evaluator=evaluator, seed=seed))
     try:
-        program.load(checkpoint.restore(_newest(directory, experiment), program.save()))
+        program.load(checkpoint.restore(_newest(directory, experiment), program.template()))
         return program.evaluate()
     finally:
         program.close()
@@ -101,7 +104,7 @@ def rerun(dump_dir: str | Path) -> Logs:
     path = Path(dump_dir)
     experiment = _config(RunDir.open(path.parent))
     with open(path / "update.pkl", "rb") as file:
-        dump = pickle.load(file)
+        dump = jax.tree.map(jnp.asarray, pickle.load(file))
     program = SingleProcess(experiment)
     try:
         agent = make_agent(experiment, program.env.spec)
@@ -116,7 +119,8 @@ def _run(
 ) -> Result:
     if experiment.network.torso == "mlp" and not experiment.network_factory:
         xla.prefer_small_networks()
-    display = ProgressDisplay(experiment.frames, stream or sys.stderr)
+    start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
+    display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=start_frames)
     logger = Fanout(
         [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard), display]
     )
@@ -124,7 +128,7 @@ def _run(
         program = SingleProcess(experiment)
         try:
             if restored is not None:
-                program.load(checkpoint.restore(restored, program.save()))
+                program.load(checkpoint.restore(restored, program.template()))
             result = _train(experiment, directory, program, logger)
         finally:
             program.close()

@@ -26,13 +26,17 @@ class InProcessReplay:
     views (fifo, all environments in step) are not guarded against a thread that goes on adding.
     """
 
-    def __init__(self, cfg: ReplayConfig, num_envs: int, *, seed: int):
-        """Makes an empty buffer; memory is taken at the first ``add``.
+    def __init__(
+        self, cfg: ReplayConfig, num_envs: int, *, seed: int, spec: Transition | None = None
+    ):
+        """Makes an empty buffer.
 
         Args:
           cfg: the table.
           num_envs: environments that write; ids are in ``[0, num_envs)``.
           seed: of the sampler's own random generator.
+          spec: shapes and dtypes of one environment's step, as `rlstack.actor.transition_spec`
+            gives them; without it they are those of the first step added.
         """
         if num_envs < 1:
             raise ValueError(f"InProcessReplay: num_envs must be at least 1; got {num_envs}.")
@@ -43,6 +47,8 @@ class InProcessReplay:
         self._closed = False
         self._clock = EnvClock(num_envs)
         self._ring = StepRing(cfg, num_envs)
+        if spec is not None:
+            self._ring.allocate(spec)
         self._sampler = _SAMPLERS[cfg.sampler](cfg, self._items * num_envs, seed)
         self._inserts = self._samples = 0
         self._version = -1

@@ -105,7 +105,7 @@ class StepRing:
           ValueError: structure, shape or dtype differ; names the leaf.
         """
         if self._treedef is None:
-            self._allocate(transition, count)
+            self._allocate_like(transition, count)
             assert self._treedef is not None
         try:
             leaves = self._treedef.flatten_up_to(transition)
@@ -130,7 +130,16 @@ class StepRing:
             f"{self._treedef}; got {jax.tree_util.tree_structure(transition)}."
         )
 
-    def _allocate(self, transition: Transition, count: int) -> None:
+    def allocate(self, spec: Transition) -> None:
+        """Makes the rings for steps of these shapes and dtypes, without the batch axis."""
+        leaves, treedef = jax.tree_util.tree_flatten(spec)
+        rows = self.rows + self._mirror
+        # Zeroed memory costs nothing before it is written to.
+        self._set_rings(
+            treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]
+        )
+
+    def _allocate_like(self, transition: Transition, count: int) -> None:
         """Makes the rings after the first transition."""
         paths, treedef = jax.tree_util.tree_flatten_with_path(transition)
         arrays = [np.asarray(leaf) for _, leaf in paths]
@@ -141,10 +150,7 @@ class StepRing:
                     f"numbers with a first axis of {count} environments; got shape {array.shape}, "
                     f"dtype {array.dtype}."
                 )
-        rows = self.rows + self._mirror
-        self._set_rings(
-            treedef, [np.zeros((rows, self._num_envs, *a.shape[1:]), a.dtype) for a in arrays]
-        )
+        self.allocate(treedef.unflatten([array[0] for array in arrays]))
 
     def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
         self._treedef, self._rings = treedef, rings

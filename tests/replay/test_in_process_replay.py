@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 from jax.tree_util import tree_leaves
-from replay_model import MID, config, drawn, feed, make_transition
 
 from rlstack.replay import InProcessReplay, bytes_needed
 from rlstack.replay.prioritized import SumTree
 from rlstack.replay.storage import layout
+from tests.replay.replay_model import MID, config, drawn, feed, make_transition
 
 
 def addresses(sample):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
 
 from rlstack.replay import ReplayClosedError
+from tests.replay.replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
 
 
 @st.composite

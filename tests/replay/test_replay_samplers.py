@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from replay_model import LAST, MID, config, drawn, feed
+
+from tests.replay.replay_model import LAST, MID, config, drawn, feed
 
 
 def test_uniform_is_uniform(make):

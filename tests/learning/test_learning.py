@@ -1,0 +1,211 @@
+"""Agents learn: each reaches a stated return within a stated number of frames, on fixed seeds.
+
+Quick versions run always; the ones marked slow take the figures that README and presets promise.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agents.dqn import DQNConfig
+from agents.ppo import PPO, PPOConfig
+from programs.experiment import EnvConfig, Experiment
+from programs.presets import preset
+from programs.session import Session
+from programs.single_process import SingleProcess
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.loggers import InMemoryLogger
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.replay import ReplayConfig
+
+SEEDS = (1, 2, 3)
+
+
+def train(experiment):
+    """Trains; returns the program, which the caller closes."""
+    program = SingleProcess(experiment)
+    session = Session(
+        experiment, InMemoryLogger(), evaluate=program.evaluate, checkpoint=lambda frames: None
+    )
+    try:
+        program.train(session, stop=lambda: False)
+    except BaseException:
+        program.close()
+        raise
+    assert program.env_frames < experiment.frames * 1.01 + 1000
+    return program
+
+
+def learned_return(experiment):
+    """Trains; returns the mean greedy return."""
+    program = train(experiment)
+    try:
+        return program.evaluate().returns.mean()
+    finally:
+        program.close()
+
+
+def on_policy(num_envs, unroll_length):
+    return ReplayConfig(
+        sampler="fifo", batch_size=num_envs, unroll_length=unroll_length, max_size=2 * num_envs
+    )
+
+
+def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=None, **rest):
+    return Experiment(
+        preset="toy",
+        agent=agent,
+        env=EnvConfig(f"rlstack.envs.toy:{name}", num_envs=num_envs, options=options or {}),
+        replay=rest.pop("replay", on_policy(num_envs, unroll_length)),
+        evaluator=EvaluatorConfig(episodes=64, num_envs=16),
+        frames=frames,
+        seed=seed,
+        **rest,
+    )
+
+
+FAST_PPO = PPOConfig(entropy_cost=0.003, optimizer=OptimizerConfig(learning_rate=2e-3))
+
+
+def test_ppo_learns_catch():
+    assert learned_return(toy("Catch", FAST_PPO, frames=25_000)) > 0.9
+
+
+def test_dqn_learns_catch():
+    experiment = toy(
+        "Catch",
+        DQNConfig(
+            target_period=100,
+            epsilon_frames=5_000,
+            optimizer=OptimizerConfig(learning_rate=1e-3),
+        ),
+        frames=15_000,
+        num_envs=8,
+        replay=ReplayConfig(
+            sampler="prioritized",
+            batch_size=32,
+            unroll_length=3,
+            starts="not_last",
+            max_size=10_000,
+            min_size=500,
+            samples_per_insert=8.0,
+        ),
+    )
+    assert learned_return(experiment) > 0.9
+
+
+def test_ppo_learns_to_obey_a_mask_in_dict_observations():
+    assert learned_return(toy("MaskedDict", FAST_PPO, frames=20_000)) > 0.9 * 8
+
+
+def test_ppo_learns_several_numbers_at_once():
+    assert learned_return(toy("MultiDiscrete", FAST_PPO, frames=25_000)) > 0.9 * 5
+
+
+def test_ppo_learns_a_continuous_point_mass():
+    experiment = toy("PointMass", dataclasses.replace(FAST_PPO, discount=0.9), frames=40_000)
+    # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.
+    assert learned_return(experiment) > -6
+
+
+@pytest.mark.parametrize(("core", "solved"), [("lstm", True), ("gru", True), ("none", False)])
+def test_memory_needs_a_recurrent_core(core, solved):
+    experiment = toy(
+        "MemoryCue",
+        FAST_PPO,
+        frames=30_000,
+        options={"delay": 4},
+        network=NetworkConfig(core=core, hidden_sizes=(32,), core_size=32),
+    )
+    found = learned_return(experiment)
+    if solved:
+        assert found > 0.95
+    else:
+        # Chance scores 0; 64 episodes of +-1 have a standard error of 0.125.
+        assert abs(found) < 0.4
+
+
+class ForgetsTruncation(PPO):
+    """A PPO with a well-known bug: it takes a time limit for the end of the world."""
+
+    def prepare(self, params, learner_state, batch):
+        timestep = batch.trajectory.timestep
+        discount = jax.numpy.where(timestep.last(), 0.0, timestep.discount)
+        trajectory = batch.trajectory._replace(timestep=timestep._replace(discount=discount))
+        return super().prepare(params, learner_state, batch._replace(trajectory=trajectory))
+
+
+@pytest.mark.parametrize("agent_class", [PPO, ForgetsTruncation])
+def test_values_bootstrap_through_a_time_limit(agent_class, monkeypatch):
+    """Each step pays 1 and nothing tells the time, so the value is 1 / (1 - discount) = 10.
+
+    Were the time limit of 10 steps a termination, values would be those of episodes that end.
+    """
+    import agents
+
+    entry = agents.AGENTS[PPOConfig]._replace(agent=agent_class)
+    monkeypatch.setitem(agents.AGENTS, PPOConfig, entry)
+    experiment = toy(
+        "TruncatingChain",
+        PPOConfig(
+            discount=0.9,
+            entropy_cost=0.0,
+            max_grad_norm=0.0,
+            optimizer=OptimizerConfig(learning_rate=1e-2, anneal_steps=1800),
+        ),
+        frames=30_000,
+        options={"length": 10},
+    )
+    program = train(experiment)
+    try:
+        values = program.inferencer.inference(None, program.env.reset()).agent_output.value
+    finally:
+        program.close()
+    if agent_class is PPO:
+        np.testing.assert_allclose(values, 10.0, atol=0.1)
+    else:
+        assert values.max() < 8.0
+
+
+def returns_of_seeds(name, **changes):
+    found = [
+        learned_return(dataclasses.replace(preset(name), seed=seed, **changes)) for seed in SEEDS
+    ]
+    print(f"{name}: {found}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(600)
+def test_ppo_solves_cartpole_within_150k_frames():
+    found = returns_of_seeds("cartpole-ppo")
+    assert preset("cartpole-ppo").frames <= 150_000
+    assert min(found) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_dqn_solves_cartpole_within_100k_frames():
+    found = returns_of_seeds("cartpole-dqn")
+    assert preset("cartpole-dqn").frames <= 100_000
+    assert min(found) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ppo_solves_acrobot_within_500k_frames():
+    found = returns_of_seeds("acrobot-ppo")
+    assert preset("acrobot-ppo").frames <= 500_000
+    assert min(found) >= -95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ppo_solves_pendulum_within_300k_frames():
+    found = returns_of_seeds("pendulum-ppo")
+    assert preset("pendulum-ppo").frames <= 300_000
+    assert min(found) >= -250

@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+
+from programs.experiment import EnvConfig, Experiment, from_json, load_object, to_json
+from programs.presets import PRESETS, describe, preset
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_survives_json(name):
+    experiment = preset(name)
+    assert from_json(to_json(experiment)) == experiment
+    assert experiment.preset == name
+    assert len(describe(name)) > 10
+
+
+def test_json_names_the_agent_and_refuses_what_it_does_not_know():
+    text = to_json(preset("cartpole-ppo"))
+    assert '"kind": "PPOConfig"' in text
+    with pytest.raises(ValueError, match="did you mean 'PPOConfig'"):
+        from_json(text.replace("PPOConfig", "PPOConfg"))
+    with pytest.raises(ValueError, match="clip_ration"):
+        from_json(text.replace("clip_ratio", "clip_ration"))
+    with pytest.raises(ValueError, match="discount and gae_lambda must lie in"):
+        from_json(text.replace('"discount": 0.98', '"discount": 1.98'))
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'cartpole-ppo'"):
+        preset("cartpol-ppo")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"frames": 0}, "frames must be at least 1"),
+        ({"seed": -1}, "seed must fit 31 bits"),
+        ({"log_period": 0}, "log_period must be at least 1"),
+    ],
+)
+def test_out_of_range_values_name_the_rule(change, rule):
+    with pytest.raises(ValueError, match=rule):
+        dataclasses.replace(preset("cartpole-ppo"), **change)
+
+
+def test_env_config_checks_the_batch_of_an_asynchronous_pool():
+    with pytest.raises(ValueError, match=r"wait_num in 0\.\.num_envs"):
+        EnvConfig("CartPole-v1", num_envs=4, wait_num=5)
+
+
+def test_objects_are_found_by_reference():
+    assert load_object("programs.experiment:Experiment") is Experiment
+    with pytest.raises(ValueError, match="no module 'no_such_module'"):
+        load_object("no_such_module:thing")
+    with pytest.raises(ValueError, match="did you mean 'Experiment'"):
+        load_object("programs.experiment:Experimnt")
