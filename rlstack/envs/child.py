@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import socket
 import struct
 import subprocess
@@ -133,7 +134,10 @@ class Child:
         Raises:
           Died: it is gone, or has not finished a step for ``timeout`` seconds.
         """
-        if self._process.poll() is not None:
+        exited = self._process.poll() is not None
+        if select.select([self.sock], [], [], 0)[0]:
+            return  # there is something to read first, perhaps why it ended
+        if exited:
             raise Died(f"Envs {self.env_ids}: {self._exit()}.")
         count, now = int(beats[self.env_ids].sum()), time.monotonic()
         if count != self._beats:

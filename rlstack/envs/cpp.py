@@ -1,14 +1,16 @@
 """EnvPool's C++ environments as a backend. The only file that imports EnvPool.
 
-Two ways lead to EnvPool's data. Its public Python layer rebuilds a nested dict by name at each
-call, which costs more than stepping eight CartPoles; the *direct* way calls the two bound methods
-beneath it and picks the fields by positions worked out once. The direct way is not a public API:
-``_direct_works`` tries it at construction, and the public one is used where that fails.
+Two ways lead to EnvPool's data. Its public Python layer builds a nested dict at each call and hides
+the step types, which must then be worked out again: that costs more than stepping eight CartPoles.
+The *direct* way calls the two bound methods beneath it and picks the fields by positions worked out
+once. It is not a public API: ``_direct_works`` looks at construction whether the methods and fields
+are as expected, and the public way is used where they are not.
 
 What is put right here (EnvPool 0.8.4 and 1.2):
 
 * the discount is 0 at every end; at a time limit it becomes 1;
-* an Atari game over on the very step of the time limit is a termination, not a truncation;
+* an Atari game over on the very step of the time limit is a termination, and an end without a game
+  over is a truncation, whether EnvPool flags it or not;
 * with ``episodic_life`` the time limit counts frames since the game began but is reported by frames
   since the last life, so such an end comes as neither game over nor truncated: it is a truncation.
 
@@ -183,10 +185,10 @@ class CppBackend:
         if self._over_at is None:
             return cut
         not_over = rows[self._done_at] & (rows[self._over_at] == 0)
-        if self._episodic:
-            # An end with lives as before is neither a lost life nor a lost game.
-            cut = cut | (rows[self._lives_at] >= self._lives[ids])
-        return not_over & cut
+        if not self._episodic:
+            return not_over
+        # An end with lives as before is neither a lost life nor a lost game.
+        return not_over & (cut | (rows[self._lives_at] >= self._lives[ids]))
 
     def _public_recv(self) -> list:
         """The same fields by EnvPool's public interface; what is not needed stays None."""

@@ -53,9 +53,8 @@ class Episode:
           EnvError: it breaks the rules.
           EnvCrash: the builder raised.
         """
-        self.where = f"Env {env_id}"
-        self._env = self._call("the builder", make_env, builder, options, seed, self.where)
         self.where = f"Env {env_id} ({_name(builder)})"
+        self._env = self._call("the builder", make_env, builder, options, seed, self.where)
         self.observed = Nest(self._env.observation_spec)
         self.acted = Nest(self._env.action_spec)
         self._seed: int | None = seed

@@ -248,7 +248,9 @@ class ProcessBackend:
                 f"die; one more did.\n{died}"
             )
         self._restarts += 1
-        _log.warning("env worker restart %d; its episodes are cut off: %s", self._restarts, died)
+        _log.warning(
+            "env worker restart %d; its episodes are cut off: %s", self._restarts, str(died)
+        )
 
     def _new_seed(self, i: int) -> int:
         words = np.random.SeedSequence((self._config.seed + i, self._restarts)).generate_state(1)
@@ -261,3 +263,4 @@ class ProcessBackend:
     def close(self) -> None:
         """Ends the workers and frees the memory."""
         self._finalizer()
+        self.__dict__.pop("_table", None)  # unmaps, even while a traceback still holds this object

@@ -24,7 +24,7 @@ import numpy as np
 RESET, BANK, SHIFT = 1, 2, 2  # an order is env_id << SHIFT, with these bits
 CRASHED, BROKEN = -1, -2  # the answers that mean: restart me; do not restart me
 _LENGTH = struct.Struct("<q")
-_GRACE = 5.0  # seconds to close environments in when the parent has died
+_GRACE = 2.0  # seconds to close environments in when the parent has died
 
 
 class Setup(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from env_cases import Nested, ScriptDm, ScriptGym
+from tests.envs.env_cases import Nested, ScriptDm, ScriptGym
 
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.types import StepType
@@ -41,7 +41,8 @@ class Driver:
 
     def _act(self, ids, times):
         return np.array(
-            [self.actions[i, t % len(self.actions[i])] for i, t in zip(ids, times)], np.int32
+            [self.actions[i, t % len(self.actions[i])] for i, t in zip(ids, times, strict=True)],
+            np.int32,
         )
 
     def _keep(self, ids, timestep):
@@ -78,10 +79,8 @@ def test_boundaries(mode, kind, builder):
     for i in range(SIZE):
         rows = history[i]
         types = [r[0] for r in rows]
-        assert types == [FIRST, MID, MID, LAST, FIRST, MID, LAST, FIRST, MID, MID, MID, LAST] + [
-            FIRST,
-            MID,
-        ]
+        episodes = [[FIRST, MID, MID, LAST], [FIRST, MID, LAST], [FIRST, MID, MID, MID, LAST]]
+        assert types == [*(t for episode in episodes for t in episode), FIRST, MID]
         assert [r[2] for r in rows] == [1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1]
         for k, (type_, reward, _, observation) in enumerate(rows):
             assert observation.dtype == np.float32
@@ -272,5 +271,5 @@ def test_names(kind):
     with SyncEnv("CartPole-v1", 2, kind) as env:
         assert env.reset().observation.shape == (2, 4)
         assert (env.step(np.array([0, 1])).reward == 1).all()
-    with SyncEnv("env_cases:ScriptDm", 2, kind) as env:
+    with SyncEnv("tests.envs.env_cases:ScriptDm", 2, kind) as env:
         assert env.reset().observation.shape == (2, 4)

@@ -51,7 +51,7 @@ def test_rule_breakers_are_named_at_once(kind, fault, message):
 
 @pytest.mark.parametrize("kind", SYNC)
 def test_bad_builders(kind):
-    with pytest.raises(ValueError, match="must return a gymnasium.Env or a dm_env"):
+    with pytest.raises(ValueError, match=r"must return a gymnasium\.Env or a dm_env"):
         SyncEnv(dict, 2, kind)
     with pytest.raises(RuntimeError, match="builder raised TypeError"):
         SyncEnv(Faulty, 2, kind, options={"no_such": 1})
@@ -61,7 +61,7 @@ def test_bad_builders(kind):
 def test_exception_is_raised_here_with_its_cause(kind):
     with SyncEnv(Faulty, 3, kind, options={"fault": "raise", "at": 1, "env": 2}) as env:
         env.reset()
-        with pytest.raises(RuntimeError, match="Env 2 .*told to fail") as caught:
+        with pytest.raises(RuntimeError, match=r"Env 2 .*told to fail") as caught:
             env.step(zeros(3))
         assert isinstance(caught.value.__cause__, ArithmeticError)
 
