@@ -23,9 +23,9 @@ import contextlib
 from typing import Any
 
 import numpy as np
-from dm_env import specs
 
 from rlstack.envs.base import PoolConfig
+from rlstack.envs.cpp_fields import is_discrete, nested, offset, to_spec
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, StepType, TimeStep
 
@@ -81,24 +81,24 @@ class CppBackend:
                 f"CppBackend: {name} must give the fields {_CORE_FIELDS}; no {missing}"
             )
         self._position = {field: i for i, field in enumerate(fields)}
-        self._observed = Nest(_tree({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
+        self._observed = Nest(nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
         obs_fields = [fields[f] for f in self._observed.leaves]
         observation = [
-            _spec(f, leaf) for f, leaf in zip(self._observed.leaves, obs_fields, strict=True)
+            to_spec(f, leaf) for f, leaf in zip(self._observed.leaves, obs_fields, strict=True)
         ]
         acted = pool.spec.action_array_spec
         self._acted = Nest(
-            _tree({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
+            nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
         act_fields = [acted[f] for f in self._acted.leaves]
         action = [
-            _spec(f, leaf, True) for f, leaf in zip(self._acted.leaves, act_fields, strict=True)
+            to_spec(f, leaf, True) for f, leaf in zip(self._acted.leaves, act_fields, strict=True)
         ]
         self.spec = EnvSpec(self._observed.unflatten(observation), self._acted.unflatten(action))
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
-        self.action_offsets = [_offset(f) for f in act_fields]
+        self.action_offsets = [offset(f) for f in act_fields]
         self._shifts = [
-            (i, _offset(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and _offset(f)
+            (i, offset(f)) for i, f in enumerate(obs_fields) if is_discrete(f) and offset(f)
         ]
         self._narrow = [i for i, f in enumerate(obs_fields) if f.dtype == np.float64]
         self._obs_at = [self._position[f] for f in self._observed.leaves]
@@ -143,7 +143,7 @@ class CppBackend:
             self._pool.send(actions[0], env_ids)
         else:
             named = dict(zip(self._acted.leaves, actions, strict=True))
-            self._pool.send(_tree(named, "", keep_root=True), env_ids)
+            self._pool.send(nested(named, "", keep_root=True), env_ids)
 
     def _in_order(self, env_ids: np.ndarray, actions: list[np.ndarray]) -> list[np.ndarray]:
         named = dict(zip(self._acted.leaves, actions, strict=True))
@@ -268,47 +268,3 @@ def _direct_works(pool: Any, fields: dict[str, Any], acted: dict[str, Any]) -> b
         and list(announced[1]) == list(acted)
         and list(acted)[:2] == ["env_id", "players.env_id"]
     )
-
-
-def _tree(named: dict[str, Any], root: str, keep_root: bool = False) -> Any:
-    """Nests ``{"obs:a.b": x}`` as ``{"a": {"b": x}}``, and ``{"obs": x}`` as ``x``."""
-    if not keep_root and list(named) == [root]:
-        return named[root]
-    tree: dict[str, Any] = {}
-    for name, value in named.items():
-        *parents, last = name.replace(":", ".").split(".")[0 if keep_root else 1 :] or [name]
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
-
-
-def _is_discrete(field: Any) -> bool:
-    whole = np.issubdtype(np.dtype(field.dtype), np.integer)
-    known = np.ndim(field.minimum) == 0 and -(2**30) < field.minimum <= field.maximum < 2**30
-    return bool(whole and known and list(field.shape) in ([], [-1]))
-
-
-def _offset(field: Any) -> int:
-    return int(field.minimum) if _is_discrete(field) else 0
-
-
-def _spec(name: str, field: Any, acting: bool = False) -> specs.Array:
-    """Returns EnvPool's field as a dm_env spec of one environment, with float64 as float32."""
-    dtype, shape = np.dtype(field.dtype), tuple(n for n in field.shape if n != -1)
-    if _is_discrete(field):
-        return specs.DiscreteArray(int(field.maximum - field.minimum) + 1, dtype, name)
-    if dtype == np.float64:
-        dtype = np.dtype(np.float32)
-    if np.issubdtype(dtype, np.floating):
-        low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
-        # Unset bounds come as the type's limits, the lower one as its smallest *positive* number.
-        low = np.where((low < -3e38) | ((low > 0) & (low < 1e-37)), -np.inf, low)
-        high = np.where(high > 3e38, np.inf, high)
-        if np.isinf(low).all() and np.isinf(high).all():
-            return specs.Array(shape, dtype, name)
-        return specs.BoundedArray(shape, dtype, low.astype(dtype), high.astype(dtype), name)
-    if dtype == np.bool_ and not acting:
-        return specs.BoundedArray(shape, dtype, False, True, name)
-    return specs.BoundedArray(shape, dtype, field.minimum, field.maximum, name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.envs.env_cases import Nested, ScriptDm, ScriptGym
 
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.types import StepType
+from tests.envs.env_cases import Nested, ScriptDm, ScriptGym
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 SIZE = 4

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -26,24 +27,27 @@ def zeros(n):
     return np.zeros(n, np.int32)
 
 
-@pytest.mark.parametrize("kind", SYNC)
+RULES = {
+    "shape": r"observation must be what its space declares.*got float32 of shape \(1,\)",
+    "dtype": "got complex",
+    "nan": "reward must be finite",
+    "reward": "reward must be a scalar",
+    "four": "5 values",
+}
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("kind", "fault"),
     [
-        ("shape", r"observation must be what its space declares.*got float32 of shape \(1,\)"),
-        ("dtype", "got complex"),
-        ("nan", "reward must be finite"),
-        ("reward", "reward must be a scalar"),
-        ("four", "5 values"),
+        *[("for_loop", fault) for fault in RULES],
+        *[(kind, fault) for kind in ("thread", "process") for fault in ("nan", "four")],
     ],
 )
-def test_rule_breakers_are_named_at_once(kind, fault, message):
-    if kind == "process" and fault not in ("nan", "four"):
-        pytest.skip("the same code; two of them show that the message crosses")
+def test_rule_breakers_are_named_at_once(kind, fault):
     with SyncEnv(Faulty, 2, kind, options={"fault": fault, "at": 2, "env": 1}) as env:
         env.reset()
         env.step(zeros(2))
-        with pytest.raises(ValueError, match=rf"Env 1 \(Faulty\)(.|\n)*{message}"):
+        with pytest.raises(ValueError, match=rf"Env 1 \(Faulty\)(.|\n)*{RULES[fault]}"):
             env.step(zeros(2))
         with pytest.raises(RuntimeError, match="failed earlier"):
             env.step(zeros(2))
@@ -200,3 +204,13 @@ def test_sleeping_environments_overlap():
             for _ in range(5):
                 env.step(zeros(4))
             assert time.monotonic() - start < 0.6  # one after the other: 1 s
+
+
+def test_builders_may_be_local_to_a_process_pool():
+    length = 2
+    with SyncEnv(lambda seed: Faulty(seed=seed, length=length), 2, "process") as env:
+        env.reset()
+        assert env.step(zeros(2)).observation.tolist() == [[0, 1], [1, 1]]
+        assert (env.step(zeros(2)).step_type == LAST).all()
+    with pytest.raises(TypeError, match="must be picklable"):
+        SyncEnv(Faulty, 2, "process", options={"flag": threading.Lock()})
