@@ -168,7 +168,7 @@ class EpochAgent(Agent):
         learner_state, rows, schedule = self.prepare(params, learner_state, batch)
 
         def body(carry: Any, indices: Any) -> tuple[Any, Logs]:
-            minibatch = jax.tree.map(lambda x: x[indices], rows)
+            minibatch = jax.tree.map(lambda x: jnp.asarray(x)[indices], rows)
             new_params, new_state, output = self.update(carry[0], carry[1], minibatch)
             return (new_params, new_state), output.logs
 
