@@ -127,9 +127,9 @@ class DQN(Agent):
     ) -> tuple[DQNOutput, Counts]:
         """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
         values, _ = self.network.apply(None, params, timestep, ())
-        state = next_counts(state, timestep)
         preferences = distributions.categorical(values, action_mask(timestep.observation))
-        return DQNOutput(self.policy(rng_key, preferences, state)), state
+        action = self.policy(rng_key, preferences, state)
+        return DQNOutput(action), next_counts(state, timestep)
 
     def compute_gradients(
         self, params: Params, learner_state: DQNLearnerState, batch: Batch
@@ -149,7 +149,8 @@ class DQN(Agent):
         action = first.agent_output.action
         chosen = jnp.take_along_axis(values, action[:, None], axis=-1)[:, 0]
         target = jax.lax.stop_gradient(self.targets(params, target_params, batch.trajectory))
-        td_error = target - chosen
+        # An item that begins at the end of an episode holds no transition to learn from.
+        td_error = jnp.where(first.timestep.last(), 0.0, target - chosen)
         if self.cfg.huber_delta:
             losses = optax.losses.huber_loss(td_error, delta=self.cfg.huber_delta)
         else:
@@ -166,7 +167,7 @@ class DQN(Agent):
         """
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
         num_steps, batch_size = after.reward.shape
-        last = after.last().at[-1].set(True)
+        last = jnp.asarray(after.last()).at[-1].set(True)
         index = jnp.argmax(last, axis=0)
         columns = jnp.arange(batch_size)
         end = jax.tree.map(lambda x: x[index, columns], after)
