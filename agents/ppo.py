@@ -114,9 +114,7 @@ class PPORows(NamedTuple):
     """Rows of a batch to learn from; feed-forward ``[N, ...]``, recurrent ``[B, T, ...]``."""
 
     timestep: TimeStep
-    action: PyTree
-    behaviour_log_prob: Array
-    behaviour_value: Array
+    output: PPOOutput  # the behaviour policy's
     advantage: Array
     target: Array  # what the value should be
     mask: Array  # False where there is no transition
@@ -136,10 +134,9 @@ class PPO(EpochAgent):
             {
                 "policy_head": cfg.policy_head_optimizer,
                 "value_head": cfg.value_head_optimizer,
-                "torso": cfg.torso_optimizer,
-                "policy_torso": cfg.torso_optimizer,
-                "value_torso": cfg.torso_optimizer,
-                "core": cfg.torso_optimizer,
+                **dict.fromkeys(
+                    ("torso", "policy_torso", "value_torso", "core"), cfg.torso_optimizer
+                ),
             },
             cfg.max_grad_norm,
         )
@@ -175,7 +172,7 @@ class PPO(EpochAgent):
     ) -> tuple[PPOLearnerState, PPORows, Array]:
         """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
         rows = self._rows(batch.trajectory)
-        num_rows = jax.tree.leaves(rows)[0].shape[0]
+        num_rows = rows.mask.shape[0]
         size = num_rows // self.cfg.num_minibatches
         if size < 1:
             raise ValueError(
@@ -183,9 +180,10 @@ class PPO(EpochAgent):
                 f"({'environments' if self._is_recurrent else 'steps'}); "
                 f"got {self.cfg.num_minibatches}."
             )
-        rng_key, *keys = jax.random.split(learner_state.rng_key, 1 + self.cfg.num_epochs)
+        rng_key, shuffle_key = jax.random.split(learner_state.rng_key)
+        keys = jax.random.split(shuffle_key, self.cfg.num_epochs)
         # A remainder that fills no minibatch is left out, a different one each epoch.
-        schedule = jnp.stack([jax.random.permutation(key, num_rows) for key in keys])
+        schedule = jax.vmap(lambda key: jax.random.permutation(key, num_rows))(keys)
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
         statistics = learner_state.pending_statistics
         if self.cfg.normalise_observations:
@@ -196,32 +194,20 @@ class PPO(EpochAgent):
         return learner_state, rows, schedule
 
     def _rows(self, trajectory: Trajectory) -> PPORows:
-        output: PPOOutput = trajectory.agent_output
-        before = jax.tree.map(lambda x: x[:-1], (trajectory.timestep, output))
+        before = jax.tree.map(lambda x: x[:-1], trajectory)
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
         mask = ~after.first()
         advantage, target = returns.gae(
             rewards=after.reward * self.cfg.reward_scale,
             discounts=after.discount * self.cfg.discount,
-            values=output.value,
+            values=trajectory.agent_output.value,
             gae_lambda=self.cfg.gae_lambda,
             mask=mask,
         )
-        timestep, out = before
-        rows = PPORows(
-            timestep=timestep,
-            action=out.action,
-            behaviour_log_prob=out.behaviour_log_prob,
-            behaviour_value=out.value,
-            advantage=advantage,
-            target=target,
-            mask=mask,
-            state=(),
-        )
+        rows = PPORows(before.timestep, before.agent_output, advantage, target, mask, state=())
         if self._is_recurrent:
-            return _swap_axes(rows)._replace(
-                state=jax.tree.map(lambda x: x[0], trajectory.agent_state)
-            )
+            state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
+            return _swap_axes(rows)._replace(state=state)
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
 
     def compute_gradients(
@@ -240,22 +226,21 @@ class PPO(EpochAgent):
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
         if self._is_recurrent:
             state, rows = rows.state, _swap_axes(rows._replace(state=()))
-            timestep = self._normalised(statistics, rows.timestep)
-            output, _ = self.network.unroll(None, network, timestep, state)
+            run = self.network.unroll
         else:
-            timestep = self._normalised(statistics, rows.timestep)
-            output, _ = self.network.apply(None, network, timestep, ())
+            state, run = (), self.network.apply
+        output, _ = run(None, network, self._normalised(statistics, rows.timestep), state)
         weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
 
         def mean(x: Array) -> Array:
             return (x * weights).sum()
 
-        distribution = self._distribution(output, timestep)
+        distribution = self._distribution(output, rows.timestep)
         advantage = rows.advantage
         if self.cfg.normalise_advantages:
             centred = advantage - mean(advantage)
             advantage = centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
-        log_ratio = distribution.log_prob(rows.action) - rows.behaviour_log_prob
+        log_ratio = distribution.log_prob(rows.output.action) - rows.output.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
         clipped = jnp.clip(ratio, 1 - self.cfg.clip_ratio, 1 + self.cfg.clip_ratio)
         policy_loss = -mean(jnp.minimum(ratio * advantage, clipped * advantage))
@@ -275,8 +260,8 @@ class PPO(EpochAgent):
         error = (value - rows.target) ** 2
         if not self.cfg.value_clip:
             return error
-        move = jnp.clip(value - rows.behaviour_value, -self.cfg.value_clip, self.cfg.value_clip)
-        return jnp.maximum(error, (rows.behaviour_value + move - rows.target) ** 2)
+        move = jnp.clip(value - rows.output.value, -self.cfg.value_clip, self.cfg.value_clip)
+        return jnp.maximum(error, (rows.output.value + move - rows.target) ** 2)
 
     def apply_gradients(
         self, params: PPOParams, learner_state: PPOLearnerState, grads: Params
@@ -296,9 +281,8 @@ class PPO(EpochAgent):
         self, params: PPOParams, learner_state: PPOLearnerState
     ) -> tuple[PPOParams, PPOLearnerState]:
         """Lets the next acting and learning see the observations of this batch."""
-        return params._replace(
-            observation_statistics=learner_state.pending_statistics
-        ), learner_state
+        statistics = learner_state.pending_statistics
+        return params._replace(observation_statistics=statistics), learner_state
 
     def _normalised(self, statistics: normalise.RunningStatistics, timestep: TimeStep) -> TimeStep:
         if not self.cfg.normalise_observations:
