@@ -1,0 +1,179 @@
+"""Agents over every kind of environment, and data for them: what the agent tests share."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from agents import AGENTS
+from agents.dqn import DQNConfig
+from agents.ppo import PPOConfig
+from rlstack.exploration import Greedy
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.types import Batch, StepType, TimeStep, Transition
+
+LENGTH, BATCH = 5, 4  # T and B of the batches below
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+VECTOR = specs.Array((3,), np.float32)
+IMAGE = specs.BoundedArray((36, 36, 1), np.uint8, 0, 255)
+MASKED = {"observation": VECTOR, "action_mask": specs.BoundedArray((4,), np.int8, 0, 1)}
+NESTED = {"flag": specs.DiscreteArray(3), "place": VECTOR}
+ONE_OF_4 = specs.DiscreteArray(4)
+SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
+REAL = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
+
+FAST = OptimizerConfig(learning_rate=3e-3)
+PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
+DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000, clip_reward=1.0)
+SMALL = NetworkConfig(hidden_sizes=(8,))
+
+
+# Tests compile much and run little.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+class Setting(NamedTuple):
+    """One agent in one kind of environment."""
+
+    cfg: Any
+    obs_spec: Any
+    action_spec: Any
+    network: NetworkConfig = SMALL
+
+
+def _with(cfg, **changes):
+    return dataclasses.replace(cfg, **changes)
+
+
+SETTINGS = {
+    "ppo-separate": Setting(PPO_SMALL, VECTOR, ONE_OF_4),
+    "ppo-masked": Setting(
+        _with(PPO_SMALL, normalise_observations=True, value_clip=0.5), MASKED, ONE_OF_4
+    ),
+    "ppo-image": Setting(PPO_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature", shared=True)),
+    "ppo-shared": Setting(PPO_SMALL, NESTED, ONE_OF_4, _with(SMALL, shared=True)),
+    "ppo-several": Setting(PPO_SMALL, VECTOR, SEVERAL),
+    "ppo-continuous": Setting(PPO_SMALL, VECTOR, REAL),
+    "ppo-structured": Setting(PPO_SMALL, VECTOR, STRUCTURED),
+    "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
+    "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="gru", core_size=6)),
+    "dqn": Setting(DQN_SMALL, VECTOR, ONE_OF_4),
+    "dqn-duelling": Setting(
+        _with(DQN_SMALL, double=False, target_rate=0.01),
+        MASKED,
+        ONE_OF_4,
+        _with(SMALL, duelling=True),
+    ),
+    "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature")),
+}
+
+
+class Case:
+    """An agent with its functions compiled once, initial params and a batch of data."""
+
+    def __init__(self, setting: Setting):
+        entry = AGENTS[type(setting.cfg)]
+        make = functools.partial(
+            entry.agent,
+            setting.cfg,
+            setting.obs_spec,
+            setting.action_spec,
+            functools.partial(entry.network, cfg=setting.network),
+        )
+        self.setting = setting
+        jit = jax.jit if setting.obs_spec is IMAGE else quick_jit
+        self.agent = make(functools.partial(entry.policy, setting.cfg, BATCH))
+        self.greedy = make(Greedy)
+        self.act = jit(self.agent.actor_step)
+        self.act_greedily = jit(self.greedy.actor_step)
+        self.learn = jit(self.agent.learner_step)
+        self.key = jax.random.PRNGKey(3)
+        self.init = jit(self.agent.initial_params)
+
+    @functools.cached_property
+    def params(self):
+        return self.init(self.key)
+
+    @functools.cached_property
+    def learner_state(self):
+        return self.agent.initial_learner_state(self.key, self.params)
+
+    @functools.cached_property
+    def batch(self):
+        return acted_batch(self, self.params, step_types())
+
+
+@functools.cache
+def case(name):
+    return Case(SETTINGS[name])
+
+
+def step_types():
+    """[T+1, B]: no boundary, a FIRST at the start, an end inside, an end at the end."""
+    columns = [
+        [MID, MID, MID, MID, MID, MID],
+        [FIRST, MID, MID, MID, MID, MID],
+        [MID, MID, LAST, FIRST, MID, MID],
+        [FIRST, MID, MID, MID, MID, LAST],
+    ]
+    return np.array(columns, np.int32).T
+
+
+def random_array(rng, spec, leading):
+    shape = (*leading, *spec.shape)
+    if not np.issubdtype(spec.dtype, np.integer):
+        return rng.normal(size=shape).astype(spec.dtype)
+    drawn = rng.integers(spec.minimum, spec.maximum, shape, endpoint=True).astype(spec.dtype)
+    if spec is MASKED["action_mask"]:
+        drawn[..., 1] = 0
+        drawn[..., 2] = 1  # something is always legal
+    return drawn
+
+
+def random_timesteps(obs_spec, step_type, seed=0, discount=None):
+    """Returns steps [T+1, B, ...] or [B, ...] with these step types; ends are terminations."""
+    rng = np.random.default_rng(seed)
+    step_type = np.asarray(step_type, np.int32)
+    reward = rng.normal(size=step_type.shape).astype(np.float32)
+    return TimeStep(
+        step_type,
+        np.where(step_type == FIRST, 0, reward).astype(np.float32),
+        np.where(step_type == LAST, 0, 1).astype(np.float32) if discount is None else discount,
+        jax.tree.map(lambda spec: random_array(rng, spec, step_type.shape), obs_spec),
+    )
+
+
+def acted_batch(case, params, step_type, seed=0, discount=None):
+    """Returns a numpy Batch as actor and replay make it: the agent acts on random steps."""
+    timesteps = random_timesteps(case.setting.obs_spec, step_type, seed, discount)
+    state = case.agent.initial_state(step_type.shape[1])
+    steps = []
+    for t, key in enumerate(jax.random.split(jax.random.PRNGKey(seed), len(step_type))):
+        timestep = jax.tree.map(lambda x, t=t: x[t], timesteps)
+        state = case.agent.reset_state(state, jnp.asarray(timestep.first()))
+        output, next_state = case.act(key, params, timestep, state)
+        version = np.zeros(step_type.shape[1], np.int32)
+        steps.append(Transition(timestep, output, state, version))
+        state = next_state
+    trajectory = jax.tree.map(lambda *rows: np.stack([np.asarray(x) for x in rows]), *steps)
+    return Batch(trajectory, np.ones(step_type.shape[1], np.float32))
+
+
+def assert_close(a, b, atol=1e-5, rtol=1e-4):
+    """Asserts two pytrees equal in structure and, up to rounding, in value."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=atol, rtol=rtol)
+
+
+def leaves_differ(a, b):
+    """Whether any leaf differs."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(not np.array_equal(x, y) for x, y in pairs)

@@ -1,0 +1,167 @@
+"""The contract of `rlstack.agent.Agent`, for every agent in every kind of environment."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import agents
+from tests.agent_cases import (
+    BATCH,
+    MASKED,
+    SETTINGS,
+    acted_batch,
+    assert_close,
+    case,
+    leaves_differ,
+    random_timesteps,
+    step_types,
+)
+
+
+@pytest.fixture(scope="module", params=sorted(SETTINGS))
+def c(request):
+    return case(request.param)
+
+
+def steps(c, batch_size=BATCH, seed=1):
+    return random_timesteps(c.setting.obs_spec, np.ones(batch_size), seed)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def test_every_registered_agent_has_cases():
+    assert {type(setting.cfg) for setting in SETTINGS.values()} == set(agents.AGENTS)
+
+
+def test_actions_fit_the_spec_and_states_keep_their_shape(c):
+    state = c.agent.initial_state(BATCH)
+    output, next_state = c.act(c.key, c.params, steps(c), state)
+
+    def check(spec, action):
+        assert action.shape == (BATCH, *spec.shape)
+        assert action.dtype == spec.dtype
+        if np.issubdtype(spec.dtype, np.integer):
+            for row in np.asarray(action):
+                spec.validate(row)
+
+    assert type(output)._fields[0] == "action"
+    jax.tree.map(check, c.setting.action_spec, output.action)
+    assert all(x.shape[0] == BATCH for x in jax.tree.leaves(output))
+    assert shapes(next_state) == shapes(state)
+    assert shapes(c.agent.reset_state(state, np.ones(BATCH, bool))) == shapes(state)
+
+
+def test_acting_is_the_same_without_jit(c):
+    state = c.agent.initial_state(BATCH)
+    assert_close(
+        c.agent.actor_step(c.key, c.params, steps(c), state),
+        c.act(c.key, c.params, steps(c), state),
+    )
+
+
+def test_a_row_does_not_depend_on_the_others(c):
+    # From the middle of an episode, so that recurrent states are not all alike.
+    timesteps, state = steps(c), c.agent.initial_state(BATCH)
+    _, state = c.act(c.key, c.params, steps(c, seed=7), state)
+    together = c.act_greedily(c.key, c.params, timesteps, state)
+    alone = [
+        c.act_greedily(
+            c.key, c.params, *jax.tree.map(lambda x, i=i: x[i : i + 1], (timesteps, state))
+        )
+        for i in range(2)
+    ]
+    joined = jax.tree.map(lambda *rows: np.concatenate(rows), *alone)
+    assert_close(joined, jax.tree.map(lambda x: x[:2], together))
+
+
+def test_a_pickled_agent_acts_and_learns_the_same(c):
+    copy = pickle.loads(pickle.dumps(c.agent))
+    state = c.agent.initial_state(BATCH)
+    answers = [
+        agent.actor_step(c.key, c.params, steps(c), state)[0].action for agent in (copy, c.agent)
+    ]
+    assert_close(*answers, atol=0, rtol=0)
+    assert copy.cfg == c.agent.cfg
+
+
+def test_initial_functions_are_functions_of_the_key(c):
+    assert not leaves_differ(c.init(c.key), c.init(c.key))
+    assert leaves_differ(c.init(c.key), c.init(jax.random.PRNGKey(4)))
+    assert_close(c.agent.initial_learner_state(c.key, c.params), c.learner_state, atol=0, rtol=0)
+
+
+def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
+    attributes = dict(vars(c.agent))
+    params, learner_state, output = c.learn(c.params, c.learner_state, c.batch)
+    before, after = (c.params, c.learner_state), (params, learner_state)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert shapes(before) == shapes(after)  # so that a scan over batches takes it
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert np.isfinite(new).all()
+        assert old is not new
+    assert leaves_differ(c.params, params)
+    assert all(np.shape(x) == () and np.isfinite(x) for x in output.logs.values())
+    assert {"loss", "grad_norm"} <= set(output.logs)
+    if output.priorities is not None:
+        assert output.priorities.shape == (BATCH,)
+    assert vars(c.agent).keys() == attributes.keys()
+    assert all(vars(c.agent)[name] is value for name, value in attributes.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["dqn", "dqn-duelling", "ppo-separate", "ppo-gru", "ppo-structured"]
+)
+def test_learning_is_the_same_without_jit(name):
+    c = case(name)
+    plain = c.agent.learner_step(c.params, c.learner_state, c.batch)
+    assert_close(plain, c.learn(c.params, c.learner_state, c.batch), atol=2e-4, rtol=1e-3)
+
+
+def test_losses_fall_when_a_batch_is_learned_again_and_again(c):
+    params, learner_state = c.params, c.learner_state
+    history = []
+    for _ in range(12):
+        params, learner_state, output = c.learn(params, learner_state, c.batch)
+        history.append(output.logs)
+    # Each term apart, so that the sign of each is seen. (The value loss of one that is clipped to
+    # the behaviour's may stand still.)
+    for name in ("loss", "policy_loss", "value_loss"):
+        if name in history[0] and not (name != "policy_loss" and _clips_values(c)):
+            assert history[-1][name] < history[0][name], name
+
+
+def _clips_values(c):
+    return getattr(c.setting.cfg, "value_clip", 0) > 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, setting in SETTINGS.items() if setting.obs_spec is MASKED]
+)
+def test_masked_actions_are_never_taken(name):
+    c = case(name)
+    batch = acted_batch(c, c.params, step_types(), seed=5)
+    mask = batch.trajectory.timestep.observation["action_mask"]
+    taken = np.take_along_axis(mask, batch.trajectory.agent_output.action[..., None], axis=-1)
+    assert taken.all()
+    assert not mask.all()
+
+
+def test_no_agent_jits_names_a_device_or_sets_attributes_later():
+    for path in Path(agents.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "attr", getattr(node, "id", None))
+            assert name not in ("jit", "pmap", "device_put", "devices"), f"{path}:{node.lineno}"
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                stored = [
+                    x
+                    for x in ast.walk(node)
+                    if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store)
+                ]
+                assert not stored, f"{path}:{node.lineno}"
