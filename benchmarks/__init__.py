@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME [--quick]`; the last line of output is a JSON object."""

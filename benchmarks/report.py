@@ -1,0 +1,167 @@
+"""Measuring two programs against each other, and saying what came out.
+
+Two rates are compared by turns, never one after the other, because a machine's speed drifts. What
+counts is the median of the ratios of neighbours; its spread says how much to trust it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+Rate = Callable[[], float]  # runs a piece of work and returns steps per second
+
+
+class Comparison(NamedTuple):
+    """Rates of two programs, measured by turns; entry i of both are neighbours in time."""
+
+    ours: tuple[float, ...]
+    reference: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ours over reference, of each pair of neighbours."""
+        return [ours / other for ours, other in zip(self.ours, self.reference, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """The median of the ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median rate of each side."""
+        return {
+            "ours": statistics.median(self.ours),
+            "reference": statistics.median(self.reference),
+        }
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The quartiles of the ratios, or both ends where there are fewer than four."""
+        ratios = sorted(self.ratios)
+        if len(ratios) < 4:
+            return ratios[0], ratios[-1]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return low, high
+
+
+def alternate(ours: Rate, reference: Rate, repeats: int) -> Comparison:
+    """Measures both by turns, ``repeats`` times, each going first every other time.
+
+    Raises:
+      ValueError: no repeats.
+    """
+    if repeats < 1:
+        raise ValueError(f"alternate: repeats must be at least 1; got {repeats}.")
+    pairs = []
+    for i in range(repeats):
+        if i % 2:
+            second = reference()
+            pairs.append((ours(), second))
+        else:
+            pairs.append((ours(), reference()))
+    return Comparison(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+def rate(steps: int, work: Callable[[], object]) -> float:
+    """Runs the work, which makes so many steps; returns steps per second."""
+    start = time.perf_counter()
+    work()
+    return steps / (time.perf_counter() - start)
+
+
+class Timers:
+    """Adds up where time goes, by wrapping methods of single objects for a while."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def on(self, *methods: tuple[object, str, str]) -> Iterator[None]:
+        """Times calls of (object, method name, label) within the block; labels may repeat.
+
+        The wrappers are attributes of the objects, so callers that bound a method before the block
+        escape them. A timed call within another counts for both.
+        """
+        for target, name, label in methods:
+            self._seconds.setdefault(label, 0.0)
+            setattr(target, name, self._timed(getattr(target, name), label))
+        try:
+            yield
+        finally:
+            for target, name, _ in methods:
+                with contextlib.suppress(AttributeError):  # named twice
+                    delattr(target, name)
+
+    def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._seconds[label] += time.perf_counter() - start
+
+        return timed
+
+    def shares(self, total: float) -> dict[str, float]:
+        """Returns each label's share of ``total`` seconds, and the "rest"."""
+        shares = {label: seconds / total for label, seconds in self._seconds.items()}
+        return {**shares, "rest": 1.0 - sum(shares.values())}
+
+
+class Result(NamedTuple):
+    """What a benchmark found, by the names of its settings."""
+
+    name: str
+    ratios: dict[str, float]  # ours over reference, medians
+    medians: dict[str, dict[str, float]]  # steps per second of each side
+    spread: dict[str, tuple[float, float]]  # quartiles of the ratios
+    where: dict[str, dict[str, dict[str, float]]]  # shares of the time of each side
+
+    @staticmethod
+    def empty(name: str) -> Result:
+        """Returns a result without settings."""
+        return Result(name, {}, {}, {}, {})
+
+    def add(self, setting: str, comparison: Comparison, where: Mapping[str, Any]) -> None:
+        """Files one setting."""
+        self.ratios[setting] = round(comparison.ratio, 4)
+        self.medians[setting] = {k: round(v, 1) for k, v in comparison.medians.items()}
+        low, high = comparison.spread
+        self.spread[setting] = round(low, 4), round(high, 4)
+        self.where[setting] = {
+            side: {label: round(share, 3) for label, share in shares.items()}
+            for side, shares in where.items()
+        }
+
+    def update(self, other: Mapping[str, Any]) -> None:
+        """Adds the settings of another result, as its JSON line gave them."""
+        self.ratios.update(other["ratios"])
+        self.medians.update(other["medians"])
+        self.spread.update(other["spread"])
+        self.where.update(other["where"])
+
+    def line(self) -> str:
+        """Returns the JSON object that is a benchmark's last line."""
+        return json.dumps(self._asdict(), allow_nan=False)
+
+    def table(self, target: float) -> str:
+        """Returns the same for people; ratios under the target are marked."""
+        width = max([len(setting) for setting in self.ratios], default=7)
+        lines = [f"{'setting':{width}}  {'ours/s':>10}  {'reference/s':>11}  ratio  quartiles"]
+        for setting, ratio in self.ratios.items():
+            medians, (low, high) = self.medians[setting], self.spread[setting]
+            mark = "" if ratio >= target else f"  under {target:g}"
+            lines.append(
+                f"{setting:{width}}  {medians['ours']:10,.0f}  {medians['reference']:11,.0f}  "
+                f"{ratio:5.2f}  {low:.2f}-{high:.2f}{mark}"
+            )
+            for side, shares in self.where[setting].items():
+                parts = ", ".join(f"{label} {share:.0%}" for label, share in shares.items())
+                lines.append(f"{'':{width}}  {side}: {parts}")
+        return "\n".join(lines)

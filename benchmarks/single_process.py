@@ -1,0 +1,261 @@
+"""One process against hand-written loops: `python -m benchmarks.single_process [--quick]`.
+
+Acting (`Actor.step`: inference, replay, environments) is compared with a loop of nothing but
+``env.step`` and a jitted apply; training by PPO with `benchmarks.reference_ppo`. Both sides have
+the same networks, batches, epochs, environments and XLA flags. A step is one row of one
+environment, the rows that begin episodes included.
+
+Settings on pixels and others want different XLA flags, so each kind has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from agents.ppo import PPOConfig
+from benchmarks.reference_ppo import ReferencePPO
+from benchmarks.report import Result, Timers, alternate, rate
+from programs import xla
+from programs.experiment import EnvConfig, Experiment
+from programs.session import Session
+from programs.single_process import SingleProcess
+from rlstack.networks import NetworkConfig
+from rlstack.replay import ReplayConfig
+
+NAME = "single_process"
+TARGET = 0.85  # of the hand-written loops' speed
+UNROLL = 128
+_NEVER = 10**12  # frames
+
+
+class Setting(NamedTuple):
+    """One pair of programs to compare."""
+
+    job: str  # "act" or "ppo"
+    env: str
+    num_envs: int
+    seconds: float  # about what one measurement takes
+    repeats: int
+
+    @property
+    def name(self) -> str:
+        """What the results call it."""
+        return f"{self.job}/{self.env}x{self.num_envs}"
+
+    @property
+    def pixels(self) -> bool:
+        """Whether observations are images."""
+        return self.env == "Pong-v5"
+
+
+FULL = (
+    Setting("act", "CartPole-v1", 64, 1.5, 9),
+    Setting("act", "HalfCheetah-v4", 32, 1.5, 9),
+    Setting("ppo", "CartPole-v1", 8, 2.0, 9),
+    Setting("ppo", "CartPole-v1", 64, 2.0, 9),
+    Setting("ppo", "HalfCheetah-v4", 8, 2.0, 9),
+    Setting("act", "Pong-v5", 32, 3.0, 7),
+    Setting("ppo", "Pong-v5", 8, 8.0, 7),
+)
+QUICK = tuple(s._replace(seconds=0.3, repeats=3) for s in FULL if not s.pixels)
+
+
+class NoLogger:
+    """A logger that writes nowhere."""
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Forgets the logs."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def experiment(setting: Setting) -> Experiment:
+    """Returns PPO with its default hyperparameters on the setting's environments."""
+    options: dict[str, Any] = {}
+    network = NetworkConfig()
+    if setting.pixels:
+        options = {"episodic_life": True, "reward_clip": True}
+        network = NetworkConfig(torso="nature", hidden_sizes=(512,), shared=True)
+    return Experiment(
+        preset=f"benchmark-{setting.name}",
+        agent=PPOConfig(),
+        env=EnvConfig(setting.env, num_envs=setting.num_envs, options=options),
+        network=network,
+        replay=ReplayConfig(
+            sampler="fifo",
+            batch_size=setting.num_envs,
+            unroll_length=UNROLL,
+            max_size=2 * setting.num_envs,
+        ),
+        frames=_NEVER,
+        checkpoint_period=_NEVER,
+    )
+
+
+class Ours:
+    """The stack's single process, moved by a number of steps."""
+
+    def __init__(self, cfg: Experiment) -> None:
+        self.program = SingleProcess(cfg)
+        self.session = Session(
+            cfg, NoLogger(), evaluate=self.program.evaluate, checkpoint=lambda frames: None
+        )
+
+    def act(self, steps: int) -> None:
+        """Acts, without learning."""
+        actor = self.program.actor
+        for _ in range(steps):
+            actor.step()
+
+    def train(self, steps: int) -> None:
+        """Acts and learns, as `SingleProcess.train` does."""
+        left = steps + 1
+
+        def stop() -> bool:
+            nonlocal left
+            left -= 1  # asked once before each step
+            return not left
+
+        self.program.train(self.session, stop)
+
+    def methods(self) -> list[tuple[object, str, str]]:
+        """Returns what `Timers` should time."""
+        program = self.program
+        return [
+            (program.env, "step", "env"),
+            (program.inferencer, "inference", "inference"),
+            (program.replay, "add", "replay"),
+            (program.replay, "can_sample", "replay"),
+            (program.replay, "sample", "replay"),
+            (program.learner, "step", "learn"),
+            (self.session, "log", "logs"),
+            (self.session, "tick", "logs"),
+        ]
+
+
+class Reference:
+    """The hand-written loop, moved by a number of steps."""
+
+    def __init__(self, cfg: Experiment) -> None:
+        assert isinstance(cfg.agent, PPOConfig)
+        self.program = ReferencePPO(cfg.agent, cfg.env, cfg.network, UNROLL, cfg.seed)
+
+    def act(self, steps: int) -> None:
+        """Acts, without learning."""
+        self.program.act_only(steps)
+
+    def train(self, steps: int) -> None:
+        """Acts and learns for whole rollouts."""
+        assert steps % UNROLL == 0
+        self.program.train(steps // UNROLL)
+
+    def methods(self) -> list[tuple[object, str, str]]:
+        """Returns what `Timers` should time."""
+        program = self.program
+        return [
+            (program.env, "step", "env"),
+            (program, "act", "inference"),
+            (program, "update", "learn"),
+        ]
+
+
+def measure(setting: Setting, result: Result) -> None:
+    """Compares one setting's programs and files what came out."""
+    cfg = experiment(setting)
+    ours, reference = Ours(cfg), Reference(cfg)
+    try:
+        job = "act" if setting.job == "act" else "train"
+        run_ours, run_reference = getattr(ours, job), getattr(reference, job)
+        steps = _warm_up(setting, run_ours, run_reference)
+        rows = steps * setting.num_envs
+        comparison = alternate(
+            lambda: rate(rows, lambda: run_ours(steps)),
+            lambda: rate(rows, lambda: run_reference(steps)),
+            setting.repeats,
+        )
+        # A pass of its own, so that the timers do not slow down what is compared.
+        where = {
+            "ours": _where(ours, lambda: run_ours(steps)),
+            "reference": _where(reference, lambda: run_reference(steps)),
+        }
+        result.add(setting.name, comparison, where)
+    finally:
+        ours.program.close()
+        reference.program.close()
+
+
+def _warm_up(
+    setting: Setting, ours: Callable[[int], None], reference: Callable[[int], None]
+) -> int:
+    """Compiles everything; returns the steps that make a measurement last as it should."""
+    ours(UNROLL + 1)  # the program learns on the step after an unroll
+    reference(UNROLL)
+    start = time.perf_counter()
+    reference(UNROLL)
+    ours(UNROLL)
+    seconds = (time.perf_counter() - start) / 2
+    return max(1, round(setting.seconds / seconds)) * UNROLL
+
+
+def _where(side: Ours | Reference, work: Callable[[], None]) -> dict[str, float]:
+    timers = Timers()
+    with timers.on(*side.methods()):
+        start = time.perf_counter()
+        work()
+        total = time.perf_counter() - start
+    return {label: share for label, share in timers.shares(total).items() if share > 0}
+
+
+def _measure_kind(settings: list[Setting]) -> None:
+    """The child's part: settings that share their XLA flags."""
+    if not settings[0].pixels:
+        xla.prefer_small_networks()
+    result = Result.empty(NAME)
+    for setting in settings:
+        print(f"{setting.name} ...", file=sys.stderr, flush=True)
+        measure(setting, result)
+    print(result.line())
+
+
+def _in_child(kind: str, arguments: list[str]) -> dict[str, Any]:
+    """Measures the settings of a kind in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.single_process", "--kind", kind, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the benchmark; prints a table and, last, one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.single_process")
+    parser.add_argument("--quick", action="store_true", help="under a minute, without Pong")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument("--kind", choices=("dense", "pixels"), help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
+    if not settings:
+        parser.error(f"--only: no setting's name has {args.only!r} in it")
+    kinds = {
+        "dense": [s for s in settings if not s.pixels],
+        "pixels": [s for s in settings if s.pixels],
+    }
+    if args.kind:
+        _measure_kind(kinds[args.kind])
+        return
+    result = Result.empty(NAME)
+    passed_on = ["--quick"] * args.quick + ["--only", args.only] * bool(args.only)
+    for kind, chosen in kinds.items():
+        if chosen:
+            result.update(_in_child(kind, passed_on))
+    print(result.table(TARGET))
+    print(result.line())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Makes the benchmarks importable: they are run from the repository, not installed."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,221 @@
+"""The benchmarks' measuring, and that what rlstack is measured against is real."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from agents.ppo import PPOConfig, PPOOutput, PPORows
+from benchmarks import report, single_process
+from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
+from programs.components import make_agent, make_env
+from programs.experiment import EnvConfig
+from rlstack import returns
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.types import TimeStep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_alternate_takes_turns_and_pairs_neighbours():
+    calls, numbers = [], iter(range(1, 9))
+
+    def side(name):
+        def measured():
+            calls.append(name)
+            return float(next(numbers))
+
+        return measured
+
+    comparison = report.alternate(side("ours"), side("reference"), 3)
+    assert calls == ["ours", "reference", "reference", "ours", "ours", "reference"]
+    assert comparison == report.Comparison((1, 4, 5), (2, 3, 6))
+    assert comparison.ratios == [1 / 2, 4 / 3, 5 / 6]
+    assert comparison.ratio == 5 / 6
+    assert comparison.medians == {"ours": 4, "reference": 3}
+    assert comparison.spread == (1 / 2, 4 / 3)
+
+
+def test_the_ratio_shrugs_off_one_bad_pair_and_a_drifting_machine():
+    speeds = [100.0, 80.0, 60.0, 50.0, 1.0]
+    comparison = report.Comparison((*(0.9 * speed for speed in speeds[:-1]), 90.0), tuple(speeds))
+    assert comparison.ratio == pytest.approx(0.9)
+    assert comparison.spread == pytest.approx((0.9, 0.9))
+
+
+def test_no_repeats_is_refused():
+    with pytest.raises(ValueError, match="alternate: repeats must be at least 1; got 0"):
+        report.alternate(lambda: 1.0, lambda: 1.0, 0)
+
+
+def test_rate_counts_steps_per_second():
+    assert 500 < report.rate(20, lambda: time.sleep(0.02)) < 1000
+
+
+class _Sleeper:
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+
+def test_timers_share_out_the_time_and_leave_no_trace():
+    sleeper, timers = _Sleeper(), report.Timers()
+    with timers.on((sleeper, "nap", "asleep")):
+        assert sleeper.nap(0.03) == 0.03
+        assert sleeper.nap(seconds=0.02) == 0.02
+    assert vars(sleeper) == {}
+    sleeper.nap(0.01)  # not timed any more
+    shares = timers.shares(0.1)
+    assert list(shares) == ["asleep", "rest"]
+    assert 0.5 <= shares["asleep"] < 0.9
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_a_result_is_one_json_line_and_a_table_that_marks_what_is_too_slow():
+    result = report.Result.empty("name")
+    result.add("fast", report.Comparison((9.0,), (10.0,)), {"ours": {"env": 0.25, "rest": 0.75}})
+    child = report.Result.empty("name")
+    child.add("slow", report.Comparison((5.0,), (10.0,)), {})
+    result.update(json.loads(child.line()))
+    assert "\n" not in result.line()
+    assert json.loads(result.line()) == {
+        "name": "name",
+        "ratios": {"fast": 0.9, "slow": 0.5},
+        "medians": {
+            "fast": {"ours": 9.0, "reference": 10.0},
+            "slow": {"ours": 5.0, "reference": 10.0},
+        },
+        "spread": {"fast": [0.9, 0.9], "slow": [0.5, 0.5]},
+        "where": {"fast": {"ours": {"env": 0.25, "rest": 0.75}}, "slow": {}},
+    }
+    _, fast, where, slow = result.table(0.85).splitlines()
+    assert "under" not in fast and slow.endswith("under 0.85")
+    assert where.strip() == "ours: env 25%, rest 75%"
+
+
+def test_numbers_that_json_does_not_know_are_refused():
+    result = report.Result.empty("name")
+    result.add("x", report.Comparison((float("nan"),), (1.0,)), {})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        result.line()
+
+
+def test_the_reference_estimates_advantages_as_rlstack_does():
+    rng = np.random.default_rng(0)
+    shape = (50, 7)
+    rewards = rng.normal(size=shape).astype(np.float32)
+    values = rng.normal(size=(51, 7)).astype(np.float32)
+    discounts = (0.99 * (rng.random(shape) > 0.1)).astype(np.float32)
+    mask = rng.random(shape) > 0.1
+    ours = returns.gae(rewards, discounts, values, 0.95, mask)
+    advantages, targets = gae(rewards, discounts, values, 0.95, mask)
+    np.testing.assert_allclose(advantages, ours.advantages, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(targets, ours.targets, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def reference():
+    pytest.importorskip("envpool")
+    made = []
+
+    def make(env, **hyperparameters):
+        cfg = PPOConfig(num_epochs=2, num_minibatches=2, **hyperparameters)
+        made.append(ReferencePPO(cfg, EnvConfig(env, 4), NetworkConfig(), 40))
+        return made[-1]
+
+    yield make
+    for program in made:
+        program.close()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.timeout(60)
+def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
+    program = reference(env)
+    program.rollout()
+    num_rows = 40 * 4
+    rng = np.random.default_rng(0)
+    advantage, target = rng.normal(size=(2, num_rows)).astype(np.float32)
+    mask = rng.random(num_rows) > 0.2
+    observation, action, log_prob = (
+        x.reshape((num_rows, *x.shape[2:]))
+        for x in (program.observations[:-1], program.actions, program.log_probs)
+    )
+    log_prob = log_prob + 0.3 * rng.normal(size=num_rows).astype(np.float32)  # ratios that clip
+
+    experiment = single_process.experiment(single_process.Setting("ppo", env, 4, 1, 1))
+    with make_env(experiment.env, 1) as pool:
+        agent = make_agent(experiment, pool.spec)
+    statistics = agent.initial_params(jax.random.PRNGKey(0)).observation_statistics
+    zeros = np.zeros(num_rows, np.float32)
+    timestep = TimeStep(zeros.astype(np.int32), zeros, zeros, observation)
+    output = PPOOutput(action, log_prob, zeros)
+    rows = PPORows(timestep, output, advantage, target, mask, ())
+    ours = jax.value_and_grad(lambda net: agent.loss(net, statistics, rows)[0])(program.params)
+    minibatch = Minibatch(observation, action, log_prob, advantage, target, mask)
+    theirs = jax.value_and_grad(program.loss)(program.params, minibatch)
+    assert len(jax.tree.leaves(ours)) > 10
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_the_reference_refuses_what_it_would_ignore(reference):
+    for ignored in (
+        {"value_clip": 0.2},
+        {"normalise_observations": True},
+        {"optimizer": OptimizerConfig(anneal_steps=10)},
+        {"max_grad_norm": 0.0},
+    ):
+        with pytest.raises(ValueError, match="ReferencePPO: it knows"):
+            reference("CartPole-v1", **ignored)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_reference_learns_cartpole():
+    pytest.importorskip("envpool")
+    cfg = PPOConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
+    program = ReferencePPO(cfg, EnvConfig("CartPole-v1", 8), NetworkConfig(), 128)
+    try:
+        program.train(200)  # 204,800 steps
+        assert np.mean(program.episode_returns[:50]) < 60
+        assert np.mean(program.episode_returns[-50:]) > 400
+    finally:
+        program.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_runs_and_ends_with_its_json():
+    pytest.importorskip("envpool")
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.single_process", "--quick"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    *table, line = done.stdout.splitlines()
+    result = json.loads(line)
+    assert set(result) == {"name", "ratios", "medians", "spread", "where"}
+    assert result["name"] == "single_process"
+    names = {setting.name for setting in single_process.QUICK}
+    for part in ("ratios", "medians", "spread", "where"):
+        assert set(result[part]) == names
+    for name in names:
+        assert any(row.startswith(name) for row in table)
+        assert 0.1 < result["ratios"][name] < 10
+        for side in ("ours", "reference"):
+            shares = result["where"][name][side]
+            assert {"env", "inference", "rest"} <= set(shares)
+            assert sum(shares.values()) == pytest.approx(1, abs=0.01)
