@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import optax
 
 from rlstack.types import Params
 
+Name = Literal["adam", "adamw", "rmsprop", "sgd"]
+_NAMES: tuple[str, ...] = get_args(Name)
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """One optax optimizer."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    name: Name = "adam"
     """Which optimizer."""
     learning_rate: float = 3e-4
     """Step size, at the start."""
@@ -28,6 +31,10 @@ class OptimizerConfig:
     """Decoupled weight decay, adamw only."""
 
     def __post_init__(self) -> None:
+        if self.name not in _NAMES:
+            raise ValueError(
+                f"OptimizerConfig: name must be one of {', '.join(_NAMES)}; got {self.name!r}."
+            )
         if self.learning_rate <= 0 or self.eps < 0 or self.anneal_steps < 0:
             raise ValueError(
                 "OptimizerConfig: learning_rate must be positive, eps and anneal_steps at least 0; "
@@ -64,7 +71,14 @@ def component_optimizer(
       components: optimizer by Haiku module name; the name covers every module whose path has a
         part starting with it. None stands for the default.
       max_grad_norm: of all components together; 0 does not clip.
+
+    Raises:
+      ValueError: max_grad_norm is negative.
     """
+    if max_grad_norm < 0:
+        raise ValueError(
+            f"component_optimizer: max_grad_norm must be at least 0; got {max_grad_norm}."
+        )
     own = {name: cfg for name, cfg in components.items() if cfg is not None}
     optimizer = make_optimizer(default)
     if own:
@@ -79,7 +93,8 @@ def component_optimizer(
 
 def _labels(params: Params, components: list[str]) -> Params:
     def label(path: tuple, _: object) -> str:
-        parts = [part for key in path for part in str(getattr(key, "key", key)).split("/")]
+        names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
+        parts = [part for name in names for part in str(name).split("/")]
         for component in components:
             if any(part.startswith(component) for part in parts):
                 return component

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import haiku as hk
 import jax
 
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso
 
+Torso = Literal["mlp", "nature", "impala"]
+Activation = Literal["tanh", "relu", "elu", "silu"]
+Core = Literal["none", "lstm", "gru"]
+_TORSOS: tuple[str, ...] = get_args(Torso)
+_ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+_CORES: tuple[str, ...] = get_args(Core)
+
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """What the agents' default networks are built of."""
 
-    torso: Literal["mlp", "nature", "impala"] = "mlp"
+    torso: Torso = "mlp"
     """Dense layers, or the convolutions of Nature DQN or of IMPALA for images."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the dense layers; convolutional torsos use the last one as their output size."""
-    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    activation: Activation = "tanh"
     """Activation of the dense layers."""
     shared: bool = False
     """Whether policy and value share one torso (always so with a recurrent core)."""
     duelling: bool = False
     """Whether action values are a state value plus mean-free advantages."""
-    core: Literal["none", "lstm", "gru"] = "none"
+    core: Core = "none"
     """Recurrent core between torso and heads."""
     core_size: int = 64
     """Size of the recurrent core's state."""
 
     def __post_init__(self) -> None:
+        for field, names in (("torso", _TORSOS), ("activation", _ACTIVATIONS), ("core", _CORES)):
+            if getattr(self, field) not in names:
+                raise ValueError(
+                    f"NetworkConfig: {field} must be one of {', '.join(names)}; "
+                    f"got {getattr(self, field)!r}."
+                )
         if not self.hidden_sizes or min(self.hidden_sizes) < 1 or self.core_size < 1:
             raise ValueError(
                 "NetworkConfig: hidden_sizes and core_size must be positive; "
