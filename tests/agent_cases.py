@@ -11,7 +11,7 @@ from dm_env import specs
 
 from agents import AGENTS
 from agents.dqn import DQNConfig
-from agents.ppo import PPOConfig
+from agents.ppo import PPO, PPOConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -94,6 +94,10 @@ class Case:
         self.act = jit(self.agent.actor_step)
         self.act_greedily = jit(self.greedy.actor_step)
         self.learn = jit(self.agent.learner_step)
+        if isinstance(self.agent, PPO):
+            self.prepare = jit(self.agent.prepare)
+            self.loss = jit(self.agent.loss)
+            self.gradient = jit(jax.grad(self.agent.loss, has_aux=True))
         self.key = jax.random.PRNGKey(3)
         self.init = jit(self.agent.initial_params)
 
