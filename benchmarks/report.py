@@ -75,6 +75,15 @@ def rate(steps: int, work: Callable[[], object]) -> float:
     return steps / (time.perf_counter() - start)
 
 
+class Timed(NamedTuple):
+    """A method to time."""
+
+    target: object
+    method: str
+    label: str  # may repeat: the times add up
+    wait: Callable[[Any], object] = id  # for a result that is only promised yet
+
+
 class Timers:
     """Adds up where time goes, by wrapping methods of single objects for a while."""
 
@@ -82,31 +91,37 @@ class Timers:
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def on(self, *methods: tuple[object, str, str]) -> Iterator[None]:
-        """Times calls of (object, method name, label) within the block; labels may repeat.
+    def on(self, *methods: Timed) -> Iterator[None]:
+        """Times calls of the methods within the block.
 
         The wrappers are attributes of the objects, so callers that bound a method before the block
         escape them. A timed call within another counts for both.
         """
-        for target, name, label in methods:
-            self._seconds.setdefault(label, 0.0)
-            setattr(target, name, self._timed(getattr(target, name), label))
+        # An attribute of the object itself, rather than of its class, has to come back.
+        own = [getattr(m.target, "__dict__", {}).get(m.method) for m in methods]
+        for timed in methods:
+            self._seconds.setdefault(timed.label, 0.0)
+            setattr(timed.target, timed.method, self._wrap(timed))
         try:
             yield
         finally:
-            for target, name, _ in methods:
-                with contextlib.suppress(AttributeError):  # named twice
+            for (target, name, *_), before in zip(methods, own, strict=True):
+                if before is None:
                     delattr(target, name)
+                else:
+                    setattr(target, name, before)
 
-    def _timed(self, method: Callable[..., Any], label: str) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def _wrap(self, timed: Timed) -> Callable[..., Any]:
+        method = getattr(timed.target, timed.method)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self._seconds[label] += time.perf_counter() - start
+            result = method(*args, **kwargs)
+            timed.wait(result)
+            self._seconds[timed.label] += time.perf_counter() - start
+            return result
 
-        return timed
+        return wrapper
 
     def shares(self, total: float) -> dict[str, float]:
         """Returns each label's share of ``total`` seconds, and the "rest"."""

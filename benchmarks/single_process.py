@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+
 from agents.ppo import PPOConfig
 from benchmarks.reference_ppo import ReferencePPO
-from benchmarks.report import Result, Timers, alternate, rate
+from benchmarks.report import Result, Timed, Timers, alternate, rate
 from programs import xla
 from programs.experiment import EnvConfig, Experiment
 from programs.session import Session
@@ -125,18 +127,18 @@ class Ours:
 
         self.program.train(self.session, stop)
 
-    def methods(self) -> list[tuple[object, str, str]]:
+    def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
         program = self.program
         return [
-            (program.env, "step", "env"),
-            (program.inferencer, "inference", "inference"),
-            (program.replay, "add", "replay"),
-            (program.replay, "can_sample", "replay"),
-            (program.replay, "sample", "replay"),
-            (program.learner, "step", "learn"),
-            (self.session, "log", "logs"),
-            (self.session, "tick", "logs"),
+            Timed(program.env, "step", "env"),
+            Timed(program.inferencer, "inference", "inference"),
+            Timed(program.replay, "add", "replay"),
+            Timed(program.replay, "can_sample", "replay"),
+            Timed(program.replay, "sample", "replay"),
+            Timed(program.learner, "step", "learn"),
+            Timed(self.session, "log", "logs"),
+            Timed(self.session, "tick", "logs"),
         ]
 
 
@@ -156,13 +158,13 @@ class Reference:
         assert steps % UNROLL == 0
         self.program.train(steps // UNROLL)
 
-    def methods(self) -> list[tuple[object, str, str]]:
+    def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
         program = self.program
         return [
-            (program.env, "step", "env"),
-            (program, "act", "inference"),
-            (program, "update", "learn"),
+            Timed(program.env, "step", "env"),
+            Timed(program, "act", "inference", jax.block_until_ready),
+            Timed(program, "update", "learn"),
         ]
 
 

@@ -67,10 +67,15 @@ class _Sleeper:
 
 def test_timers_share_out_the_time_and_leave_no_trace():
     sleeper, timers = _Sleeper(), report.Timers()
-    with timers.on((sleeper, "nap", "asleep")):
-        assert sleeper.nap(0.03) == 0.03
-        assert sleeper.nap(seconds=0.02) == 0.02
-    assert vars(sleeper) == {}
+    sleeper.own = sleeper.nap
+    before = dict(vars(sleeper))
+    with timers.on(
+        report.Timed(sleeper, "nap", "asleep"),
+        report.Timed(sleeper, "own", "asleep", wait=lambda seconds: time.sleep(seconds)),
+    ):
+        assert sleeper.nap(0.02) == 0.02
+        assert sleeper.own(seconds=0.015) == 0.015  # and waits as long again
+    assert vars(sleeper) == before
     sleeper.nap(0.01)  # not timed any more
     shares = timers.shares(0.1)
     assert list(shares) == ["asleep", "rest"]
