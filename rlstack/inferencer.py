@@ -57,12 +57,12 @@ class Inferencer:
         num_envs: int,
         rng_key: PRNGKey,
     ) -> None:
-        """Pulls the first params.
+        """Prepares to act; the first params are pulled at the first call.
 
         Args:
           cfg: how often to look for newer params.
           agent: whose ``actor_step`` to run.
-          params_source: who publishes params; it must have some already.
+          params_source: who publishes params; it must have some at the first call.
           num_envs: environments served; ids are in ``[0, num_envs)``.
           rng_key: the acting key, consumed and owned by this object.
         """
@@ -106,8 +106,10 @@ class Inferencer:
         return {"rng_key": self._rng_key, "table": self._table}
 
     def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned."""
+        """Takes back what `save` returned; the next call looks for params of any version."""
         self._rng_key, self._table = saved["rng_key"], saved["table"]
+        # A learner that went back to a checkpoint publishes versions older than the one held.
+        self._version, self._calls_to_sync = -1, 0
 
     def _pull(self) -> None:
         """Swaps in newer params, between batches only."""

@@ -38,6 +38,10 @@ class LearnerConfig:
             raise ValueError(
                 f"LearnerConfig: num_devices must be at least 1; got {self.num_devices}."
             )
+        if self.minibatches not in ("auto", "scan", "calls"):
+            raise ValueError(
+                f"LearnerConfig: minibatches must be auto, scan or calls; got {self.minibatches!r}."
+            )
 
 
 class Sampled(Protocol):
@@ -91,11 +95,8 @@ class Learner:
         self.params = jax.jit(agent.initial_params)(params_key)
         self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
         self.version = 0
-        self._shard, devices = _sharding(cfg.num_devices)
-        if devices is not None:
-            self.params, self.learner_state = jax.device_put(
-                (self.params, self.learner_state), devices
-            )
+        self._shard, self._everywhere = _sharding(cfg.num_devices)
+        self.params, self.learner_state = self._placed(self.params, self.learner_state)
         self._step = _jitted_step(cfg, agent, self.params)
 
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
@@ -141,8 +142,13 @@ class Learner:
 
     def load(self, saved: PyTree) -> None:
         """Takes back what `save` returned."""
-        self.params, self.learner_state = saved["params"], saved["learner_state"]
+        self.params, self.learner_state = self._placed(saved["params"], saved["learner_state"])
         self.version = int(saved["version"])
+
+    def _placed(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
+        if self._everywhere is None:
+            return params, learner_state
+        return jax.device_put((params, learner_state), self._everywhere)
 
 
 def _jitted_step(cfg: LearnerConfig, agent: Agent, params: Params) -> _Step:
