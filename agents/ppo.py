@@ -19,7 +19,7 @@ import optax
 
 from rlstack import distributions, normalise, returns
 from rlstack.agent import EpochAgent
-from rlstack.exploration import Counts
+from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer
@@ -163,8 +163,7 @@ class PPO(EpochAgent):
             None, params.network, self._normalised(params.observation_statistics, timestep), state
         )
         distribution = self._distribution(output, timestep)
-        counts = Counts(*(jnp.zeros_like(timestep.step_type),) * 2)
-        action = self.policy(rng_key, distribution, counts)
+        action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
         return PPOOutput(action, distribution.log_prob(action), output.value), state
 
     def prepare(
@@ -187,9 +186,8 @@ class PPO(EpochAgent):
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
         statistics = learner_state.pending_statistics
         if self.cfg.normalise_observations:
-            statistics = normalise.update_statistics(
-                statistics, jax.tree.map(lambda x: x[:-1], batch.trajectory.timestep.observation)
-            )
+            seen = jax.tree.map(lambda x: x[:-1], batch.trajectory.timestep.observation)
+            statistics = normalise.update_statistics(statistics, seen)
         learner_state = learner_state._replace(pending_statistics=statistics, rng_key=rng_key)
         return learner_state, rows, schedule
 

@@ -15,7 +15,6 @@ from rlstack.replay.storage import StepRing, layout
 from rlstack.types import Batch, Logs, PyTree, StepType, Transition
 
 _SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}
-
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 
 
