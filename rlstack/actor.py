@@ -18,6 +18,8 @@ from rlstack.inferencer import Inference
 from rlstack.networks.base import dummy_timestep
 from rlstack.types import EnvSpec, Logs, PRNGKey, StepType, TimeStep, Transition
 
+_LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
+
 
 class Infers(Protocol):
     """A local Inferencer, or a client of one."""
@@ -99,16 +101,19 @@ class Actor:
 
     def _account(self, timestep: TimeStep) -> Logs | None:
         """Counts frames and adds up the episodes' returns."""
-        ids = slice(None) if self._env_ids is None else self._env_ids
-        step_type = timestep.step_type
-        self._returns[ids] += timestep.reward
-        self._lengths[ids] += 1
+        ids, step_type = self._env_ids, timestep.step_type
+        if ids is None:
+            self._returns += timestep.reward
+            self._lengths += 1
+        else:
+            self._returns[ids] += timestep.reward
+            self._lengths[ids] += 1
         # A frame is the answer to an action: every step but FIRST, whose value is 0.
         self.env_frames += int(np.count_nonzero(step_type))
-        last = step_type == StepType.LAST
+        last = step_type == _LAST
         if not last.any():
             return None
-        ended = last.nonzero()[0] if self._env_ids is None else self._env_ids[last]
+        ended = last.nonzero()[0] if ids is None else ids[last]
         self.episodes += len(ended)
         logs: Logs = {
             "actor/episode_return": self._returns[ended],

@@ -149,4 +149,7 @@ def _is_in_order(env_ids: np.ndarray) -> bool:
 
 
 def _to_numpy(tree: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, tree)
+    if tree == ():
+        return tree
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return structure.unflatten([np.asarray(leaf) for leaf in leaves])

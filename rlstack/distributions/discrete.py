@@ -32,8 +32,10 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         """Returns log p(action), [...]; about ``ILLEGAL`` for an illegal action."""
-        index = jnp.asarray(action, jnp.int32)[..., None]
-        return jnp.take_along_axis(self.log_probs(), index, axis=-1)[..., 0]
+        # A product with one-hot rows, not an indexed read: its gradient is a product too, where
+        # the other's is a scatter, on which XLA's older CPU runtime aborts inside long loops.
+        chosen = jnp.arange(self.logits.shape[-1]) == jnp.asarray(action, jnp.int32)[..., None]
+        return jnp.where(chosen, self.log_probs(), 0.0).sum(-1)
 
     def log_probs(self) -> Array:
         """Returns the log probability of every action, [..., A]."""
