@@ -135,7 +135,7 @@ def test_two_devices_learn_what_one_does():
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
     }
     done = subprocess.run(
         [sys.executable, "-c", "from tests.test_learner import two_devices; two_devices()"],

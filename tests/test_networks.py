@@ -65,7 +65,7 @@ def test_images_are_scaled_and_put_channels_last():
         specs.BoundedArray((8, 9, 3), np.uint8, 0, 255), np.moveaxis(image, 1, -1)
     )
     assert first.shape == (2, 8, 9, 3) and first.dtype == jnp.float32
-    np.testing.assert_array_equal(first, last)
+    np.testing.assert_allclose(first, last, rtol=1e-6)
     np.testing.assert_allclose(first, np.moveaxis(image, 1, -1) / 255.0, rtol=1e-6)
 
 

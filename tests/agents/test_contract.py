@@ -127,7 +127,7 @@ def test_learning_is_the_same_without_jit(name):
 def test_losses_fall_when_a_batch_is_learned_again_and_again(c):
     params, learner_state = c.params, c.learner_state
     history = []
-    for _ in range(12):
+    for _ in range(30):
         params, learner_state, output = c.learn(params, learner_state, c.batch)
         history.append(output.logs)
     # Each term apart, so that the sign of each is seen. (The value loss of one that is clipped to
