@@ -22,7 +22,8 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 VECTOR = specs.Array((3,), np.float32)
 IMAGE = specs.BoundedArray((36, 36, 1), np.uint8, 0, 255)
-MASKED = {"observation": VECTOR, "action_mask": specs.BoundedArray((4,), np.int8, 0, 1)}
+# A mask of floats, which statistics of observations must not touch.
+MASKED = {"observation": VECTOR, "action_mask": specs.BoundedArray((4,), np.float32, 0, 1)}
 NESTED = {"flag": specs.DiscreteArray(3), "place": VECTOR}
 ONE_OF_4 = specs.DiscreteArray(4)
 SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
@@ -97,6 +98,7 @@ class Case:
         if isinstance(self.agent, PPO):
             self.prepare = jit(self.agent.prepare)
             self.loss = jit(self.agent.loss)
+            self.unroll = jit(self.agent.network.unroll)
             self.gradient = jit(jax.grad(self.agent.loss, has_aux=True))
         self.key = jax.random.PRNGKey(3)
         self.init = jit(self.agent.initial_params)
@@ -132,13 +134,13 @@ def step_types():
 
 def random_array(rng, spec, leading):
     shape = (*leading, *spec.shape)
+    if spec is MASKED["action_mask"]:
+        mask = rng.integers(0, 2, shape).astype(spec.dtype)
+        mask[..., 1], mask[..., 2] = 0, 1  # something is always legal
+        return mask
     if not np.issubdtype(spec.dtype, np.integer):
         return rng.normal(size=shape).astype(spec.dtype)
-    drawn = rng.integers(spec.minimum, spec.maximum, shape, endpoint=True).astype(spec.dtype)
-    if spec is MASKED["action_mask"]:
-        drawn[..., 1] = 0
-        drawn[..., 2] = 1  # something is always legal
-    return drawn
+    return rng.integers(spec.minimum, spec.maximum, shape, endpoint=True).astype(spec.dtype)
 
 
 def random_timesteps(obs_spec, step_type, seed=0, discount=None):
@@ -157,7 +159,9 @@ def random_timesteps(obs_spec, step_type, seed=0, discount=None):
 def acted_batch(case, params, step_type, seed=0, discount=None):
     """Returns a numpy Batch as actor and replay make it: the agent acts on random steps."""
     timesteps = random_timesteps(case.setting.obs_spec, step_type, seed, discount)
-    state = case.agent.initial_state(step_type.shape[1])
+    # The first state is not the initial one: most unrolls begin within an episode.
+    earlier = random_timesteps(case.setting.obs_spec, step_type[0], seed + 100)
+    _, state = case.act(case.key, params, earlier, case.agent.initial_state(step_type.shape[1]))
     steps = []
     for t, key in enumerate(jax.random.split(jax.random.PRNGKey(seed), len(step_type))):
         timestep = jax.tree.map(lambda x, t=t: x[t], timesteps)

@@ -212,8 +212,8 @@ def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_aft
     )
     statistics = params.observation_statistics
     assert statistics.num_seen == len(seen) == 40
-    np.testing.assert_allclose(statistics.mean[0], seen.mean(0), atol=1e-6)
-    np.testing.assert_allclose(statistics.variance[0], seen.var(0), rtol=1e-5)
+    np.testing.assert_allclose(statistics.mean[1], seen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(statistics.variance[1], seen.var(0), rtol=1e-5)
     # Acting with them is what learning compares with.
     acted = acted_batch(c, params, step_types(), seed=3)
     rows = c.prepare(params, learner_state, acted)[1]
