@@ -184,17 +184,21 @@ def test_a_scan_and_calls_learn_the_same(name):
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-gru"])
 def test_an_unroll_from_the_stored_state_says_what_acting_said(name):
     c = case(name)
-    trajectory = c.batch.trajectory
-    _, rows, _ = c.prepare(c.params, c.learner_state, c.batch)
-    _, logs = c.loss(
-        c.params.network, c.params.observation_statistics, jax.tree.map(jnp.asarray, rows)
-    )
-    assert abs(logs["kl"]) < 1e-6 and logs["clip_fraction"] == 0
-    begun = jax.tree.map(lambda x: x[2], trajectory.agent_state)  # the middle of the unroll
-    rest = jax.tree.map(lambda x: x[2:], trajectory)
-    output, _ = c.agent.network.unroll(None, c.params.network, rest.timestep, begun)
-    assert_close(output.value, rest.agent_output.value, atol=1e-6)
-    assert any(np.abs(x).max() > 0 for x in jax.tree.leaves(begun))
+    # A policy far from uniform, or its probabilities would hardly tell one state from another.
+    head = jax.tree.map(lambda x: 100 * x, c.params.network["policy_head"])
+    params = c.params._replace(network={**c.params.network, "policy_head": head})
+    batch = acted_batch(c, params, step_types())
+    _, rows, _ = c.prepare(params, c.learner_state, batch)
+    _, logs = c.loss(params.network, params.observation_statistics, rows)
+    assert abs(logs["kl"]) < 1e-8 and logs["clip_fraction"] == 0
+    forgetful = rows._replace(state=jax.tree.map(jnp.zeros_like, rows.state))
+    _, logs = c.loss(params.network, params.observation_statistics, forgetful)
+    assert logs["kl"] > 1e-4
+    for t in (0, 2):  # the beginning and the middle of the unroll
+        rest = jax.tree.map(lambda x, t=t: x[t:], batch.trajectory)
+        begun = jax.tree.map(lambda x: x[0], rest.agent_state)
+        output, _ = c.unroll(None, params.network, rest.timestep, begun)
+        assert_close(output.value, rest.agent_output.value, atol=1e-6)
 
 
 def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_after():
