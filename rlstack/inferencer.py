@@ -149,7 +149,7 @@ def _is_in_order(env_ids: np.ndarray) -> bool:
 
 
 def _to_numpy(tree: PyTree) -> PyTree:
-    if tree == ():
+    if isinstance(tree, tuple) and not tree:
         return tree
     leaves, structure = jax.tree_util.tree_flatten(tree)
     return structure.unflatten([np.asarray(leaf) for leaf in leaves])
