@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack import distributions, normalise, returns
+from rlstack import distributions, normalise, returns, shuffle
 from rlstack.agent import EpochAgent
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
@@ -180,9 +180,8 @@ class PPO(EpochAgent):
                 f"got {self.cfg.num_minibatches}."
             )
         rng_key, shuffle_key = jax.random.split(learner_state.rng_key)
-        keys = jax.random.split(shuffle_key, self.cfg.num_epochs)
+        schedule = shuffle.permutations(shuffle_key, self.cfg.num_epochs, num_rows)
         # A remainder that fills no minibatch is left out, a different one each epoch.
-        schedule = jax.vmap(lambda key: jax.random.permutation(key, num_rows))(keys)
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
         statistics = learner_state.pending_statistics
         if self.cfg.normalise_observations:

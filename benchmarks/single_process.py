@@ -217,8 +217,7 @@ def _where(side: Ours | Reference, work: Callable[[], None]) -> dict[str, float]
 
 def _measure_kind(settings: list[Setting]) -> None:
     """The child's part: settings that share their XLA flags."""
-    if not settings[0].pixels:
-        xla.prefer_small_networks()
+    xla.configure(convolutions=settings[0].pixels)
     result = Result.empty(NAME)
     for setting in settings:
         print(f"{setting.name} ...", file=sys.stderr, flush=True)

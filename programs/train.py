@@ -117,8 +117,8 @@ def rerun(dump_dir: str | Path) -> Logs:
 def _run(
     experiment: Experiment, directory: RunDir, restored: Path | None, stream: TextIO | None
 ) -> Result:
-    if experiment.network.torso == "mlp" and not experiment.network_factory:
-        xla.prefer_small_networks()
+    own_network = bool(experiment.network_factory)
+    xla.configure(convolutions=own_network or experiment.network.torso != "mlp")
     start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
     display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=start_frames)
     logger = Fanout(

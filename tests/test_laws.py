@@ -28,6 +28,7 @@ PURE = (
     "networks",
     "normalise",
     "optimizers",
+    "shuffle",
 )
 # What the pure half and the agents may import from outside, beside the standard library.
 PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env"}
