@@ -131,7 +131,8 @@ class Ours:
         """Returns what `Timers` should time."""
         program = self.program
         return [
-            Timed(program.env, "step", "env"),
+            Timed(program.env, "send", "env"),
+            Timed(program.env, "recv", "env"),
             Timed(program.inferencer, "inference", "inference"),
             Timed(program.replay, "add", "replay"),
             Timed(program.replay, "can_sample", "replay"),

@@ -38,25 +38,28 @@ class Adds(Protocol):
 class Actor:
     """Steps a pool of environments; counts frames and episodes."""
 
-    def __init__(self, env: Any, inferencer: Infers, replay: Adds | None, rank: int = 0) -> None:
+    def __init__(
+        self, env: Any, inferencer: Infers, replay: Adds | None, rank: int | None = None
+    ) -> None:
         """Starts all environments.
 
         Args:
           env: an `rlstack.envs.SyncEnv` or `AsyncEnv`; closing it is the caller's business.
           inferencer: who acts.
           replay: who remembers; None for nobody (evaluation).
-          rank: of this actor among its peers; global ids are ``rank * num_envs + id``.
+          rank: of this actor among its peers; global ids are ``rank * num_envs + id``. None for
+            a lone actor, whose environments are all there are.
         """
         self._env = env
         self._inferencer = inferencer
         self._replay = replay
-        self._offset = rank * env.num_envs
+        self._offset = (rank or 0) * env.num_envs
         self._is_sync = env.is_sync
         self._env_ids: np.ndarray | None = None
         if self._is_sync:
             self._timestep = env.reset()
             # A lone actor's ids are all in order: None says so without a look at each.
-            self._global_ids = None if rank == 0 else env.env_ids + self._offset
+            self._global_ids = None if rank is None else env.env_ids + self._offset
         else:
             env.async_reset()
             self._receive()
@@ -74,20 +77,15 @@ class Actor:
         """
         timestep = self._timestep
         answer = self._inferencer.inference(self._global_ids, timestep)
-        if self._replay is not None:
-            self._replay.add(
-                self._global_ids,
-                Transition(
-                    timestep, answer.agent_output, answer.agent_state, answer.params_version
-                ),
-            )
-        action = answer.agent_output.action
-        logs = self._account(timestep)
+        # The environments step while this step is remembered and counted.
         if self._is_sync:
-            self._timestep = self._env.step(action)
+            self._env.send(answer.agent_output.action)
         else:
-            self._env.send(self._env_ids, action)
-            self._receive()
+            self._env.send(self._env_ids, answer.agent_output.action)
+        if self._replay is not None:
+            self._replay.add(self._global_ids, Transition(timestep, *answer))
+        logs = self._account(timestep)
+        self._receive()
         return logs
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -96,8 +94,11 @@ class Actor:
             self.step()
 
     def _receive(self) -> None:
-        self._env_ids, self._timestep = self._env.recv()
-        self._global_ids = self._env_ids + self._offset
+        if self._is_sync:
+            self._timestep = self._env.recv()
+        else:
+            self._env_ids, self._timestep = self._env.recv()
+            self._global_ids = self._env_ids + self._offset
 
     def _account(self, timestep: TimeStep) -> Logs | None:
         """Counts frames and adds up the episodes' returns."""

@@ -78,19 +78,17 @@ class ScriptedEnv:
         self.journal.append(("reset",))
         return next(self.script)
 
-    def step(self, action):
-        self.journal.append(("step", action))
-        return next(self.script)
-
     def async_reset(self):
         self.journal.append(("async_reset",))
 
     def recv(self):
         self.journal.append(("recv",))
+        if self.is_sync:
+            return next(self.script)
         return np.array(next(self.ids), np.int32), next(self.script)
 
-    def send(self, env_ids, action):
-        self.journal.append(("send", env_ids, action))
+    def send(self, *ids_and_action):
+        self.journal.append(("send", *ids_and_action))
 
 
 def rows(step_type, reward):
@@ -100,20 +98,20 @@ def rows(step_type, reward):
     return TimeStep(step_type, np.array(reward, np.float32), ones, observation)
 
 
-def test_a_sync_step_infers_remembers_and_steps_in_this_order():
+def test_a_sync_step_remembers_while_the_environments_step():
     journal = []
     script = [rows([FIRST, FIRST], [0, 0]), rows([MID, LAST], [1, 2]), rows([MID, FIRST], [4, 0])]
     actor = Actor(ScriptedEnv(script, journal), Echo(journal), Memory(journal))
     assert actor.step() is None
     logs = actor.step()
     names = [entry[0] for entry in journal]
-    assert names == ["reset", *["inference", "add", "step"] * 2]
-    assert journal[1][1] is None and journal[2][1] is None  # all in order
-    seen, transition = journal[1][2], journal[2][2]
+    assert names == ["reset", *["inference", "send", "add", "recv"] * 2]
+    assert journal[1][1] is None and journal[3][1] is None  # all in order
+    seen, transition = journal[1][2], journal[3][2]
     assert transition.timestep is seen is script[0]
     assert transition.params_version.tolist() == [3, 3]
     assert transition.agent_state["state"].tolist() == [0, 1]
-    assert transition.agent_output.action is journal[3][1]
+    assert transition.agent_output.action is journal[2][1]
     assert logs["actor/episode_return"].tolist() == [2]
     assert logs["actor/episode_length"].tolist() == [1]
     assert (actor.env_frames, actor.episodes) == (2, 1)  # FIRST answers no action
@@ -126,7 +124,7 @@ def test_an_async_step_sends_to_whom_it_received_from():
     actor = Actor(env, Echo(journal), Memory(journal), rank=3)
     logs = [actor.step() for _ in range(3)]
     names = [entry[0] for entry in journal]
-    assert names == ["async_reset", "recv", *["inference", "add", "send", "recv"] * 3]
+    assert names == ["async_reset", "recv", *["inference", "send", "add", "recv"] * 3]
     assert [entry[1].tolist() for entry in journal if entry[0] == "send"] == [[1], [0], [1]]
     # Global ids are rank * num_envs + id.
     assert [entry[1].tolist() for entry in journal if entry[0] == "add"] == [[7], [6], [7]]
@@ -151,7 +149,7 @@ def by_hand(num_envs, num_steps):
     return frames, episodes
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [None, 0, 1])
 def test_real_environments_in_step(rank):
     with SyncEnv(Countdown, 3, "for_loop") as env:
         actor, returns = Actor(env, Echo(), Memory(), rank), []
@@ -219,7 +217,10 @@ def test_the_transition_spec_is_what_an_actor_writes(name):
         def reset(self):
             return jax.tree.map(lambda x: x[0, :2], c.batch.trajectory.timestep)
 
-        def step(self, action):
+        def send(self, action):
+            pass
+
+        def recv(self):
             return self.reset()
 
     memory = Memory()

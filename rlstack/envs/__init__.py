@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlstack.envs.pool import AsyncEnv, SyncEnv
+    from rlstack.envs.async_pool import AsyncEnv
+    from rlstack.envs.pool import SyncEnv
 
 __all__ = ["AsyncEnv", "SyncEnv"]
+_MODULES = {"AsyncEnv": "async_pool", "SyncEnv": "pool"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("rlstack.envs.pool"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"rlstack.envs.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

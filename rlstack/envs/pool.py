@@ -1,6 +1,6 @@
-"""``SyncEnv`` and ``AsyncEnv``: batches of environments behind one interface.
+"""What both kinds of pool share, and ``SyncEnv``: all environments step together.
 
-Both show ``rlstack.types.TimeStep`` rows with dm_env's meaning of time and reset themselves on the
+Pools show ``rlstack.types.TimeStep`` rows with dm_env's meaning of time and reset themselves on the
 step after LAST. They check what comes in, so that a mistake is an error at the call that makes it.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.envs.base import Backend, PoolConfig, action_checks, rows_of
+from rlstack.envs.base import Backend, PoolConfig, action_checks
 from rlstack.envs.registry import make_backend
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Builder = str | Callable[..., Any]
 
 
-class _Pool:
+class Pool:
     """What both pools share: construction, checks of actions, closing."""
 
     is_sync: bool
@@ -61,7 +61,7 @@ class _Pool:
         self.close()
 
 
-class SyncEnv(_Pool):
+class SyncEnv(Pool):
     """Steps all environments together; row i is environment i.
 
     Attributes:
@@ -105,27 +105,41 @@ class SyncEnv(_Pool):
           ValueError: unknown name or type, or a size, seed or option out of range.
           TypeError: a builder that is not callable or builds something else.
         """
-        workers = _workers(num_workers, num_threads)
         super().__init__(
             name_or_builder,
             type,
-            PoolConfig(size, size, seed, dict(options or {}), workers, **limits),
+            PoolConfig(
+                size,
+                size,
+                seed,
+                dict(options or {}),
+                workers(num_workers, num_threads),
+                **limits,
+            ),
         )
-        self._started = False
+        self._started = self._in_flight = False
 
     def reset(self) -> TimeStep:
         """Starts a new episode everywhere and returns its FIRST steps, ``[B, ...]``."""
         backend = self._open("SyncEnv.reset")
-        self._failed = True  # unless the next two lines succeed
+        self._failed = True  # unless the next lines succeed
+        if self._in_flight:
+            backend.recv()
         backend.reset()
         timestep = backend.recv()[1]
-        self._failed, self._started = False, True
+        self._failed, self._started, self._in_flight = False, True, False
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep:
         """Steps every environment and returns ``[B, ...]`` rows in order of id.
 
-        The arrays belong to the caller: later steps do not change them.
+        It is ``send`` and ``recv`` in one; see there.
+        """
+        self.send(actions)
+        return self.recv()
+
+    def send(self, actions: PyTree) -> None:
+        """Steps every environment, without waiting where the kind of pool can work meanwhile.
 
         Args:
           actions: ``[B, ...]`` in the structure of ``spec.action``. Rows of environments that
@@ -134,149 +148,42 @@ class SyncEnv(_Pool):
         Raises:
           ValueError, TypeError: actions of a wrong structure, shape, dtype or range; nothing has
             been stepped.
-          RuntimeError: before ``reset``, after ``close``, or when an environment failed.
+          RuntimeError: before ``reset``, after ``close``, twice without ``recv``, or when an
+            environment failed.
         """
         backend = self._backend
-        if backend is None or self._failed or not self._started:
+        if backend is None or self._failed or not self._started or self._in_flight:
             self._open("SyncEnv.step")
-            raise RuntimeError("SyncEnv.step: reset must come first.")
+            rule = (
+                "recv must come before the next send"
+                if self._in_flight
+                else "reset must come first"
+            )
+            raise RuntimeError(f"SyncEnv.step: {rule}.")
         checked = self._checked(actions, self.num_envs)
         self._failed = True
         backend.send(None, checked)
-        timestep = backend.recv()[1]
-        self._failed = False
+        self._failed, self._in_flight = False, True
+
+    def recv(self) -> TimeStep:
+        """Waits for every environment and returns ``[B, ...]`` rows in order of id.
+
+        The arrays belong to the caller: later steps do not change them.
+
+        Raises:
+          RuntimeError: without a ``send`` before, after ``close``, or when an environment failed.
+        """
+        if not self._in_flight or self._backend is None or self._failed:
+            self._open("SyncEnv.recv")
+            raise RuntimeError("SyncEnv.recv: send must come first.")
+        self._failed = True
+        timestep = self._backend.recv()[1]
+        self._failed, self._in_flight = False, False
         return timestep
 
 
-class AsyncEnv(_Pool):
-    """Steps some environments while others are still busy.
-
-    ``async_reset`` puts all in flight, ``recv`` returns the first ``wait_num`` that are ready, and
-    ``send`` puts received ones in flight again. Rows are in order of completion, so go by the ids.
-
-    Attributes:
-      spec: what one environment takes and gives, without a batch axis.
-      num_envs: number of environments.
-      wait_num: rows that one ``recv`` returns, B below.
-      env_ids: ``[num_envs]`` int32, 0 to num_envs - 1.
-      is_sync: False.
-    """
-
-    is_sync = False
-
-    def __init__(
-        self,
-        name_or_builder: Builder,
-        size: int,
-        wait_num: int,
-        type: str = "auto",
-        *,
-        seed: int = 0,
-        options: dict[str, Any] | None = None,
-        num_workers: int | None = None,
-        num_threads: int | None = None,
-        **limits: Any,
-    ):
-        """Builds the environments; see ``SyncEnv`` for the arguments they share.
-
-        Args:
-          name_or_builder: an id or a builder.
-          size: number of environments.
-          wait_num: how many rows one ``recv`` waits for, at most ``size``.
-          type: ``"cpp"``, ``"thread"``, ``"process"``, or ``"auto"``: cpp for a name that EnvPool
-            has, else thread. A loop cannot run ahead of its caller, so ``"for_loop"`` is refused.
-          seed: environment i is seeded with ``seed + i``.
-          options: keywords for ``envpool.make``, ``gymnasium.make`` or the builder.
-          num_workers: threads or processes; by default as many as there are cores.
-          num_threads: the same, in EnvPool's word.
-          **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
-
-        Raises:
-          ValueError: unknown name or type, or a number or option out of range.
-          TypeError: a builder that is not callable or builds something else.
-        """
-        if type == "for_loop":
-            raise ValueError(
-                "AsyncEnv: type must be 'cpp', 'thread' or 'process', because a loop cannot run "
-                "ahead of its caller; got 'for_loop'. Use SyncEnv."
-            )
-        workers = _workers(num_workers, num_threads)
-        config = PoolConfig(size, wait_num, seed, dict(options or {}), workers, **limits)
-        super().__init__(name_or_builder, "async" if type == "auto" else type, config)
-        self.wait_num = wait_num
-        self._in_flight = np.zeros(size, bool)
-        self._count = 0
-        self._started = False
-
-    def async_reset(self) -> None:
-        """Starts a new episode everywhere, without waiting for it.
-
-        Raises:
-          RuntimeError: environments are in flight; receive them first.
-        """
-        backend = self._open("AsyncEnv.async_reset")
-        if self._count:
-            raise RuntimeError(
-                f"AsyncEnv.async_reset: nothing may be in flight; {self._count} environments are. "
-                "Receive them first."
-            )
-        backend.reset()
-        self._in_flight[:] = True
-        self._count = self.num_envs
-        self._started = True
-
-    def recv(self) -> tuple[np.ndarray, TimeStep]:
-        """Waits for ``wait_num`` environments and returns ``(env_ids [B] int32, rows [B, ...])``.
-
-        The arrays belong to the caller.
-
-        Raises:
-          RuntimeError: fewer than ``wait_num`` are in flight, the pool is closed, or an
-            environment failed.
-        """
-        backend = self._open("AsyncEnv.recv")
-        if self._count < self.wait_num:
-            way_out = "send more" if self._started else "call async_reset first"
-            raise RuntimeError(
-                f"AsyncEnv.recv: at least wait_num={self.wait_num} environments must be in flight; "
-                f"{self._count} are. Way out: {way_out}."
-            )
-        self._failed = True
-        env_ids, timestep = backend.recv()
-        self._failed = False
-        self._in_flight[env_ids] = False
-        self._count -= self.wait_num
-        return env_ids, timestep
-
-    def send(self, env_ids: np.ndarray, actions: PyTree) -> None:
-        """Steps received environments; row i of ``actions`` goes to ``env_ids[i]``.
-
-        Args:
-          env_ids: ``[n]`` distinct ids, none of them in flight.
-          actions: ``[n, ...]`` in the structure of ``spec.action``, copied here.
-
-        Raises:
-          ValueError, TypeError: ids or actions of a wrong structure, shape, dtype or range, or an
-            id in flight; nothing has been sent.
-          RuntimeError: before ``async_reset``, or after ``close``.
-        """
-        backend = self._open("AsyncEnv.send")
-        if not self._started:
-            raise RuntimeError("AsyncEnv.send: async_reset and recv must come first.")
-        ids = rows_of(env_ids, self.num_envs)
-        busy = self._in_flight[ids]
-        if busy.any():
-            raise ValueError(
-                f"AsyncEnv.send: env_ids must have been received; {ids[busy].tolist()} are in "
-                "flight. Receive them first."
-            )
-        checked = self._checked(actions, ids.size)
-        backend.send(ids, checked)
-        self._in_flight[ids] = True
-        self._count += ids.size
-
-
-def _workers(num_workers: int | None, num_threads: int | None) -> int | None:
+def workers(num_workers: int | None, num_threads: int | None) -> int | None:
+    """Returns the number under either of its names, None for neither."""
     if num_workers is not None and num_threads is not None and num_workers != num_threads:
         raise ValueError(
             "Env pool: num_workers and num_threads are two words for one number; "

@@ -273,3 +273,21 @@ def test_names(kind):
         assert (env.step(np.array([0, 1])).reward == 1).all()
     with SyncEnv("tests.envs.env_cases:ScriptDm", 2, kind) as env:
         assert env.reset().observation.shape == (2, 4)
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_sync_send_and_recv_are_step_in_two(kind):
+    with SyncEnv(ScriptGym, 3, kind) as one, SyncEnv(ScriptGym, 3, kind) as two:
+        np.testing.assert_array_equal(one.reset().observation, two.reset().observation)
+        with pytest.raises(RuntimeError, match="send must come first"):
+            two.recv()
+        for _ in range(12):
+            actions = np.zeros(3, np.int32)
+            expected = one.step(actions)
+            two.send(actions)
+            with pytest.raises(RuntimeError, match="recv must come before the next send"):
+                two.send(actions)
+            for a, b in zip(expected, two.recv(), strict=True):
+                np.testing.assert_array_equal(a, b)
+        two.send(actions)
+        assert two.reset().first().all()
