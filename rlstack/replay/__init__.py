@@ -1,6 +1,12 @@
 """Replay: one interface (``base``), and the buffers that keep it."""
 
-from rlstack.replay.base import ReplayBuffer, ReplayClosedError, ReplayConfig, Sample
+from rlstack.replay.base import (
+    ReplayBuffer,
+    ReplayClosedError,
+    ReplayConfig,
+    ReplayTimeoutError,
+    Sample,
+)
 from rlstack.replay.in_process import InProcessReplay
 from rlstack.replay.storage import bytes_needed
 
@@ -9,6 +15,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayClosedError",
     "ReplayConfig",
+    "ReplayTimeoutError",
     "Sample",
     "bytes_needed",
 ]

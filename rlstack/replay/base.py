@@ -10,6 +10,7 @@ Counting: sizes, inserts, samples and their ratio are in items, never in steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -28,6 +29,10 @@ class Sample(NamedTuple):
 
 class ReplayClosedError(RuntimeError):
     """The buffer was closed; nothing can be added or sampled any more."""
+
+
+class ReplayTimeoutError(TimeoutError):
+    """What a call waited for did not come in time; nothing was added or sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +63,21 @@ class ReplayConfig:
     samples_per_insert: float | None = None
     """Items sampled for each item inserted after min_size, at most. None: no limit."""
     samples_per_insert_tolerance: float | None = None
-    """How many items sampling may be ahead of that ratio. Default: batch_size."""
+    """How many sampled items either side may be ahead of that ratio before it waits, where the
+    backend waits at all. Default: batch_size."""
     max_times_sampled: int | None = None
     """Samples after which an item leaves; 0 for no limit. Default: 1 for fifo, 0 otherwise."""
     max_staleness: int | None = None
     """fifo only: params versions an item may lie behind the newest; older ones are dropped and
     counted. None: no limit."""
+    min_actors: int = 0
+    """fifo only: 0 for batches of batch_size; otherwise batches are *rounds*, made of whatever
+    items wait once this many actors have one of the newest params version of all their
+    environments, and grace_seconds have passed or all actors have."""
+    grace_seconds: float = 1.0
+    """How long a round waits for the other actors after min_actors have reported."""
+    timeout_seconds: float = 300.0
+    """The longest that a call waits, where the backend waits at all, unless the call says."""
     priority_exponent: float = 0.6
     """alpha of prioritized sampling (Schaul et al. 2016, table 3)."""
     importance_exponent: float = 0.4
@@ -103,6 +117,13 @@ class ReplayConfig:
                 self._refuse("max_staleness", "None unless the sampler is fifo")
             if self.max_staleness < 0:
                 self._refuse("max_staleness", "at least 0, or None")
+        if self.min_actors and self.sampler != "fifo":
+            self._refuse("min_actors", "0 unless the sampler is fifo")
+        for name in ("min_actors", "grace_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                self._refuse(name, "finite and at least 0")
+        if not 0 < self.timeout_seconds < math.inf:
+            self._refuse("timeout_seconds", "positive and finite, or a run could hang for ever")
         for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
             if not 0 <= getattr(self, name) <= 1:
                 self._refuse(name, "in 0..1")
@@ -145,19 +166,26 @@ class ReplayBuffer(Protocol):
     """Steps in, items out.
 
     Which wait and which do not: a backend that shares one thread with its writers (in-process)
-    never waits, since nobody else could end the wait; ``sample`` raises instead, and a full fifo
-    drops its oldest items. Backends between processes wait, with a limit, on both sides.
+    never waits, since nobody else could end the wait; ``sample`` raises at once instead, and a
+    full fifo drops its oldest items. Backends between processes wait on both sides: ``sample`` for
+    items, ``add`` while a fifo is full or while writers are ahead of samples_per_insert by more
+    than the tolerance. Every wait ends after its timeout, or at once when the buffer is closed,
+    and is added up in ``stats``.
     """
 
-    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
         """Appends one step of each of some environments.
 
         Args:
           env_ids: [n] ints, distinct, in ``[0, num_envs)``; None for all environments in order.
           transition: leaves ``[n, ...]``; structure, shapes and dtypes as at the first call.
+          timeout: seconds to wait for room at most; None for the config's.
 
         Raises:
           ValueError: ids or leaves are not as above.
+          ReplayTimeoutError: there was no room in time.
           ReplayClosedError: after ``close``.
         """
 
@@ -172,8 +200,8 @@ class ReplayBuffer(Protocol):
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now. Cheap enough to ask after every step."""
 
-    def sample(self, batch_size: int | None = None) -> Sample:
-        """Draws ``batch_size`` (by default the config's) items.
+    def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
+        """Draws ``batch_size`` (by default the config's) items, or a round of them.
 
         The arrays belong to the buffer and must not be written to. They keep their values until
         the next call but one to ``sample``, except that a fifo batch may be a view of the storage:
@@ -181,8 +209,13 @@ class ReplayBuffer(Protocol):
         been added since its items were completed. Copy what must live longer, and let work on a
         batch that was handed to a device asynchronously finish before then.
 
+        Args:
+          batch_size: items; rounds are as large as they are.
+          timeout: seconds to wait for them at most; None for the config's.
+
         Raises:
-          ValueError: ``can_sample`` is false; the message says why and what to do.
+          ReplayTimeoutError: ``can_sample`` was false all the time; the message says why and what
+            to do.
           ReplayClosedError: after ``close``.
         """
 
@@ -202,7 +235,7 @@ class ReplayBuffer(Protocol):
         """Yields samples: until ``close``, or, where nobody else can add, while ``can_sample``."""
 
     def stats(self) -> Logs:
-        """Returns sizes, counters and the lag (in params versions) of the last batch's items."""
+        """Returns sizes, counters, seconds waited, and the last batch's lag in params versions."""
 
     def save(self) -> PyTree:
         """Returns the whole state, contents and random generator included, as numpy arrays."""

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample, as_logs
+from rlstack.replay.base import (
+    ReplayClosedError,
+    ReplayConfig,
+    ReplayTimeoutError,
+    Sample,
+    as_logs,
+)
 from rlstack.replay.clock import EnvClock
 from rlstack.replay.prioritized import Prioritized
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
@@ -54,7 +60,9 @@ class InProcessReplay:
         self._checked = (-1, -1)  # version and inserts when stale items were last looked for
         self._lag = np.zeros(1, np.int64)
 
-    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
         """Appends one step of each of some environments."""
         with self._lock:
             if self._closed:
@@ -168,9 +176,9 @@ class InProcessReplay:
             f"far would exceed samples_per_insert for {self._inserts} inserts. Add more, or raise "
             "samples_per_insert or its tolerance.",
         }[obstacle]
-        return ValueError(f"InProcessReplay.sample: {rule} Ask can_sample first.")
+        return ReplayTimeoutError(f"InProcessReplay.sample: {rule} Ask can_sample first.")
 
-    def sample(self, batch_size: int | None = None) -> Sample:
+    def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items, or raises if it cannot now."""
         size = self._cfg.batch_size if batch_size is None else batch_size
         if size < 1:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlstack.replay import ReplayClosedError
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from tests.replay.replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
 
 
@@ -81,8 +81,8 @@ def test_any_history_agrees_with_the_model(make, history):
             else:
                 assert buffer.can_sample(count) == model.can_sample(count)
                 if not model.can_sample(count):
-                    with pytest.raises(ValueError, match="sample"):
-                        buffer.sample(count)
+                    with pytest.raises(ReplayTimeoutError, match="sample"):
+                        buffer.sample(count, timeout=0)
                     continue
                 sample = buffer.sample(count)
                 model.check_sample(sample, count)
@@ -178,8 +178,8 @@ def test_rate_limits(make):
         sampled.append(len(list(buffer.make_dataset())))
     # Items come with steps 3, 4, ...; the fourth opens the table, each further one gives half.
     assert sampled == [0] * 6 + [1, 0, 0, 0, 1, 0, 0]
-    with pytest.raises(ValueError, match="samples_per_insert"):
-        buffer.sample()
+    with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
+        buffer.sample(timeout=0)
 
 
 @pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
@@ -252,8 +252,8 @@ def test_wrong_input_is_refused_by_name(make):
             buffer.add(np.array(ids), good)
     with pytest.raises(ValueError, match="must be"):
         buffer.add(np.array([0, 1]), good)
-    with pytest.raises(ValueError, match="items must have been inserted"):
-        buffer.sample()
+    with pytest.raises(ReplayTimeoutError, match="items must have been inserted"):
+        buffer.sample(timeout=0)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         buffer.sample(0)
     with pytest.raises(ValueError, match="both be"):
