@@ -75,16 +75,16 @@ class PPOConfig:
     """Optimizer of the value head."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.discount <= 1 and 0 <= self.gae_lambda <= 1):
-            raise ValueError(
-                "PPOConfig: discount and gae_lambda must lie in [0, 1]; "
-                f"got {self.discount} and {self.gae_lambda}."
-            )
-        if self.num_epochs < 1 or self.num_minibatches < 1:
-            raise ValueError(
-                "PPOConfig: num_epochs and num_minibatches must be at least 1; "
-                f"got {self.num_epochs} and {self.num_minibatches}."
-            )
+        for name, holds, rule in (
+            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
+            ("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]"),
+            ("clip_ratio", self.clip_ratio > 0, "positive"),
+            ("value_clip", self.value_clip >= 0, "at least 0"),
+            ("num_epochs", self.num_epochs >= 1, "at least 1"),
+            ("num_minibatches", self.num_minibatches >= 1, "at least 1"),
+        ):
+            if not holds:
+                raise ValueError(f"PPOConfig: {name} must be {rule}; got {getattr(self, name)}.")
 
 
 class PPOOutput(NamedTuple):
@@ -132,11 +132,9 @@ class PPO(EpochAgent):
         self._optimizer = component_optimizer(
             cfg.optimizer,
             {
-                "policy_head": cfg.policy_head_optimizer,
-                "value_head": cfg.value_head_optimizer,
-                **dict.fromkeys(
-                    ("torso", "policy_torso", "value_torso", "core"), cfg.torso_optimizer
-                ),
+                ("policy_head",): cfg.policy_head_optimizer,
+                ("value_head",): cfg.value_head_optimizer,
+                ("torso", "policy_torso", "value_torso", "core"): cfg.torso_optimizer,
             },
             cfg.max_grad_norm,
         )

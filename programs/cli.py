@@ -70,6 +70,8 @@ def main(command: str, args: list[str]) -> int:
     except Interrupted as stop:
         _fail(f"rlstack {command}: {stop}; everything is saved.")
         return stop.exit_code
+    except FloatingPointError:  # JAX_DEBUG_NANS was asked for the place, which the traceback tells
+        raise
     except (ValueError, OSError, ArithmeticError) as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise

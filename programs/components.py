@@ -68,8 +68,14 @@ def make_replay(experiment: Experiment, spec: Transition) -> InProcessReplay:
     )
 
 
-def make_evaluator(experiment: Experiment) -> tuple[Evaluator, SyncEnv | AsyncEnv]:
-    """Makes the evaluator and its own environments, which the caller closes."""
+def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
+    """Makes the evaluator, with the agent's greedy policy."""
+    agent = make_agent(experiment, spec, greedy=True)
+    return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
+
+
+def make_evaluation_env(experiment: Experiment) -> SyncEnv | AsyncEnv:
+    """Makes the environments of one evaluation; they start alike each time."""
     cfg = experiment.env
     env_cfg = dataclasses.replace(
         cfg,
@@ -77,7 +83,4 @@ def make_evaluator(experiment: Experiment) -> tuple[Evaluator, SyncEnv | AsyncEn
         wait_num=0,
         options={**cfg.options, **cfg.eval_options},
     )
-    env = make_env(env_cfg, role_seed(experiment.seed, "evaluator"))
-    agent = make_agent(experiment, env.spec, greedy=True)
-    key = role_key(experiment.seed, "evaluator")
-    return Evaluator(experiment.evaluator, agent, env, key), env
+    return make_env(env_cfg, role_seed(experiment.seed, "evaluator"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from agents.dqn import DQNConfig
@@ -49,27 +50,29 @@ def _on_policy(num_envs: int, unroll_length: int) -> ReplayConfig:
     )
 
 
-def _updates(frames: int, num_envs: int, unroll_length: int, agent: PPOConfig) -> int:
-    """Optimizer steps of a whole run, over which the learning rate falls."""
-    return frames // (num_envs * unroll_length) * agent.num_epochs * agent.num_minibatches
+def _annealed(
+    agent: PPOConfig, learning_rate: float, frames: int, num_envs: int, unroll_length: int
+) -> PPOConfig:
+    """Lets the learning rate fall to 0 over the optimizer steps of the whole run."""
+    batches = frames // (num_envs * unroll_length)
+    steps = batches * agent.num_epochs * agent.num_minibatches
+    optimizer = OptimizerConfig(learning_rate=learning_rate, anneal_steps=steps)
+    return dataclasses.replace(agent, optimizer=optimizer)
 
 
 @_preset
 def cartpole_ppo(name: str) -> Experiment:
     """CartPole-v1 in seconds: short unrolls and many epochs, as in RL Baselines3 Zoo."""
+    frames = 150_000
+    agent = PPOConfig(
+        discount=0.98, gae_lambda=0.8, entropy_cost=0.0, num_epochs=20, num_minibatches=1
+    )
     return Experiment(
         preset=name,
-        agent=PPOConfig(
-            discount=0.98,
-            gae_lambda=0.8,
-            entropy_cost=0.0,
-            num_epochs=20,
-            num_minibatches=1,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=150_000 // 256 * 20),
-        ),
+        agent=_annealed(agent, 1e-3, frames, 8, 32),
         env=EnvConfig("CartPole-v1", num_envs=8),
         replay=_on_policy(8, 32),
-        frames=150_000,
+        frames=frames,
     )
 
 
@@ -120,36 +123,32 @@ def acrobot_ppo(name: str) -> Experiment:
 @_preset
 def pendulum_ppo(name: str) -> Experiment:
     """Pendulum-v1, continuous; a short horizon suits it."""
+    frames = 300_000
+    agent = PPOConfig(
+        discount=0.9,
+        entropy_cost=0.0,
+        num_epochs=10,
+        num_minibatches=16,
+        normalise_observations=True,
+        reward_scale=0.1,
+    )
     return Experiment(
         preset=name,
-        agent=PPOConfig(
-            discount=0.9,
-            entropy_cost=0.0,
-            num_epochs=10,
-            num_minibatches=16,
-            normalise_observations=True,
-            reward_scale=0.1,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=300_000 // 2048 * 160),
-        ),
+        agent=_annealed(agent, 1e-3, frames, 8, 256),
         env=EnvConfig("Pendulum-v1", num_envs=8),
         replay=_on_policy(8, 256),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
-        frames=300_000,
+        frames=frames,
     )
 
 
 @_preset
 def pong_ppo(name: str) -> Experiment:
     """Pong on pixels, with the constants of Huang et al. (2022) for Atari."""
-    agent = PPOConfig(clip_ratio=0.1)
     frames = 10_000_000
-    updates = _updates(frames, 8, 128, agent)
     return Experiment(
         preset=name,
-        agent=PPOConfig(
-            clip_ratio=0.1,
-            optimizer=OptimizerConfig(learning_rate=2.5e-4, anneal_steps=updates),
-        ),
+        agent=_annealed(PPOConfig(clip_ratio=0.1), 2.5e-4, frames, 8, 128),
         env=EnvConfig(
             "Pong-v5",
             num_envs=8,
@@ -199,20 +198,17 @@ def breakout_dqn(name: str) -> Experiment:
 @_preset
 def halfcheetah_ppo(name: str) -> Experiment:
     """HalfCheetah-v4, continuous control with normalised observations."""
-    agent = PPOConfig(num_epochs=10, num_minibatches=32)
     frames = 1_000_000
+    agent = PPOConfig(
+        entropy_cost=0.0,
+        num_epochs=10,
+        num_minibatches=32,
+        normalise_observations=True,
+        reward_scale=0.1,
+    )
     return Experiment(
         preset=name,
-        agent=PPOConfig(
-            entropy_cost=0.0,
-            num_epochs=10,
-            num_minibatches=32,
-            normalise_observations=True,
-            reward_scale=0.1,
-            optimizer=OptimizerConfig(
-                learning_rate=3e-4, anneal_steps=_updates(frames, 8, 256, agent)
-            ),
-        ),
+        agent=_annealed(agent, 3e-4, frames, 8, 256),
         env=EnvConfig("HalfCheetah-v4", num_envs=8),
         replay=_on_policy(8, 256),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),

@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components import make_agent, make_env, make_evaluator, make_replay
+from programs.components import (
+    make_agent,
+    make_env,
+    make_evaluation_env,
+    make_evaluator,
+    make_replay,
+)
 from programs.experiment import Experiment
 from programs.seeds import role_key, role_seed
 from programs.session import Session
@@ -43,6 +49,7 @@ class SingleProcess:
                 role_key(seed, "inferencer"),
             )
             self.actor = Actor(self.env, self.inferencer, self.replay)
+            self._evaluator = make_evaluator(experiment, self.env.spec)
         except BaseException:
             self.env.close()
             raise
@@ -70,9 +77,8 @@ class SingleProcess:
 
     def evaluate(self) -> Evaluation:
         """Judges the current params with the greedy policy, in environments of its own."""
-        evaluator, env = make_evaluator(self.experiment)
-        with env:
-            return evaluator.evaluate(self.learner.params)
+        with make_evaluation_env(self.experiment) as env:
+            return self._evaluator.evaluate(self.learner.params, env)
 
     def save(self) -> PyTree:
         """Returns everything that a resumed run needs, for `rlstack.checkpoint`."""

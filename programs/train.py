@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from programs import xla
-from programs.components import make_agent
+from programs.components import make_agent, make_evaluation_env, make_evaluator
 from programs.display import ProgressDisplay
 from programs.experiment import Experiment, from_json, to_json
 from programs.run_dir import RunDir, git_commit
@@ -23,7 +23,7 @@ from rlstack import checkpoint
 from rlstack.evaluator import Evaluation
 from rlstack.learner import NonFiniteError
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
-from rlstack.types import Logs
+from rlstack.types import EnvSpec, Logs, Params
 
 
 def run(
@@ -88,12 +88,10 @@ def evaluate(
         num_envs = math.gcd(episodes, evaluator.num_envs)
         evaluator = dataclasses.replace(evaluator, episodes=episodes, num_envs=num_envs)
     seed = experiment.seed if seed is None else seed
-    program = SingleProcess(dataclasses.replace(experiment, evaluator=evaluator, seed=seed))
-    try:
-        program.load(checkpoint.restore(_newest(directory, experiment), program.template()))
-        return program.evaluate()
-    finally:
-        program.close()
+    experiment = dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
+    with make_evaluation_env(experiment) as env:
+        params = _restored_params(_newest(directory, experiment), experiment, env.spec)
+        return make_evaluator(experiment, env.spec).evaluate(params, env)
 
 
 def rerun(dump_dir: str | Path) -> Logs:
@@ -186,6 +184,14 @@ def _dump(directory: RunDir, update: int, error: NonFiniteError) -> Path:
     with open(path / "update.pkl", "wb") as file:
         pickle.dump({**error.before, "batch": error.batch}, file)
     return path
+
+
+def _restored_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:
+    """Reads a checkpoint's params and nothing else of it."""
+    agent = make_agent(experiment, spec)
+    params = jax.eval_shape(agent.initial_params, jax.random.PRNGKey(0))
+    saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
+    return saved["learner"]["params"]
 
 
 def _config(directory: RunDir) -> Experiment:

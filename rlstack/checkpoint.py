@@ -112,7 +112,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"step": record["step"], **record["metadata"]}
 
 
-def restore(path: str | os.PathLike[str], target: Any) -> Any:
+def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
     """The tree saved at `path`, in the form of `target`.
 
     Every leaf comes back with its exact dtype, as what it is in `target`: a numpy array, a JAX
@@ -122,18 +122,27 @@ def restore(path: str | os.PathLike[str], target: Any) -> Any:
     Args:
       path: a checkpoint, as `latest` gives it.
       target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` stands for any array.
+      partial: whether the checkpoint may hold more than `target` names; the rest is not read.
 
     Raises:
       CheckpointError: if `path` is not a readable checkpoint, or at the first leaf that differs.
     """
     path = Path(path).absolute()
     record = _read_record(path, "restore")
-    saved = [Leaf(p, kind, tuple(shape), dtype, v) for p, kind, shape, dtype, v in record["leaves"]]
     wanted, _ = flatten("restore", target, with_arrays=False)
-    check_same(path, wanted, saved)
+    named = {leaf.path for leaf in wanted}
+    saved = {
+        number: Leaf(name, kind, tuple(shape), dtype, value)
+        for number, (name, kind, shape, dtype, value) in enumerate(record["leaves"])
+        if not partial or name in named
+    }
+    check_same(path, wanted, list(saved.values()))
     arrays = _read_arrays(path, saved)
-    like, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
-    found = [as_target(leaf, arrays.get(i), like[i]) for i, leaf in enumerate(saved)]
+    likes, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
+    found = [
+        as_target(leaf, arrays.get(number), like)
+        for (number, leaf), like in zip(saved.items(), likes, strict=True)
+    ]
     return jax.tree_util.tree_unflatten(treedef, found)
 
 
@@ -193,10 +202,10 @@ def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
         _sync(Path(folder))
 
 
-def _read_arrays(path: Path, saved: list[Leaf]) -> dict[int, np.ndarray]:
+def _read_arrays(path: Path, saved: dict[int, Leaf]) -> dict[int, np.ndarray]:
     """The saved arrays by leaf number."""
     numbers = [
-        i for i, leaf in enumerate(saved) if leaf.kind in ("array", "key") and 0 not in leaf.shape
+        i for i, leaf in saved.items() if leaf.kind in ("array", "key") and 0 not in leaf.shape
     ]
     if not numbers:
         return {}
@@ -206,7 +215,9 @@ def _read_arrays(path: Path, saved: list[Leaf]) -> dict[int, np.ndarray]:
             checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
             found = checkpointer.restore(
                 path / "arrays",
-                args=ocp.args.PyTreeRestore(dict.fromkeys(how, 0), restore_args=how),
+                args=ocp.args.PyTreeRestore(
+                    dict.fromkeys(how, 0), restore_args=how, partial_restore=True
+                ),
             )
             checkpointer.close()
     except Exception as error:

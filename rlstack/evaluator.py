@@ -43,15 +43,13 @@ class Evaluation(NamedTuple):
     lengths: np.ndarray  # [episodes] int64, in steps
 
 
-class _Published:
+class _UnderJudgement:
     """The params under evaluation, as a source for the Inferencer."""
 
-    def __init__(self) -> None:
-        self.version = -1
-        self.params: Params = None
+    params: Params = None
 
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        return (self.version, self.params) if self.version > newer_than else None
+        return (0, self.params) if newer_than < 0 else None
 
 
 class Evaluator:
@@ -61,25 +59,46 @@ class Evaluator:
     favour short ones.
     """
 
-    def __init__(self, cfg: EvaluatorConfig, agent: Agent, env: Any, rng_key: PRNGKey) -> None:
-        """Takes an agent built with the greedy policy and a synchronous pool of ``num_envs``."""
-        self._env = env
+    def __init__(self, cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey) -> None:
+        """Prepares to judge.
+
+        Args:
+          cfg: how many episodes.
+          agent: built with the greedy policy.
+          rng_key: the acting key; every evaluation begins with it.
+        """
         self._num_envs = cfg.num_envs
         self._episodes_per_env = cfg.episodes // cfg.num_envs
-        self._published = _Published()
+        self._source = _UnderJudgement()
         self._inferencer = Inferencer(
-            InferencerConfig(), agent, self._published, cfg.num_envs, rng_key
+            InferencerConfig(), agent, self._source, cfg.num_envs, rng_key
         )
+        self._fresh = self._inferencer.save()
 
-    def evaluate(self, params: Params) -> Evaluation:
-        """Plays ``episodes`` episodes with these params."""
-        self._published.params = params
-        self._published.version += 1
+    def evaluate(self, params: Params, env: Any) -> Evaluation:
+        """Plays ``episodes`` episodes.
+
+        Params that are judged in environments of the same seed differ by themselves alone.
+
+        Args:
+          params: whom to judge.
+          env: a `rlstack.envs.SyncEnv` of ``num_envs``; closing it is the caller's business.
+
+        Raises:
+          ValueError: the pool is of another size.
+        """
+        if env.num_envs != self._num_envs:
+            raise ValueError(
+                f"Evaluator.evaluate: the pool must have num_envs ({self._num_envs}) environments; "
+                f"got {env.num_envs}."
+            )
+        self._source.params = params
+        self._inferencer.load(self._fresh)
         returns: list[list[float]] = [[] for _ in range(self._num_envs)]
         lengths: list[list[int]] = [[] for _ in range(self._num_envs)]
         episode_return = np.zeros(self._num_envs)
         length = np.zeros(self._num_envs, np.int64)
-        timestep = self._env.reset()
+        timestep = env.reset()
         while min(map(len, returns)) < self._episodes_per_env:
             episode_return += timestep.reward
             length += timestep.step_type != StepType.FIRST
@@ -89,5 +108,5 @@ class Evaluator:
                     lengths[i].append(length[i])
                 episode_return[i] = length[i] = 0
             action = self._inferencer.inference(None, timestep).agent_output.action
-            timestep = self._env.step(action)
+            timestep = env.step(action)
         return Evaluation(np.concatenate(returns), np.concatenate(lengths))

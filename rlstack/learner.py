@@ -100,8 +100,15 @@ class Learner:
         self._step = _jitted_step(cfg, agent, self.params)
 
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        """Returns (version, params), or None when there is nothing newer."""
-        return (self.version, self.params) if self.version > newer_than else None
+        """Returns (version, params), or None when there is nothing newer.
+
+        Params of several devices are handed out as the copy on the first of them.
+        """
+        if self.version <= newer_than:
+            return None
+        if self._everywhere is None:
+            return self.version, self.params
+        return self.version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
 
     def step(self, sample: Sampled) -> Logs:
         """Makes one update; returns its logs as numpy scalars.

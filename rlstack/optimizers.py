@@ -61,43 +61,56 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
 
 def component_optimizer(
     default: OptimizerConfig,
-    components: Mapping[str, OptimizerConfig | None],
+    components: Mapping[tuple[str, ...], OptimizerConfig | None],
     max_grad_norm: float,
 ) -> optax.GradientTransformation:
     """Clips all gradients by their global norm, then gives each component its own optimizer.
 
     Args:
       default: for the modules that no component names.
-      components: optimizer by Haiku module name; the name covers every module whose path has a
-        part starting with it. None stands for the default.
+      components: optimizer by the names of Haiku modules; a name covers every module whose path
+        has a part starting with it. None stands for the default.
       max_grad_norm: of all components together; 0 does not clip.
 
     Raises:
-      ValueError: max_grad_norm is negative.
+      ValueError: max_grad_norm is negative; or, from the optimizer's ``init``, a component has no
+        module.
     """
     if max_grad_norm < 0:
         raise ValueError(
             f"component_optimizer: max_grad_norm must be at least 0; got {max_grad_norm}."
         )
-    own = {name: cfg for name, cfg in components.items() if cfg is not None}
+    own = {names: cfg for names, cfg in components.items() if cfg is not None}
     optimizer = make_optimizer(default)
     if own:
-        transforms = {name: make_optimizer(cfg) for name, cfg in own.items()}
+        transforms = {_label(names): make_optimizer(cfg) for names, cfg in own.items()}
         optimizer = optax.multi_transform(
-            {"default": optimizer, **transforms}, lambda params: _labels(params, list(own))
+            {_label(()): optimizer, **transforms}, lambda params: _labels(params, list(own))
         )
     if not max_grad_norm:
         return optimizer
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
 
 
-def _labels(params: Params, components: list[str]) -> Params:
-    def label(path: tuple, _: object) -> str:
+def _label(names: tuple[str, ...]) -> str:
+    """A component's name for optax, which would take a tuple apart; "" for the default."""
+    return " or ".join(names)
+
+
+def _labels(params: Params, components: list[tuple[str, ...]]) -> Params:
+    def component(path: tuple) -> str:
         names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
         parts = [part for name in names for part in str(name).split("/")]
-        for component in components:
-            if any(part.startswith(component) for part in parts):
-                return component
-        return "default"
+        covers = (c for c in components if any(part.startswith(c) for part in parts))
+        return _label(next(covers, ()))
 
-    return jax.tree_util.tree_map_with_path(label, params)
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
+    labels = [component(path) for path, _ in paths]
+    for names in components:
+        if _label(names) not in labels:
+            held = ", ".join(jax.tree_util.keystr(path) for path, _ in paths)
+            raise ValueError(
+                f"component_optimizer: the name of a module must start with {_label(names)}; "
+                f"the network has {held}. Leave that component's optimizer out."
+            )
+    return structure.unflatten(labels)

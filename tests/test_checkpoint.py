@@ -279,3 +279,18 @@ def test_saving_prints_nothing_and_importing_does_not_load_orbax(tmp_path):
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_part_is_restored_without_reading_the_rest(tmp_path):
+    tree = {"learner": {"params": np.arange(3.0), "state": np.ones(2)}, "replay": np.zeros(5)}
+    path = checkpoint.save(tmp_path, 1, tree, {})
+    part = {"learner": {"params": np.zeros(3)}}
+    _assert_same(
+        checkpoint.restore(path, part, partial=True), {"learner": {"params": np.arange(3.0)}}
+    )
+    with pytest.raises(checkpoint.CheckpointError, match="no such leaf"):
+        checkpoint.restore(path, part)
+    with pytest.raises(checkpoint.CheckpointError, match=r"'weights'.*no such leaf"):
+        checkpoint.restore(path, {"learner": {"weights": np.zeros(3)}}, partial=True)
+    with pytest.raises(checkpoint.CheckpointError, match="array"):
+        checkpoint.restore(path, {"learner": {"params": np.zeros(4)}}, partial=True)

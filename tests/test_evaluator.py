@@ -18,6 +18,7 @@ class ScriptedEnv:
 
     def __init__(self, lengths):
         self.lengths = np.array(lengths)
+        self.num_envs = len(lengths)
         self.resets = 0
 
     def reset(self):
@@ -64,12 +65,12 @@ class Ramp(Agent):
 def evaluator(lengths, episodes):
     env = ScriptedEnv(lengths)
     cfg = EvaluatorConfig(episodes=episodes, num_envs=len(lengths))
-    return Evaluator(cfg, Ramp(), env, jax.random.PRNGKey(0)), env
+    return Evaluator(cfg, Ramp(), jax.random.PRNGKey(0)), env
 
 
 def test_every_environment_plays_as_many_episodes_however_short():
-    judge, _ = evaluator([2, 7, 1], episodes=6)
-    found = judge.evaluate(1.0)
+    judge, env = evaluator([2, 7, 1], episodes=6)
+    found = judge.evaluate(1.0, env)
     assert found.lengths.tolist() == [2, 2, 7, 7, 1, 1]
     # 1 + 2 + ... + length, from the start in each episode: the state is reset.
     assert found.returns.tolist() == [3, 3, 28, 28, 1, 1]
@@ -77,10 +78,16 @@ def test_every_environment_plays_as_many_episodes_however_short():
 
 def test_each_evaluation_starts_afresh_with_the_params_it_is_given():
     judge, env = evaluator([3, 2], episodes=2)
-    assert judge.evaluate(1.0).returns.tolist() == [6, 3]
-    assert judge.evaluate(10.0).returns.tolist() == [60, 30]
-    assert judge.evaluate(1.0).returns.tolist() == [6, 3]
+    assert judge.evaluate(1.0, env).returns.tolist() == [6, 3]
+    assert judge.evaluate(10.0, env).returns.tolist() == [60, 30]
+    assert judge.evaluate(1.0, env).returns.tolist() == [6, 3]
     assert env.resets == 3
+
+
+def test_a_pool_of_another_size_is_refused():
+    judge, _ = evaluator([3, 2], episodes=2)
+    with pytest.raises(ValueError, match=r"num_envs \(2\) environments; got 3"):
+        judge.evaluate(1.0, ScriptedEnv([1, 1, 1]))
 
 
 @pytest.mark.parametrize(

@@ -49,30 +49,29 @@ def test_components_go_by_the_parts_of_module_names():
     optimizer = component_optimizer(
         SGD,
         {
-            "policy_head": OptimizerConfig(name="sgd", learning_rate=0.2),
-            "value_head": OptimizerConfig(name="sgd", learning_rate=0.3),
-            "torso": OptimizerConfig(name="sgd", learning_rate=0.4),
-            "policy_torso": None,
+            ("policy_head",): OptimizerConfig(name="sgd", learning_rate=0.2),
+            ("value_head",): OptimizerConfig(name="sgd", learning_rate=0.3),
+            ("policy_torso",): None,
         },
         max_grad_norm=0.0,
     )
     (updates,) = moves(optimizer)
     np.testing.assert_allclose(updates["~"]["policy_head_log_std"], -0.2)
     np.testing.assert_allclose(updates["net/value_head"]["w"], -0.3)
-    np.testing.assert_allclose(updates["policy_torso/linear"]["w"], -0.1)  # "torso" begins no part
+    np.testing.assert_allclose(updates["policy_torso/linear"]["w"], -0.1)
 
 
 def test_params_in_records_and_lists_have_names_too():
     from rlstack.networks import ActorCriticOutput
 
     params = {"net": ActorCriticOutput(policy=[jnp.ones(2)], value=jnp.ones(1))}
-    own = {"policy": OptimizerConfig(name="sgd", learning_rate=0.2)}
+    own = {("policy",): OptimizerConfig(name="sgd", learning_rate=0.2)}
     (updates,) = moves(component_optimizer(SGD, own, 0.0), params=params)
     np.testing.assert_allclose(updates["net"].policy[0], -0.2)
     np.testing.assert_allclose(updates["net"].value, -0.1)
 
 
-@pytest.mark.parametrize("own", [{}, {"value_head": SGD}])
+@pytest.mark.parametrize("own", [{}, {("value_head",): SGD}])
 def test_gradients_are_clipped_over_all_components_together(own):
     (updates,) = moves(component_optimizer(SGD, own, 0.5), gradient=10.0)
     np.testing.assert_allclose(optax.global_norm(updates), 0.05, rtol=1e-5)
@@ -98,3 +97,9 @@ def test_configs_out_of_range_are_refused(changes):
 def test_a_negative_norm_is_refused():
     with pytest.raises(ValueError, match=r"max_grad_norm.*-1"):
         component_optimizer(SGD, {}, -1.0)
+
+
+def test_a_component_without_a_module_is_refused():
+    # "torso" begins no part of policy_torso/linear
+    with pytest.raises(ValueError, match=r"torso or core.*policy_head"):
+        moves(component_optimizer(SGD, {("torso", "core"): SGD}, 0.0))

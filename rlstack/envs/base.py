@@ -47,6 +47,12 @@ class Backend(Protocol):
         """Frees threads, processes and memory; safe to call twice."""
 
 
+def described(observed: Nest, acted: Nest) -> tuple[EnvSpec, list[np.dtype], list[int]]:
+    """Returns a Python backend's ``spec``, ``action_dtypes`` and ``action_offsets``."""
+    spec = EnvSpec(observed.unflatten(observed.leaves), acted.unflatten(acted.leaves))
+    return spec, [np.dtype(s.dtype) for s in acted.leaves], [0] * len(acted.leaves)
+
+
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
     """How to run a pool; the kinds ignore what is not theirs."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.envs.base import PoolConfig
+from rlstack.envs.base import PoolConfig, described
 from rlstack.envs.episode import Rows, build, close_all
-from rlstack.types import EnvSpec, TimeStep
+from rlstack.types import TimeStep
 
 
 class ForLoopBackend:
@@ -21,11 +21,7 @@ class ForLoopBackend:
         self._episodes = build(builder, config.options, seeds)
         head = self._episodes[0]
         self._observed = head.observed
-        self.spec = EnvSpec(
-            head.observed.unflatten(head.observed.leaves), head.acted.unflatten(head.acted.leaves)
-        )
-        self.action_dtypes = [np.dtype(s.dtype) for s in head.acted.leaves]
-        self.action_offsets = [0] * len(self.action_dtypes)
+        self.spec, self.action_dtypes, self.action_offsets = described(head.observed, head.acted)
         self._size = config.size
         self._rows = self._fresh()
 

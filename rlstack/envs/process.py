@@ -21,13 +21,13 @@ import cloudpickle
 import numpy as np
 
 from rlstack.envs.adapters import EnvError
-from rlstack.envs.base import PoolConfig
+from rlstack.envs.base import PoolConfig, described
 from rlstack.envs.child import Child, Died, end_all
 from rlstack.envs.episode import LAST
 from rlstack.envs.nest import Nest
 from rlstack.envs.shared import Table, open_block
 from rlstack.envs.worker import BANK, RESET, SHIFT, Hello, Setup
-from rlstack.types import EnvSpec, TimeStep
+from rlstack.types import TimeStep
 
 _CHECK_SECONDS = 1.0  # between looks at workers that are silent
 
@@ -75,10 +75,8 @@ class ProcessBackend:
                 raise kind(f"ProcessBackend: a worker did not start. {error}") from None
             raise
         hello = hellos[0]
-        self.spec = EnvSpec(hello.observation, hello.action)
         self._observed, acted = Nest(hello.observation), Nest(hello.action)
-        self.action_dtypes = [np.dtype(s.dtype) for s in acted.leaves]
-        self.action_offsets = [0] * len(self.action_dtypes)
+        self.spec, self.action_dtypes, self.action_offsets = described(self._observed, acted)
         self._table = Table(self._block, self._observed.leaves, acted.leaves, size)
         self._poll = select.poll()
         self._by_fd: dict[int, Child] = {}

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.envs.base import PoolConfig
+from rlstack.envs.base import PoolConfig, described
 from rlstack.envs.episode import Rows, build, close_all
-from rlstack.types import EnvSpec, TimeStep
+from rlstack.types import TimeStep
 
 # Waiting is what these threads are for, so there may be many more than cores.
 _MOST_THREADS = 32
@@ -38,11 +38,7 @@ class ThreadBackend:
         )
         head = self._episodes[0]
         self._observed = head.observed
-        self.spec = EnvSpec(
-            head.observed.unflatten(head.observed.leaves), head.acted.unflatten(head.acted.leaves)
-        )
-        self.action_dtypes = [np.dtype(s.dtype) for s in head.acted.leaves]
-        self.action_offsets = [0] * len(self.action_dtypes)
+        self.spec, self.action_dtypes, self.action_offsets = described(head.observed, head.acted)
         self._rows = Rows(head.observed.leaves, config.size)
         self._ids = np.arange(config.size, dtype=np.int32)
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
