@@ -7,6 +7,7 @@ TensorBoard's writer is imported only when one is built.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -82,6 +83,7 @@ class JsonlLogger:
         self._clock = clock
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         _drop_torn_line(Path(path))
+        self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -90,6 +92,7 @@ class JsonlLogger:
         Raises:
           TypeError: if a log is not one number.
           ValueError: if the logger is closed, or a log takes one of the two names used here.
+          OSError: if the file system refuses, for instance because the disk is full.
         """
         if self._file.closed:
             raise ValueError("JsonlLogger.write: the logger must be open; close() came first.")
@@ -102,8 +105,16 @@ class JsonlLogger:
                 )
             record[name] = to_json(to_scalar("JsonlLogger.write", name, value))
         line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
-        while line:  # an unbuffered write may take only a part
-            line = line[self._file.write(line) :]
+        try:
+            while line:  # an unbuffered write may take only a part
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; free space there and go on from the last checkpoint by "
+                "--resume. It is the log file",
+                str(self._path),
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -155,8 +166,10 @@ class TensorBoardLogger:
     def close(self) -> None:
         """Write out the events and close the file."""
         if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+            writer, self._writer = self._writer, None
+            # On a full disk the last events are lost; whoever wrote them has been told already.
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 class InMemoryLogger:

@@ -60,7 +60,7 @@ def test_a_mistake_is_one_line_with_the_way_out(args, hint, tmp_path, monkeypatc
         (["--frames", "0"], "frames must be at least 1"),
         (["--framess", "10"], "--frames"),
         (["--topology", "ring"], "single_process"),
-        (["--agent.discount", "2"], "must lie in [0, 1]"),
+        (["--agent.discount", "2"], "must be in [0, 1]"),
     ],
 )
 def test_a_wrong_option_says_the_rule(args, hint, capsys):
@@ -92,3 +92,27 @@ def test_train_then_eval(tmp_path):
     again = rlstack("train", "cartpole-ppo", "--run-dir", str(run_dir))
     assert again.returncode == 1
     assert "--resume" in again.stderr
+
+
+_FULL_DISK = """
+import resource, signal, sys
+from programs.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit, run_dir = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow further
+sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_dir,
+               "--checkpoint-period", "10000", "--log-period", "1000"]))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("limit", "refused"), [(2500, "metrics.jsonl"), (60_000, "checkpoints")])
+def test_a_full_disk_ends_the_run_with_the_file_and_the_way_out(tmp_path, limit, refused):
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(limit), str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    line = next(line for line in done.stderr.splitlines() if line.startswith("rlstack train:"))
+    assert refused in line and "ree space" in line and "--resume" in line
+    assert not list((tmp_path / "run").glob("**/.partial*"))
