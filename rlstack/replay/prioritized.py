@@ -112,7 +112,8 @@ class Prioritized(Uniform):
     def _odds(self, cells: np.ndarray) -> np.ndarray:
         return self._tree.leaves[cells] * (self.size / self._tree.total)
 
-    def _weights(self, odds: np.ndarray) -> np.ndarray:
+    def weigh(self, odds: np.ndarray) -> np.ndarray:
+        """Returns importance weights and counts towards beta's annealing."""
         cfg = self._cfg
         beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
         if until:

@@ -72,9 +72,13 @@ class Sampler:
         """Chooses items; call it only when ``ready``.
 
         Returns:
-          Keys [B] int64 and importance weights [B] float32.
+          Keys [B] int64, and how much likelier than on average each was drawn, N * P, [B].
         """
         raise NotImplementedError
+
+    def weigh(self, odds: np.ndarray) -> np.ndarray:
+        """Returns the importance weights [B] float32 of a batch drawn with these odds."""
+        return odds
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities, where the sampler has any."""
@@ -144,15 +148,18 @@ class Fifo(Sampler):
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Takes the oldest items."""
         keys = self.waiting()[:batch_size].copy()
+        if self.take(keys):
+            self._head += batch_size
+        return keys, np.ones(batch_size, np.float32)
+
+    def take(self, keys: np.ndarray) -> bool:
+        """Counts one sample of each of these waiting items; says whether all have left by it."""
         cells = keys % len(self.key_at)
         self._times[cells] += 1
         gone = self._times[cells] >= self._limit
-        if gone.all():
-            self._head += batch_size
-            self.remove(cells)
-        else:
-            self.remove(cells[gone])
-        return keys, np.ones(batch_size, np.float32)
+        left = bool(gone.all())
+        self.remove(cells if left else cells[gone])
+        return left
 
     def save(self) -> PyTree:
         """Returns the state as arrays."""
@@ -179,7 +186,7 @@ class Uniform(Sampler):
         """Draws with replacement; an item leaves at its last allowed draw."""
         if not self._limit:
             cells = self._choose(batch_size)
-            return self.key_at[cells], self._weights(self._odds(cells))
+            return self.key_at[cells], self._odds(cells)
         # Drawing one by one, where an item may leave after any draw, is drawing many at once
         # and refusing the draws of items that have left.
         keys, odds, missing = [], [], batch_size
@@ -191,7 +198,7 @@ class Uniform(Sampler):
             np.add.at(self._times, cells, 1)
             self.remove(np.unique(cells[self._times[cells] >= self._limit]))
             missing -= len(cells)
-        return np.concatenate(keys), self._weights(np.concatenate(odds))
+        return np.concatenate(keys), np.concatenate(odds)
 
     def _choose(self, count: int) -> np.ndarray:
         """Draws cells that hold an item, [count]."""
@@ -209,9 +216,6 @@ class Uniform(Sampler):
     def _odds(self, cells: np.ndarray) -> np.ndarray:
         """How much likelier than on average these cells are drawn: N * P, [B]."""
         return np.ones(len(cells), np.float32)
-
-    def _weights(self, odds: np.ndarray) -> np.ndarray:
-        return odds
 
 
 def _occurrence(values: np.ndarray) -> np.ndarray:

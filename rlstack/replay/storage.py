@@ -8,15 +8,18 @@ be handed out as a view.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
+from rlstack.replay.room import check_room
 from rlstack.types import PyTree, Trajectory, Transition
 
 _BUFFERS = 2  # batches handed out that stay as they are
+_SIZES = 4  # batch sizes whose buffers are kept
 
 
 class Layout(NamedTuple):
@@ -61,22 +64,37 @@ def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
       num_envs: environments that write.
     """
     sizes = layout(cfg, num_envs)
-    step = sum(
-        int(np.prod(leaf.shape[1:], dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree_util.tree_leaves(example)
+    step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
+    rings = (sizes.rows + sizes.mirror) * num_envs * step
+    return rings + reader_bytes(cfg, num_envs, step)
+
+
+def step_bytes(columns: Iterable[tuple[tuple[int, ...], Any]]) -> int:
+    """Returns the bytes of one step of one environment, from its leaves' shapes and dtypes."""
+    return sum(
+        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in columns
     )
-    steps = (sizes.rows + sizes.mirror) * num_envs
-    batches = _BUFFERS * cfg.batch_size * (cfg.unroll_length + 1)
-    per_item = 8 + 4 * (cfg.times_limit > 0)  # bytes of the samplers' tables, priorities included
+
+
+def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
+    """Returns the bytes of all but the rings: batches handed out, and the samplers' tables.
+
+    Args:
+      cfg: the table.
+      num_envs: environments that write.
+      step: bytes of one environment's step.
+    """
+    batches = _BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
+    per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
     per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
-    return (steps + batches) * step + sizes.items * num_envs * per_item
+    return batches + layout(cfg, num_envs).items * num_envs * per_item
 
 
 class StepRing:
-    """Rings ``[rows + mirror, num_envs, ...]``, made at the first step."""
+    """Rings ``[rows + mirror, num_envs, ...]``, made at the first step or given by ``use``."""
 
     def __init__(self, cfg: ReplayConfig, num_envs: int):
-        self._num_envs = num_envs
+        self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
         self.rows, self._mirror, _ = layout(cfg, num_envs)
         self._offsets = np.arange(self._length)[:, None]
@@ -131,9 +149,16 @@ class StepRing:
         )
 
     def allocate(self, spec: Transition) -> None:
-        """Makes the rings for steps of these shapes and dtypes, without the batch axis."""
+        """Makes the rings for steps of these shapes and dtypes, without the batch axis.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
         leaves, treedef = jax.tree_util.tree_flatten(spec)
         rows = self.rows + self._mirror
+        step = step_bytes((x.shape, x.dtype) for x in leaves)
+        others = reader_bytes(self._cfg, self._num_envs, step)
+        check_room(rows * self._num_envs * step + others, "InProcessReplay")
         # Zeroed memory costs nothing before it is written to.
         self._set_rings(
             treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]
@@ -151,6 +176,11 @@ class StepRing:
                     f"dtype {array.dtype}."
                 )
         self.allocate(treedef.unflatten([array[0] for array in arrays]))
+
+    def use(self, spec: Transition, rings: list[np.ndarray]) -> None:
+        """Takes rings made elsewhere, ``[rows, num_envs, ...]``, whatever their rows; no mirror."""
+        self.rows, self._mirror = len(rings[0]), 0
+        self._set_rings(jax.tree_util.tree_structure(spec), rings)
 
     def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
         self._treedef, self._rings = treedef, rings
@@ -207,9 +237,21 @@ class StepRing:
             np.take(flat, indices, axis=0, out=out, mode="clip")
         return self._treedef.unflatten(batch)
 
+    def gather_again(
+        self, trajectory: Trajectory, columns: np.ndarray, starts: np.ndarray, env_ids: np.ndarray
+    ) -> None:
+        """Puts other windows into some columns of what ``gather`` returned last."""
+        assert self._treedef is not None
+        indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
+        for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
+            out[:, columns] = flat[indices]
+
     def _buffer(self, batch_size: int) -> list[np.ndarray]:
         buffers = self._buffers.get(batch_size)
         if buffers is None:
+            # Rounds come in several sizes. Who still reads a batch of a forgotten one keeps it.
+            while len(self._buffers) >= _SIZES:
+                del self._buffers[next(iter(self._buffers))]
             buffers = self._buffers[batch_size] = [
                 [np.empty((self._length, batch_size, *f.shape[1:]), f.dtype) for f in self._flat]
                 for _ in range(_BUFFERS)

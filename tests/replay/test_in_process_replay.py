@@ -70,11 +70,11 @@ def test_bytes_needed_is_what_is_taken(sampler):
         buffer._ring.gather(np.zeros(4, np.int64), np.arange(4))
     arrays = [*buffer._ring._rings, *tree_leaves(list(buffer._ring._buffers.values()))]
     taken = sum(array.nbytes for array in arrays)
-    taken += buffer._sampler.key_at.nbytes + buffer._sampler._times.nbytes
+    taken += buffer._table.sampler.key_at.nbytes + buffer._table.sampler._times.nbytes
     if sampler == "fifo":
-        taken += buffer._sampler._queue.nbytes
+        taken += buffer._table.sampler._queue.nbytes
     if sampler == "prioritized":
-        taken += sum(level.nbytes for level in buffer._sampler._tree._levels)
+        taken += sum(level.nbytes for level in buffer._table.sampler._tree._levels)
     example = make_transition([0], [0], [MID])
     assert abs(bytes_needed(cfg, example, 4) / taken - 1) < 0.02
 

@@ -1,0 +1,285 @@
+"""The reader's side of a replay buffer: which items are held, and what may be taken when.
+
+It is the same for every backend on one machine; they differ in how steps get into the ring and in
+who may wait. A table knows no lock: its buffer lets one thread in at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
+from rlstack.replay.clock import EnvClock
+from rlstack.replay.prioritized import Prioritized
+from rlstack.replay.rounds import Round, Rounds
+from rlstack.replay.samplers import Fifo, Sampler, Uniform
+from rlstack.replay.storage import StepRing, layout
+from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
+
+_SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}
+_LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
+
+
+class Table:
+    """Items over a ring of steps: sampler, rate limit, staleness, rounds, counters.
+
+    Attributes:
+      ring: the steps.
+      clock: how many steps of each environment the table knows.
+      sampler: the items.
+      inserts, samples: items that came and went, ever.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        cfg: ReplayConfig,
+        num_envs: int,
+        ring: StepRing,
+        *,
+        seed: int,
+        num_actors: int = 1,
+        drops: bool = True,
+    ):
+        """Makes an empty table.
+
+        Args:
+          where: the buffer's name, for messages.
+          cfg: the rules.
+          num_envs: environments that write.
+          ring: where the steps are.
+          seed: of the sampler's random generator.
+          num_actors: that share the environments evenly, for rounds.
+          drops: whether a fifo that exceeds max_size drops its oldest items.
+        """
+        self._where, self._cfg, self._num_envs = where, cfg, num_envs
+        self._length, self._period = cfg.unroll_length, cfg.step_period
+        self.items = layout(cfg, num_envs).items
+        self.ring, self.clock = ring, EnvClock(num_envs)
+        cells = self.items * num_envs
+        kept = cfg if drops else dataclasses.replace(cfg, max_size=max(cells, cfg.max_size))
+        self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
+        self.inserts = self.samples = 0
+        self.version = -1
+        self._checked = (-1, -1)  # version and inserts when stale items were last looked for
+        self._lag = np.zeros(1, np.int64)
+        rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
+        self._rounds = rounds if cfg.min_actors else None
+        self._round: Round | None = None
+        self._refused: tuple | None = None  # what was there when no round could go
+        self._late = self._round_actors = 0
+
+    # Items in.
+
+    def complete_all(self, start: int) -> None:
+        """Inserts the items of all environments that begin at step ``start``."""
+        clock = self.clock
+        valid = None if start >= clock.last_gap else clock.unbroken <= start
+        if self._cfg.starts == "not_last":
+            inside = self.ring.step_type[start % self.ring.rows] != _LAST
+            valid = inside if valid is None else valid & inside
+        index = start // self._period
+        cell = index % self.items * self._num_envs
+        cells = slice(cell, cell + self._num_envs)
+        self.inserts += self.sampler.insert(cells, clock.envs + index * self._num_envs, valid)
+
+    def complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
+        """Inserts the items with these starts, where there are any."""
+        due = starts >= 0
+        if self._period > 1:
+            due &= starts % self._period == 0
+        count = np.count_nonzero(due)
+        if not count:
+            return
+        if count < len(due):
+            starts, env_ids = starts[due], env_ids[due]
+        valid = self.clock.unbroken[env_ids] <= starts
+        if self._cfg.starts == "not_last":
+            valid &= self.ring.step_type[starts % self.ring.rows, env_ids] != _LAST
+        keys = starts // self._period * self._num_envs + env_ids
+        self.insert(keys, valid)
+
+    def insert(self, keys: np.ndarray, valid: np.ndarray | None) -> None:
+        """Inserts items by key, for those that are valid; no two may share a cell."""
+        self.inserts += self.sampler.insert(keys % len(self.sampler.key_at), keys, valid)
+
+    def gap(self, env_ids: np.ndarray) -> None:
+        """Breaks the streams of some environments; their clock is the table's own."""
+        clock = self.clock
+        clock.part()
+        before, after = clock.interrupt(env_ids, self._period)
+        # At most one item would have been completed in the steps jumped over. It is none, but
+        # its turn ends the stay of the oldest item.
+        skipped = before + (self._length - before) % self._period
+        self.complete(np.where(skipped < after, skipped - self._length, -1), env_ids)
+        clock.rejoin()
+
+    # Items out.
+
+    def size_of(self, batch_size: int | None) -> int:
+        """Returns the batch size to use.
+
+        Raises:
+          ValueError: it is less than 1.
+        """
+        size = self._cfg.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"{self._where}.sample: batch_size must be at least 1; got {size}.")
+        return size
+
+    def obstacle(self, batch_size: int) -> str:
+        """Returns the name of what stands in the way of a sample, or nothing."""
+        cfg = self._cfg
+        if self.inserts < cfg.min_size:
+            return "min_size"
+        if cfg.max_staleness is not None:
+            self._drop_stale(cfg.max_staleness)
+        if self._rounds is not None:
+            self._plan(self._rounds)
+            if self._round is None:
+                return "round"
+            batch_size = len(self._round.take)
+        elif not self.sampler.ready(batch_size):
+            return "items"
+        if cfg.samples_per_insert is not None:
+            allowed = cfg.samples_per_insert * (self.inserts - cfg.min_size) + cfg.tolerance
+            if self.samples + batch_size > allowed:
+                return "samples_per_insert"
+        return ""
+
+    def explain(self, obstacle: str, batch_size: int) -> Exception:
+        """Returns the error for an obstacle."""
+        cfg = self._cfg
+        rule = {
+            "min_size": f"{cfg.min_size} items must have been inserted (min_size); got "
+            f"{self.inserts}. Add more, or lower min_size.",
+            "items": f"batch_size ({batch_size}) must be covered by the items held; got "
+            f"{self.sampler.size}. Add more, or lower batch_size.",
+            "round": f"min_actors ({cfg.min_actors}) must have an item of params version "
+            f"{self.version} of each of their environments, and the others grace_seconds "
+            f"({cfg.grace_seconds:g}) to follow; got {self.sampler.size} items in all. Add more, "
+            "or lower min_actors.",
+            "samples_per_insert": f"{batch_size} more than the {self.samples} items sampled so "
+            f"far would exceed samples_per_insert for {self.inserts} inserts. Add more, or raise "
+            "samples_per_insert or its tolerance.",
+        }[obstacle]
+        return ReplayTimeoutError(f"{self._where}.sample: {rule} Ask can_sample first.")
+
+    def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws items, or the planned round; call it only when there is no ``obstacle``.
+
+        Returns:
+          Keys [B] int64, and how much likelier than on average each was drawn [B].
+        """
+        planned, self._round = self._round, None
+        if planned is None or self._rounds is None:
+            return self.sampler.draw(batch_size)
+        assert isinstance(self.sampler, Fifo)
+        keys = self.sampler.waiting()[planned.take]
+        self.sampler.take(keys)
+        self._rounds.start_over()
+        self._late += planned.late
+        self._round_actors = planned.actors
+        return keys, np.ones(len(keys), np.float32)
+
+    def locate(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first steps and environments of items."""
+        index, env_ids = np.divmod(keys, self._num_envs)
+        return index * self._period, env_ids
+
+    def finish(self, keys: np.ndarray, odds: np.ndarray, trajectory: Trajectory) -> Sample:
+        """Counts a batch that was drawn and gathered, and weighs its items."""
+        self.samples += len(keys)
+        # An item's first step may be the last of the item before, taken before the learner could
+        # answer that one. The second step is the first that is the item's own.
+        self._lag = self.newest_version() - np.asarray(trajectory.params_version[1], np.int64)
+        return Sample(Batch(trajectory, self.sampler.weigh(odds)), keys.astype(np.uint64))
+
+    def newest_version(self) -> int:
+        """Returns the newest version told or seen."""
+        rows = self.clock.last_steps() % self.ring.rows
+        newest = int(self.ring.params_version[rows, self.clock.envs].max())
+        self.version = max(self.version, newest)
+        return self.version
+
+    def _versions(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Returns the params version that made each item, as `finish` does, [B] int64."""
+        return self.ring.params_version[(starts + 1) % self.ring.rows, env_ids].astype(np.int64)
+
+    def _plan(self, rounds: Rounds) -> None:
+        """Makes the next round, if it may go."""
+        assert isinstance(self.sampler, Fifo)
+        now = time.monotonic()
+        state = (self.newest_version(), self.inserts, self.sampler.size)
+        if state == self._refused and not rounds.waits_for_time:
+            return
+        keys = self.sampler.waiting()
+        starts, env_ids = self.locate(keys)
+        self._round = rounds.decide(env_ids, self._versions(starts, env_ids), self.version, now)
+        self._refused = state if self._round is None else None
+
+    def _drop_stale(self, limit: int) -> None:
+        """Drops waiting items that lie too far behind the newest version."""
+        sampler = self.sampler
+        if not sampler.size or (self.newest_version(), self.inserts) == self._checked:
+            return
+        self._checked = (self.version, self.inserts)
+        assert isinstance(sampler, Fifo)
+        keys = sampler.waiting()
+        keys = keys[self.version - self._versions(*self.locate(keys)) > limit]
+        sampler.remove(keys % len(sampler.key_at))
+        sampler.stale += len(keys)
+
+    # The rest.
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items by their keys; items that left are ignored."""
+        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+        if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
+            raise ValueError(
+                f"{self._where}.update_priorities: keys and priorities must both be [B], keys "
+                f"ints; got {keys.dtype}{keys.shape} and {priorities.shape}."
+            )
+        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+            raise ValueError(
+                f"{self._where}.update_priorities: priorities must be finite and at least 0; got "
+                f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
+            )
+        self.sampler.update(keys.astype(np.int64), priorities)
+
+    def stats(self) -> Logs:
+        """Returns sizes, counters and the lag of the last batch's items."""
+        logs = as_logs(
+            size=self.sampler.size,
+            inserts=self.inserts,
+            samples=self.samples,
+            dropped=self.sampler.dropped,
+            dropped_stale=self.sampler.stale,
+            lag_min=self._lag.min(),
+            lag_mean=self._lag.mean(),
+            lag_max=self._lag.max(),
+        )
+        if self._rounds is not None:
+            logs |= as_logs(late=self._late, round_actors=self._round_actors)
+        return logs
+
+    def save(self, steps: PyTree) -> PyTree:
+        """Returns the whole state as numpy arrays, around a copy of the ring."""
+        counters = [self.inserts, self.samples, self.version, *self._checked, self._late]
+        return {
+            "steps": steps,
+            "clock": self.clock.save(),
+            "sampler": self.sampler.save(),
+            "counters": np.array(counters, np.int64),
+        }
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned, but for the ring."""
+        self.sampler.load(tree["sampler"])
+        self.clock.load(tree["clock"])
+        self.inserts, self.samples, self.version, *checked = map(int, tree["counters"])
+        self._checked, self._late = (checked[0], checked[1]), checked[2]
+        self._round = self._refused = None
