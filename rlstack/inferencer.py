@@ -11,10 +11,11 @@ import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlstack.agent import Agent
-from rlstack.types import AgentOut, AgentState, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
 class ParamsSource(Protocol):
@@ -70,6 +71,7 @@ class Inferencer:
         self._params_source = params_source
         self._num_envs = num_envs
         self._rng_key = rng_key
+        self._initial_state = agent.initial_state
         self._table = agent.initial_state(num_envs)
         self._version = -1
         self._params: Params = None
@@ -81,14 +83,15 @@ class Inferencer:
         """Acts on one batch.
 
         Args:
-          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order.
+          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order. Rows
+            under the id ``num_envs`` are padding, whose agent state is not kept.
           timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
 
         Returns:
           numpy arrays ``[B, ...]``; read-only, and not written to later.
         """
         self._pull()
-        if env_ids is None or (len(env_ids) == self._num_envs and _is_in_order(env_ids)):
+        if env_ids is None or _is_all_in_order(env_ids, self._num_envs):
             self._rng_key, self._table, state, output = self._act_all(
                 self._rng_key, self._params, self._table, timestep
             )
@@ -100,6 +103,18 @@ class Inferencer:
         return Inference(_to_numpy(output), _to_numpy(state), self._versions[:batch_size])
 
     __call__ = inference
+
+    def reset(self, rows: np.ndarray) -> None:
+        """Gives environments a fresh agent state.
+
+        Args:
+          rows: which, bool ``[num_envs]``; a mask and not ids, so that one shape serves all.
+        """
+
+        def choose(new: Array, old: Array) -> Array:
+            return jnp.where(rows.reshape(rows.shape + (1,) * (old.ndim - 1)), new, old)
+
+        self._table = jax.tree.map(choose, self._initial_state(self._num_envs), self._table)
 
     def save(self) -> PyTree:
         """Returns what a resumed run needs to act on as before."""
@@ -136,6 +151,7 @@ def _acting_functions(agent: Agent) -> tuple[Any, Any]:
     def act_rows(
         rng_key: PRNGKey, params: Params, table: AgentState, rows: np.ndarray, timestep: TimeStep
     ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
+        # Ids of padding lie outside: JAX reads the last row for them, and drops what they write.
         state = jax.tree.map(lambda x: x[rows], table)
         next_key, next_state, state, output = act(rng_key, params, state, timestep)
         table = jax.tree.map(lambda old, new: old.at[rows].set(new), table, next_state)
@@ -144,8 +160,12 @@ def _acting_functions(agent: Agent) -> tuple[Any, Any]:
     return jax.jit(act), jax.jit(act_rows)
 
 
-def _is_in_order(env_ids: np.ndarray) -> bool:
-    return bool((env_ids[1:] > env_ids[:-1]).all())
+def _is_all_in_order(env_ids: np.ndarray, num_envs: int) -> bool:
+    return (
+        len(env_ids) == num_envs
+        and env_ids[-1] == num_envs - 1  # not padding
+        and bool((env_ids[1:] > env_ids[:-1]).all())
+    )
 
 
 def _to_numpy(tree: PyTree) -> PyTree:

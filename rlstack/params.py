@@ -49,12 +49,7 @@ class ParamsPublisher:
         self._lags: collections.deque[int] = collections.deque(maxlen=1024)
 
     def publish(self, version: int, params: Params) -> None:
-        """Makes ``params`` the newest and wakes who waits for them.
-
-        Args:
-          version: greater than that of every earlier call.
-          params: not written to later.
-        """
+        """Makes ``params``, not written to later, the newest; ``version`` must have grown."""
         with self._condition:
             if self._published is not None and version <= self._published[0]:
                 raise ValueError(
