@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from programs.experiment import Experiment
-from rlstack.evaluator import Evaluation
 from rlstack.loggers import Logger
 
 
@@ -79,7 +78,7 @@ class Session:
         logger: Logger,
         *,
         start_frames: int = 0,
-        evaluate: Callable[[], Evaluation],
+        evaluate: Callable[[int], None],
         checkpoint: Callable[[int], None],
     ) -> None:
         """Starts the clock.
@@ -88,7 +87,7 @@ class Session:
           experiment: whose budget and periods hold.
           logger: where logs go, by frames.
           start_frames: frames of the runs that this one resumes.
-          evaluate: judges the current params.
+          evaluate: judges the current params, given the frames so far, and logs what it found.
           checkpoint: saves everything, given the frames so far.
         """
         self._experiment = experiment
@@ -124,8 +123,7 @@ class Session:
             self._write(frames, more())
         if frames >= self._next_evaluation:
             self._next_evaluation = self._after(frames, self._experiment.evaluator.period)
-            evaluation = self._evaluate()
-            self._logger.write(frames, {"evaluator/episode_return": evaluation.returns.mean()})
+            self._evaluate(frames)
         if frames >= self._next_checkpoint:
             self._next_checkpoint = self._after(frames, self._experiment.checkpoint_period)
             self.save(frames)

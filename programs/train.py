@@ -142,11 +142,14 @@ def _train(
     def save(frames: int) -> None:
         checkpoint.save(directory.checkpoints, frames, program.save(), {"env_frames": frames})
 
+    def judge(frames: int) -> None:
+        logger.write(frames, {"evaluator/episode_return": program.evaluate().returns.mean()})
+
     session = Session(
         experiment,
         logger,
         start_frames=program.env_frames,
-        evaluate=program.evaluate,
+        evaluate=judge,
         checkpoint=save,
     )
     with Signals() as signals:
