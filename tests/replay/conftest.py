@@ -2,12 +2,34 @@
 
 import pytest
 
-from rlstack.replay import InProcessReplay
+from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
+from tests.replay import reverb_backend
+from tests.replay.replay_model import SPEC
+from tests.replay.reverb_backend import no_reverb_server_left, pytest_collection_modifyitems
+
+__all__ = ["make", "no_reverb_server_left", "pytest_collection_modifyitems"]
+
+
+def make_shared_memory(cfg, num_envs, seed=0):
+    return SharedMemReplayBuffer(cfg, num_envs, seed=seed, spec=SPEC)
+
+
+make_shared_memory.waits = True  # for room, where others drop
 
 # name -> (cfg, num_envs, seed) -> ReplayBuffer
-BACKENDS = {"in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed)}
+BACKENDS = {
+    "in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed),
+    "shared_memory": make_shared_memory,
+}
+BACKENDS["reverb"] = reverb_backend.make
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS, scope="module")
 def make(request):
     return request.param
+
+
+@pytest.fixture(scope="module")
+def waits(make):
+    """Whether ``add`` waits while a fifo is full or ahead of the ratio, instead of dropping."""
+    return getattr(make, "waits", False)

@@ -1,0 +1,286 @@
+"""Replay on a Reverb server, for actors and learners on any machines.
+
+Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Where this differs from the other backends:
+
+- The oldest item of *all* environments makes room, so ``max_size_per_env`` bounds only the total.
+- Sampling draws from the server's own random generator: no seed.
+- Items under way (``max_pending`` of each writer) and sampled ahead (``prefetch`` of the reader)
+  come on top of ``max_size``. Priorities and ``samples_per_insert`` see items sampled ahead as
+  sampled. Both are 0 where exactness matters more than speed.
+- With ``max_times_sampled``, ``can_sample`` may say yes although items that were pushed out are
+  missing; ``sample`` then waits.
+- A fifo that may wait does; one with ``samples_per_insert`` loses its oldest items.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlstack.replay.base import (
+    ReplayClosedError,
+    ReplayConfig,
+    Sample,
+    as_logs,
+)
+from rlstack.replay.reverb_calls import Shared
+from rlstack.replay.reverb_packing import Packing
+from rlstack.replay.reverb_reader import ReverbReader
+from rlstack.replay.reverb_rules import capacity
+from rlstack.replay.reverb_server import ReverbServer
+from rlstack.replay.reverb_writer import ReverbWriter
+from rlstack.types import Logs, PyTree, Transition
+
+__all__ = ["ReverbReplayBuffer", "ReverbServer"]
+
+
+class ReverbReplayBuffer:
+    """A ``ReplayBuffer`` whose items lie on a server; see there for what the methods promise.
+
+    It connects when it is first used to write or to read, and can be pickled until and after then:
+    a copy connects for itself. Writers and readers may be different processes. A process that has
+    connected must not fork: Reverb hangs in the child. Spawn instead.
+    """
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        num_envs: int,
+        server: ReverbServer | str,
+        spec: Transition,
+        *,
+        env_ids: range | None = None,
+        num_actors: int = 1,
+        prefetch: int | None = None,
+        max_pending: int = 64,
+    ):
+        """Makes a buffer that is not connected yet.
+
+        Args:
+          cfg: the table, as the server has it.
+          num_envs: environments that write, of all actors together.
+          server: the server's address ``host:port``, or the server itself: then this process is
+            taken for its only user, ``make_dataset`` ends when there is nothing to sample, and
+            ``load`` works.
+          spec: shapes and dtypes of one environment's step (`rlstack.actor.transition_spec`).
+          env_ids: ids that this process adds steps of; None for all.
+          num_actors: that share the environments evenly, for rounds.
+          prefetch: items sampled ahead by Reverb's threads, beside the one batch that is kept
+            ready; 0 samples when asked to, and no sooner. None: two batches, 64 at least.
+          max_pending: items of this writer under way to the server; 0 makes every ``add`` wait
+            until its items are in the table.
+        """
+        ids = range(num_envs) if env_ids is None else env_ids
+        if ids.step != 1 or not 0 <= ids.start < ids.stop <= num_envs:
+            raise ValueError(
+                f"ReverbReplayBuffer: env_ids must be a range within 0..{num_envs - 1} of step 1; "
+                f"got {ids}."
+            )
+        prefetch = max(64, 2 * cfg.batch_size) if prefetch is None else prefetch
+        if prefetch < 0 or max_pending < 0:
+            raise ValueError(
+                "ReverbReplayBuffer: prefetch and max_pending must be at least 0; got "
+                f"{prefetch} and {max_pending}."
+            )
+        self._cfg, self._num_envs, self._spec = cfg, num_envs, spec
+        self._server = server if isinstance(server, ReverbServer) else None
+        self.address = server.address if isinstance(server, ReverbServer) else server
+        self._options: dict[str, Any] = {
+            "env_ids": ids,
+            "num_actors": num_actors,
+            "prefetch": prefetch,
+            "max_pending": max_pending,
+        }
+        self._lock, self._closed = threading.Lock(), False
+        self._shared = Shared()
+        self._writing: ReverbWriter | None = None
+        self._reading: ReverbReader | None = None
+
+    def __reduce__(self) -> tuple:
+        arguments = (self._cfg, self._num_envs, self.address, self._spec)
+        return _remake, (arguments, self._options)
+
+    def _writer(self, where: str) -> ReverbWriter:
+        """Returns the writing half, connected."""
+        with self._lock:
+            self._check_open(where)
+            if self._writing is None:
+                self._writing = ReverbWriter(
+                    self._cfg,
+                    self._options["env_ids"],
+                    Packing(self._spec),
+                    self.address,
+                    max_pending=self._options["max_pending"],
+                    shared=self._shared,
+                    closed=lambda: self._closed,
+                )
+            return self._writing
+
+    def _reader(self, where: str) -> ReverbReader:
+        """Returns the reading half, connected."""
+        with self._lock:
+            self._check_open(where)
+            if self._reading is None:
+                self._reading = ReverbReader(
+                    self._cfg,
+                    self._num_envs,
+                    Packing(self._spec),
+                    self.address,
+                    prefetch=self._options["prefetch"],
+                    num_actors=self._options["num_actors"],
+                    shared=self._shared,
+                    closed=lambda: self._closed,
+                )
+            return self._reading
+
+    def _check_open(self, where: str) -> None:
+        if self._closed:
+            raise ReplayClosedError(f"ReverbReplayBuffer.{where}: the buffer is closed.")
+
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
+        """Appends one step of each of some environments; None for all of this writer's."""
+        seconds = self._cfg.timeout_seconds if timeout is None else timeout
+        (self._writing or self._writer("add")).add(env_ids, transition, seconds)
+
+    def gap(self, env_ids: np.ndarray | None) -> None:
+        """Drops the unfinished items of these environments; the next step begins afresh."""
+        self._writer("gap").gap(env_ids)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all finished items are in the table.
+
+        Who adds no more for a while should call it: the last items of overlapping windows may wait
+        for the steps that share their chunk.
+
+        Raises:
+          ReplayTimeoutError: they were not in time; they go on trying.
+        """
+        self._writer("flush").flush(self._cfg.timeout_seconds if timeout is None else timeout)
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether ``sample`` would succeed now; with prefetching, without asking the server."""
+        return not self._closed and self._reader("can_sample").can_sample(batch_size)
+
+    def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
+        """Draws a batch of items, or a round, and waits for it if need be."""
+        return self._reader("sample").sample(batch_size, timeout)
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items by their keys; with prefetching, in the background."""
+        self._reader("update_priorities").update_priorities(keys, priorities)
+
+    def set_params_version(self, version: int) -> None:
+        """Tells the version of the learner's params."""
+        self._shared.saw_version(int(version))
+
+    def make_dataset(self) -> Iterator[Sample]:
+        """Yields samples until ``close``; with the server itself at hand, while ``can_sample``."""
+        while not self._closed:
+            if self._server is not None and not self.can_sample():
+                return
+            try:
+                sample = self.sample()
+            except ReplayClosedError:
+                if self._closed:
+                    return
+                raise
+            yield sample
+
+    def stats(self) -> Logs:
+        """Returns sizes, counters, seconds waited, and the last batch's lag."""
+        logs = self._reader("stats").stats()
+        assert self._reading is not None
+        added = 0.0 if self._writing is None else self._writing.waited
+        return logs | as_logs(add_wait_seconds=added, sample_wait_seconds=self._reading.waited)
+
+    def checkpoint(self) -> str:
+        """Makes the server write a checkpoint; returns its path, on the server's machine.
+
+        A server that starts with the same ``checkpoint_dir`` begins with its contents.
+
+        Raises:
+          ValueError: the server has no directory for checkpoints.
+          ReplayTimeoutError: the server does not answer.
+        """
+        return self._reader("checkpoint").checkpoint()
+
+    def save(self) -> PyTree:
+        """Returns the server's checkpoint, file by file, and what both halves hold.
+
+        With prefetching, up to that many items of a fifo are not in it.
+
+        Raises:
+          ValueError: the checkpoint is on another machine, or there is none.
+        """
+        reader, tree = self._reader("save"), {}
+        if self._writing is not None:
+            tree["writer"] = self._writing.save()
+        tree["reader"] = reader.save()
+        tree["server"] = _read_files(reader.checkpoint())
+        tree["table"] = self._table()
+        return tree
+
+    def _table(self) -> np.ndarray:
+        """The sizes that a saved table and this one must share, [4] int64."""
+        cfg, step = self._cfg, Packing(self._spec).step_bytes
+        sizes = [self._num_envs, capacity(cfg, self._num_envs), cfg.unroll_length, step]
+        return np.array(sizes, np.int64)
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned; the server starts anew.
+
+        Raises:
+          ValueError: this buffer has an address only, or the saved table was another one.
+        """
+        if self._server is None:
+            raise ValueError(
+                "ReverbReplayBuffer.load: it needs the server itself, since that is what is "
+                f"restored; got its address {self.address}. Load where the server is, or start the "
+                "server with the checkpoint_dir of a checkpoint."
+            )
+        if not np.array_equal(tree["table"], self._table()):
+            raise ValueError(
+                "ReverbReplayBuffer.load: (environments, items, unroll_length, bytes a step) must "
+                f"be {self._table().tolist()}; the saved one had {tree['table'].tolist()}. Load "
+                "into an equal config."
+            )
+        with self._lock:
+            self._check_open("load")
+            self._disconnect()
+            self._server.restore(tree["server"])
+        self._reader("load").load(tree["reader"])
+        if "writer" in tree:
+            self._writer("load").load(tree["writer"])
+
+    def _disconnect(self) -> None:
+        halves, self._reading, self._writing = (self._writing, self._reading), None, None
+        for half in halves:
+            if half is not None:
+                half.close()
+
+    def close(self) -> None:
+        """Disconnects, and ends every wait; the server stays. A second call does nothing."""
+        self._closed = True
+        for half in (self._writing, self._reading):
+            if half is not None:
+                half.close()
+
+
+def _remake(arguments: tuple, options: dict) -> ReverbReplayBuffer:
+    return ReverbReplayBuffer(*arguments, **options)
+
+
+def _read_files(path: str) -> dict[str, np.ndarray]:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(
+            f"ReverbReplayBuffer.save: the server's checkpoint must be readable here; {path} is "
+            "not. Start the server with a checkpoint_dir and restore by that."
+        )
+    return {file.name: np.fromfile(file, np.uint8) for file in sorted(folder.iterdir())}

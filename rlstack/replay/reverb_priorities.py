@@ -1,0 +1,98 @@
+"""Priorities of items on a Reverb server (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from rlstack.replay import light_reverb
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.prioritized import PRIORITY_FLOOR
+from rlstack.replay.reverb_calls import Calls, Shared, result_of
+from rlstack.replay.reverb_server import ITEMS, put_largest_priority
+
+_GROWTH = 1.01  # factor by which the largest priority must have grown for writers to be told
+_WHERE = "ReverbReplayBuffer.update_priorities"
+
+
+class Priorities:
+    """What a reader does with priorities; nothing, unless the sampler is prioritized."""
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        client: Any,
+        address: str,
+        calls: Calls,
+        shared: Shared,
+        *,
+        at_once: bool,
+    ):
+        """Makes them for one reader.
+
+        Args:
+          cfg: the table.
+          client: of the server.
+          address: the server's.
+          calls: who makes calls that may block.
+          shared: holds the largest priority.
+          at_once: whether an update is done when ``update`` returns.
+        """
+        self._cfg, self._client, self._address = cfg, client, address
+        self._calls, self._shared, self._at_once = calls, shared, at_once
+        self._told = 1.0  # the largest priority that writers were told
+        self._under_way: Future | None = None
+
+    def weights(self, odds: np.ndarray, samples: int) -> np.ndarray:
+        """Returns importance weights (section 3.4), [B] float32.
+
+        Args:
+          odds: how much likelier than on average each item was drawn, N * P, [B].
+          samples: items sampled before.
+        """
+        cfg = self._cfg
+        if cfg.sampler != "prioritized":
+            return np.ones(len(odds), np.float32)
+        beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
+        if until:
+            beta += min(1.0, samples / until) * (cfg.importance_exponent_final - beta)
+        weights = odds**-beta
+        return (weights / weights.max()).astype(np.float32)
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items by their keys."""
+        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+        if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
+            raise ValueError(
+                f"{_WHERE}: keys and priorities must both be [B], keys ints; got "
+                f"{keys.dtype}{keys.shape} and {priorities.shape}."
+            )
+        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+            raise ValueError(
+                f"{_WHERE}: priorities must be finite and at least 0; got {priorities.min()} to "
+                f"{priorities.max()}. Has the learner diverged?"
+            )
+        if self._cfg.sampler != "prioritized" or not keys.size:
+            return
+        priorities = np.maximum(priorities, PRIORITY_FLOOR)
+        self._shared.saw_priority(float(priorities.max()))
+        pairs = list(zip(keys.tolist(), priorities.tolist(), strict=True))
+        self._await()  # at most one is under way
+        self._under_way = self._calls.submit(self._send, pairs)
+        if self._at_once:
+            self._await()
+
+    def _send(self, pairs: list[tuple[int, float]]) -> None:
+        self._client.MutatePriorities(ITEMS, pairs, [])
+        largest = self._shared.largest_priority
+        if largest > self._told * (1.0 if self._at_once else _GROWTH):
+            put_largest_priority(light_reverb.load(), self._client, largest)
+            self._told = largest
+
+    def _await(self) -> None:
+        """Waits for the update under way."""
+        if self._under_way is not None:
+            result_of(self._under_way, _WHERE, self._address, self._cfg.timeout_seconds)
+            self._under_way = None

@@ -1,0 +1,307 @@
+"""The reading half of the Reverb replay: batches, priorities, staleness, rounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from rlstack.replay.base import (
+    ReplayClosedError,
+    ReplayConfig,
+    Sample,
+    as_logs,
+)
+from rlstack.replay.reverb_calls import Calls, Shared, result_of
+from rlstack.replay.reverb_fetcher import Fetcher, Row
+from rlstack.replay.reverb_packing import Packing
+from rlstack.replay.reverb_priorities import Priorities
+from rlstack.replay.reverb_rules import TableInfo, capacity, explain, shortage
+from rlstack.replay.reverb_server import (
+    connect,
+    table_info,
+)
+from rlstack.replay.reverb_waiting import Waiting
+from rlstack.types import Batch, Logs, PyTree
+
+_FETCHING = "fetching"
+_LOOK = 0.2  # seconds between looks at the thread that fetches
+_POLL = 0.002  # seconds between looks at what the server holds, without prefetching
+_ANSWER = 2.0  # seconds in which a server answers that is there
+
+
+class ReverbReader:
+    """Samples from the server at an address; see ``ReplayBuffer`` for what the methods promise."""
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        num_envs: int,
+        packing: Packing,
+        address: str,
+        *,
+        prefetch: int,
+        num_actors: int,
+        shared: Shared,
+        closed: Callable[[], bool],
+    ):
+        """Connects to the server.
+
+        Args:
+          cfg: the table.
+          num_envs: environments that write, of all actors together.
+          packing: of the steps.
+          address: of the server, ``host:port``.
+          prefetch: items that are sampled ahead; 0 for none, and for an exact ``can_sample``.
+          num_actors: that share the environments evenly, for rounds.
+          shared: what both halves of a buffer know.
+          closed: whether the buffer was closed meanwhile.
+        """
+        self._cfg, self._packing, self._address = cfg, packing, address
+        self._num_envs, self._prefetch, self._shared = num_envs, prefetch, shared
+        self._capacity = capacity(cfg, num_envs)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._samples = 0
+        self._lag = np.zeros(1, np.int64)
+        self.waited = 0.0  # seconds
+        self._client = connect(address, cfg.timeout_seconds, closed)
+        self._calls = Calls()
+        self._priorities = Priorities(
+            cfg, self._client, address, self._calls, shared, at_once=not prefetch
+        )
+        self._fetcher = Fetcher(
+            self._client,
+            address,
+            packing,
+            prefetch=prefetch,
+            min_size=cfg.min_size,
+            with_heads=cfg.max_staleness is not None or cfg.min_actors > 0,
+        )
+        rows = self._fetcher.rows
+        self._waiting = Waiting(cfg, num_envs, num_actors, rows, shared)
+        self._after_sample()
+
+    def _after_sample(self) -> None:
+        """Asks for what the next sample will need, where items are fetched ahead."""
+        if self._prefetch:
+            with self._fetcher.changed:
+                self._fetcher.want(
+                    self._capacity if self._waiting.in_rounds else self._cfg.batch_size
+                )
+
+    def size_of(self, batch_size: int | None) -> int:
+        """Returns the batch size to use."""
+        size = self._cfg.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(
+                f"ReverbReplayBuffer.sample: batch_size must be at least 1; got {size}."
+            )
+        return size
+
+    def can_sample(self, batch_size: int | None) -> bool:
+        """Whether ``sample`` would succeed now."""
+        with self._lock:
+            return not self._closed and not self._obstacle(self.size_of(batch_size), False)
+
+    def _obstacle(self, size: int, fetch: bool, within: float = _ANSWER) -> str:
+        """Returns the name of what stands in the way of a sample, or nothing.
+
+        Args:
+          size: of the batch.
+          fetch: whether to begin to fetch what is missing.
+          within: seconds in which the server must answer.
+        """
+        cfg, fetcher = self._cfg, self._fetcher
+        if fetcher.error is not None:
+            raise ReplayClosedError(
+                f"ReverbReplayBuffer.sample: the Reverb server at {self._address} ended: "
+                f"{fetcher.error}"
+            )
+        info = None
+        if not self._prefetch:
+            info = table_info(self._client, self._address, within)
+            if info.inserts < cfg.min_size:
+                return "min_size"
+            if self._waiting.looks:
+                info = self._collect(size, info)
+        with fetcher.changed:
+            self._waiting.drop_stale()
+            if self._waiting.in_rounds:
+                size = self._waiting.plan()
+                if not size:
+                    return "round"
+            missing = size - len(fetcher.rows)
+            if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
+                info = info or table_info(self._client, self._address, within)
+                allowed = cfg.samples_per_insert * (info.inserts - cfg.min_size) + cfg.tolerance
+                if self._samples + size > allowed:
+                    return "samples_per_insert"
+            if missing <= 0:
+                return ""
+            if info is not None and (obstacle := shortage(cfg, info, missing)):
+                return obstacle
+            if self._prefetch:
+                fetcher.want(size)
+                return "items"
+            if fetch:
+                fetcher.want(size)
+                return _FETCHING
+            return ""
+
+    def _collect(self, size: int, info: TableInfo) -> TableInfo:
+        """Takes waiting items over, to see how old they are; without prefetching only."""
+        fetcher = self._fetcher
+        with fetcher.changed:
+            self._waiting.drop_stale()
+            missing = (self._capacity if self._waiting.in_rounds else size) - len(fetcher.rows)
+            take = min(missing, info.size)
+            if take <= 0:
+                return info
+            fetcher.want(len(fetcher.rows) + take)
+            count = len(fetcher.rows) + take
+            fetcher.changed.wait_for(lambda: len(fetcher.rows) >= count or fetcher.error, _ANSWER)
+            fetcher.want(0)
+        return self._collect(size, table_info(self._client, self._address, _ANSWER))
+
+    def sample(self, batch_size: int | None, timeout: float | None) -> Sample:
+        """Draws a batch of items, or a round."""
+        size = self.size_of(batch_size)
+        seconds = self._cfg.timeout_seconds if timeout is None else timeout
+        with self._lock:
+            rows = self._wait(size, seconds)
+            self._after_sample()
+            return self._finish(rows)
+
+    def _wait(self, size: int, seconds: float) -> list[Row]:
+        """Returns the rows of the next batch."""
+        fetcher, start, wait = self._fetcher, time.monotonic(), _POLL
+        if self._prefetch and not self._waiting.in_rounds:
+            wait = _LOOK
+        obstacle = ""
+        try:
+            while True:
+                if self._closed:
+                    raise ReplayClosedError("ReverbReplayBuffer.sample: the buffer is closed.")
+                before, obstacle = obstacle, self._obstacle(size, True)
+                if not obstacle:
+                    obstacle = before
+                    return self._take(size)
+                left = start + seconds - time.monotonic()
+                if obstacle == _FETCHING:  # there, and only to be brought
+                    left = max(left, start + _ANSWER - time.monotonic())
+                if left <= 0:
+                    raise self._explain(obstacle, size, seconds)
+                with fetcher.changed:
+                    fetcher.changed.wait_for(
+                        lambda: self._closed or fetcher.error or len(fetcher.rows) >= size,
+                        min(left, wait),
+                    )
+        finally:
+            if obstacle not in ("", _FETCHING):
+                self.waited += time.monotonic() - start
+
+    def _explain(self, obstacle: str, size: int, seconds: float) -> Exception:
+        """Returns the error for an obstacle."""
+        have = len(self._fetcher.rows)
+        info = table_info(self._client, self._address, _ANSWER)  # or says that nobody answers
+        if obstacle in ("items", _FETCHING):
+            early = info.inserts < self._cfg.min_size
+            obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
+        return explain(self._cfg, obstacle, size, info, have, self._shared.version, seconds)
+
+    def _take(self, size: int) -> list[Row]:
+        """Takes the rows of the next batch."""
+        with self._fetcher.changed:
+            if not self._prefetch:
+                self._fetcher.want(0)
+            return self._waiting.take(size)
+
+    def _finish(self, rows: list[Row]) -> Sample:
+        """Makes a batch of items."""
+        trajectory = self._packing.unpack([row.data for row in rows])
+        versions = np.asarray(trajectory.params_version, np.int64)
+        self._shared.saw_version(int(versions.max()))
+        self._lag = self._shared.version - versions[1]
+        weights = self._priorities.weights(np.array([row.odds for row in rows]), self._samples)
+        self._samples += len(rows)
+        keys = np.array([row.key for row in rows], np.uint64)
+        return Sample(Batch(trajectory, weights), keys)
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items by their keys; with prefetching, in the background."""
+        if self._closed:
+            raise ReplayClosedError("ReverbReplayBuffer.update_priorities: the buffer is closed.")
+        self._priorities.update(keys, priorities)
+
+    def stats(self) -> Logs:
+        """Returns sizes, counters and the lag of the last batch's items."""
+        info = table_info(self._client, self._address, _ANSWER)
+        fifo = self._cfg.sampler == "fifo"
+        logs = as_logs(
+            size=info.size + (len(self._fetcher.rows) if fifo else 0),
+            inserts=info.inserts,
+            samples=self._samples,
+            dropped=info.inserts - info.samples - info.size if fifo else 0,
+            dropped_stale=self._waiting.stale,
+            lag_min=self._lag.min(),
+            lag_mean=self._lag.mean(),
+            lag_max=self._lag.max(),
+        )
+        if self._waiting.in_rounds:
+            logs |= as_logs(late=self._waiting.late, round_actors=self._waiting.round_actors)
+        return logs
+
+    def checkpoint(self) -> str:
+        """Makes the server write a checkpoint; returns its path there."""
+        where = "ReverbReplayBuffer.checkpoint"
+        try:
+            return result_of(
+                self._calls.submit(self._client.Checkpoint),
+                where,
+                self._address,
+                self._cfg.timeout_seconds,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"{where}: the server must have been given a checkpoint_dir; the one at "
+                f"{self._address} answers: {error}"
+            ) from None
+
+    def save(self) -> PyTree:
+        """Returns what is not on the server: counters, and a fifo's fetched items."""
+        with self._lock, self._fetcher.changed:
+            self._waiting.drop_stale()
+            rows = self._fetcher.rows if self._cfg.sampler == "fifo" else []
+            shape = 0, self._cfg.unroll_length + 1, self._packing.step_bytes
+            data = np.stack([r.data for r in rows]) if rows else np.zeros(shape, np.uint8)
+            waiting = self._waiting
+            counters = [self._samples, self._shared.version, waiting.stale, waiting.late]
+            return {
+                "data": data,
+                "keys": np.array([row.key for row in rows], np.uint64),
+                "times": np.array([row.times for row in rows], np.int64),
+                "counters": np.array(counters, np.int64),
+                "largest_priority": np.float64(self._shared.largest_priority),
+            }
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        with self._lock, self._fetcher.changed:
+            self._samples, version, stale, late = map(int, tree["counters"])
+            self._waiting.stale, self._waiting.late = stale, late
+            self._shared.saw_version(version)
+            self._shared.saw_priority(float(tree["largest_priority"]))
+            for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
+                env_id, item_version = self._packing.head(data)
+                row = Row(int(key), 1.0, data, env_id, item_version, int(times))
+                self._fetcher.rows.append(row)
+
+    def close(self) -> None:
+        """Wakes who waits, and ends the threads."""
+        self._closed = True
+        self._fetcher.close()
+        with self._lock:
+            self._calls.close()

@@ -1,0 +1,74 @@
+"""Items that were fetched from a Reverb server and wait to be handed out."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.reverb_calls import Shared
+from rlstack.replay.reverb_fetcher import Row
+from rlstack.replay.rounds import Round, Rounds
+
+
+class Waiting:
+    """Decides which fetched items go next: staleness, rounds, items that go several times.
+
+    Attributes:
+      looks: whether it matters how old items are, or whose.
+      in_rounds: whether batches are rounds.
+      stale: items dropped because they were too old.
+      late: items of older versions in rounds.
+      round_actors: actors that had reported for the last round.
+    """
+
+    def __init__(
+        self, cfg: ReplayConfig, num_envs: int, num_actors: int, rows: list[Row], shared: Shared
+    ):
+        """Looks after ``rows``, oldest first, which others append to."""
+        self._cfg, self._rows, self._shared = cfg, rows, shared
+        self._rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
+        self._round: Round | None = None
+        self.in_rounds = cfg.min_actors > 0
+        self.looks = self.in_rounds or cfg.max_staleness is not None
+        self.stale = self.late = self.round_actors = 0
+
+    def drop_stale(self) -> None:
+        """Drops items that lie too far behind the newest version."""
+        limit, rows = self._cfg.max_staleness, self._rows
+        if not self.looks or not rows:
+            return
+        self._shared.saw_version(max(row.version for row in rows))
+        if limit is not None:
+            fresh = [row for row in rows if self._shared.version - row.version <= limit]
+            self.stale += len(rows) - len(fresh)
+            rows[:] = fresh
+
+    def plan(self) -> int:
+        """Plans the next round, if it may go; returns its items, 0 for not yet."""
+        env_ids = np.array([row.env_id for row in self._rows], np.int64)
+        versions = np.array([row.version for row in self._rows], np.int64)
+        now = time.monotonic()
+        self._round = self._rounds.decide(env_ids, versions, self._shared.version, now)
+        return 0 if self._round is None else len(self._round.take)
+
+    def take(self, size: int) -> list[Row]:
+        """Takes the oldest items, or the planned round."""
+        held = self._rows
+        if self._round is None:
+            rows, rest = held[:size], held[size:]
+        else:
+            taken = set(self._round.take.tolist())
+            rows = [held[i] for i in self._round.take]
+            rest = [row for i, row in enumerate(held) if i not in taken]
+            self._rounds.start_over()
+            self.late += self._round.late
+            self.round_actors, self._round = self._round.actors, None
+        for row in rows:
+            row.times += 1
+        again = []
+        if self._cfg.sampler == "fifo":
+            again = [row for row in rows if row.times < self._cfg.times_limit]
+        held[:] = again + rest
+        return rows

@@ -1,0 +1,284 @@
+"""The writing half of the Reverb replay: steps are gathered here, items go to the server."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from rlstack.replay import light_reverb
+from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
+from rlstack.replay.clock import EnvClock
+from rlstack.replay.reverb_calls import Calls, Shared
+from rlstack.replay.reverb_packing import Packing
+from rlstack.replay.reverb_rules import is_whole
+from rlstack.replay.reverb_server import (
+    ITEMS,
+    connect,
+    get_largest_priority,
+    table_info,
+)
+from rlstack.types import PyTree, StepType, Transition
+
+_LAST = int(StepType.LAST)
+_SLICE = 0.1  # seconds after which a wait looks whether the buffer was closed
+_SETTLE = 0.2  # seconds that items which may go in need at most
+_REFRESH = 1.0  # seconds between questions for the largest priority
+
+
+class ReverbWriter:
+    """Cuts items from the steps of some environments.
+
+    The last T + 1 steps of each environment lie in one block of packed rows, so that a step of all
+    environments is written by one assignment a leaf, and a finished window is one slice. What
+    remains by item are Reverb's own two calls.
+    """
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        env_ids: range,
+        packing: Packing,
+        address: str,
+        *,
+        max_pending: int,
+        shared: Shared,
+        closed: Callable[[], bool],
+    ):
+        """Connects to the server.
+
+        Args:
+          cfg: the table.
+          env_ids: consecutive ids of the environments that may be added.
+          packing: of the steps.
+          address: of the server, ``host:port``.
+          max_pending: items under way to the server, beyond which ``add`` waits for it; 0 makes
+            every ``add`` wait until its items are in the table.
+          shared: what both halves of a buffer know.
+          closed: whether the buffer was closed meanwhile.
+        """
+        self._cfg, self._env_ids, self._packing = cfg, env_ids, packing
+        self._address, self._max_pending, self._shared = address, max_pending, shared
+        self._length, self._rows = cfg.unroll_length, cfg.unroll_length + 1
+        num_envs = len(env_ids)
+        self._whole = is_whole(cfg, packing.step_bytes)
+        self._ring = np.zeros((num_envs, self._rows, packing.step_bytes), np.uint8)
+        packing.env_ids(self._ring)[:] = np.array(env_ids)[:, None]
+        self._views = packing.views(self._ring)
+        self._since = np.zeros(num_envs, np.int64)  # steps since the last gap
+        self._offsets = np.arange(self._rows)
+        self._clock = EnvClock(num_envs)
+        self._lock, self._closed = threading.Lock(), False
+        self._pending = 0
+        self.waited = 0.0  # seconds
+        self._refs: list[collections.deque] = [
+            collections.deque(maxlen=self._rows) for _ in range(0 if self._whole else num_envs)
+        ]
+        self._client = connect(address, cfg.timeout_seconds, closed)
+        self._stream = self._open()
+        self._calls = Calls() if cfg.sampler == "prioritized" else None
+        self._asked: Future | None = None
+        self._asked_at = -_REFRESH
+
+    def _open(self) -> Any:
+        """Opens a stream of items."""
+        # Whole items are sent at once. Steps shared by items go in chunks, which cost memory when
+        # short and time to sample when they hold more than an item needs.
+        chunk = self._cfg.step_period if self._cfg.step_period > 1 else self._rows
+        if self._whole or self._length == 1:
+            chunk = 1
+        keep = 1 if self._whole else max(chunk, self._rows)
+        options = light_reverb.load().ConstantChunkerOptions(chunk, keep)
+        return self._client.NewTrajectoryWriter(options, 3000)
+
+    def add(self, env_ids: np.ndarray | None, transition: Transition, timeout: float) -> None:
+        """Appends one step of each of some environments; see ``ReplayBuffer.add``."""
+        with self._lock:
+            self._check_open("add")
+            ids = self._local(env_ids, "add")
+            count = len(self._env_ids) if ids is None else len(ids)
+            leaves = self._packing.leaves(transition, count)
+            self._make_room(timeout)
+            rows = self._write(ids, leaves)
+            self._shared.saw_version(int(np.max(leaves[-1])))
+            ids = self._clock.envs if ids is None else ids
+            if not self._whole:
+                self._append_steps(ids, rows)
+            starts = self._since[ids] - self._rows
+            due = (starts >= 0) & (starts % self._cfg.step_period == 0)
+            if self._cfg.starts == "not_last":
+                due &= self._views[0][ids, starts % self._rows] != _LAST
+            if due.any():
+                self._create(ids[due], starts[due])
+
+    def _local(self, env_ids: np.ndarray | None, where: str) -> np.ndarray | None:
+        """Returns ids counted from this writer's first, None for all in order."""
+        if env_ids is None:
+            return None
+        ids = np.asarray(env_ids)
+        if self._env_ids.start and ids.dtype.kind in "iu":
+            ids = ids.astype(np.int64) - self._env_ids.start
+        try:
+            return self._clock.check_ids(f"ReverbReplayBuffer.{where}", ids)
+        except ValueError as error:
+            if not self._env_ids.start:
+                raise
+            raise ValueError(f"{error} Counted from {self._env_ids.start}, the first.") from None
+
+    def _write(self, ids: np.ndarray | None, leaves: list) -> np.ndarray | int:
+        """Writes one step of each; returns the rows written to."""
+        since = self._since
+        if ids is None and (since == since[0]).all():
+            row = int(since[0]) % self._rows
+            for view, leaf in zip(self._views, leaves, strict=True):
+                view[:, row] = leaf
+            since += 1
+            return row
+        ids = self._clock.envs if ids is None else ids
+        rows = since[ids] % self._rows
+        for view, leaf in zip(self._views, leaves, strict=True):
+            view[ids, rows] = leaf
+        since[ids] += 1
+        return rows
+
+    def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
+        """Gives Reverb a step of each environment: one call, a column for each."""
+        columns: list[np.ndarray | None] = [None] * len(self._env_ids)
+        for env, row in zip(ids.tolist(), self._ring[ids, rows], strict=True):
+            columns[env] = row
+        refs = self._stream.Append(columns)
+        for env in ids.tolist():
+            self._refs[env].append(refs[env])
+
+    def _create(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        """Makes the items that begin at these steps."""
+        stream, priority = self._stream, self._priority()
+        if self._whole:
+            rows = (starts[:, None] + self._offsets) % self._rows
+            items = [[[ref]] for ref in stream.Append(list(self._ring[ids[:, None], rows]))]
+        else:
+            items = [[list(self._refs[env])] for env in ids.tolist()]
+        for item in items:
+            stream.CreateItem(ITEMS, priority, item, [self._whole])
+        self._pending += len(items)
+        if not self._max_pending:
+            self._flush(0, _SETTLE)
+
+    def _priority(self) -> float:
+        """Returns the priority of a new item: the largest one given so far, as far as known."""
+        if self._calls is None:
+            return 1.0
+        now = time.monotonic()
+        if self._asked is not None and self._asked.done():
+            if self._asked.exception() is None:
+                self._shared.saw_priority(self._asked.result())
+            self._asked = None
+        if self._asked is None and now - self._asked_at > _REFRESH:
+            self._asked, self._asked_at = (
+                self._calls.submit(get_largest_priority, self._client),
+                now,
+            )
+        return self._shared.largest_priority
+
+    def _make_room(self, timeout: float) -> None:
+        """Waits until few enough items are under way."""
+        if self._pending <= self._max_pending:
+            return
+        start = time.monotonic()
+        try:
+            if self._flush(self._max_pending // 2, timeout):
+                return
+        finally:
+            self.waited += time.monotonic() - start
+        table_info(self._client, self._address, 1.0)  # raises if it is the server that is missing
+        raise ReplayTimeoutError(
+            f"ReverbReplayBuffer.add: {self._pending} items must have gone into the table at "
+            f"{self._address} before more are added; they did not within {timeout:g} s. Is the "
+            "learner sampling? Readers are too slow for samples_per_insert or for max_size."
+        )
+
+    def _flush(self, leave: int, timeout: float) -> bool:
+        """Waits until at most ``leave`` items are under way; says whether they are."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = min(_SLICE, deadline - time.monotonic())
+            try:
+                self._stream.Flush(leave, max(1, int(left * 1000)))
+                self._pending = min(self._pending, leave)
+                return True
+            except RuntimeError as error:
+                if "Timeout" not in str(error) and "Deadline" not in str(error):
+                    raise ReplayClosedError(
+                        f"ReverbReplayBuffer: items could not be sent to {self._address}: {error}"
+                    ) from error
+            self._check_open("add")
+            if time.monotonic() >= deadline:
+                return False
+
+    def flush(self, timeout: float) -> None:
+        """Waits until all finished items are in the table.
+
+        Raises:
+          ReplayTimeoutError: they were not in time; they go on trying.
+        """
+        with self._lock:
+            self._check_open("flush")
+            if not self._flush(0, timeout):
+                raise ReplayTimeoutError(
+                    f"ReverbReplayBuffer.flush: the items under way must go into the table at "
+                    f"{self._address}; they did not within {timeout:g} s. Is it full?"
+                )
+
+    def gap(self, env_ids: np.ndarray | None) -> None:
+        """Drops the unfinished items of these environments."""
+        with self._lock:
+            self._check_open("gap")
+            ids = self._local(env_ids, "gap")
+            ids = self._clock.envs if ids is None else ids
+            self._since[ids] = 0
+            if not self._whole:
+                for env in ids.tolist():
+                    self._refs[env].clear()
+
+    def _check_open(self, where: str) -> None:
+        if self._closed:
+            raise ReplayClosedError(f"ReverbReplayBuffer.{where}: the buffer is closed.")
+
+    def save(self) -> PyTree:
+        """Returns the steps of unfinished items."""
+        with self._lock:
+            self._check_open("save")
+            self._flush(0, self._cfg.timeout_seconds)
+            return {"rows": self._ring.copy(), "since": self._since.copy()}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        with self._lock:
+            self._check_open("load")
+            self._ring[:], self._since[:] = tree["rows"], tree["since"]
+            if self._whole:
+                return
+            for back in range(self._rows, 0, -1):
+                ids = np.flatnonzero(self._since >= back)
+                if ids.size:
+                    self._append_steps(ids, (self._since[ids] - back) % self._rows)
+
+    def close(self) -> None:
+        """Sends what is finished, as far as that takes no waiting, and ends the stream."""
+        self._closed = True  # wakes a thread that waits in `add`
+        with self._lock:
+            if self._stream is None:
+                return
+            with contextlib.suppress(RuntimeError):  # what has no room is lost with the buffer
+                self._stream.Flush(0, int(_SETTLE * 1000))
+            self._stream.Close()
+            self._stream = None
+            self._refs = []
+            if self._calls is not None:
+                self._calls.close()
