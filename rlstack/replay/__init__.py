@@ -8,7 +8,10 @@ from rlstack.replay.base import (
     Sample,
 )
 from rlstack.replay.in_process import InProcessReplay
-from rlstack.replay.storage import bytes_needed
+from rlstack.replay.shared_memory import SharedMemReplayBuffer
+from rlstack.replay.shm_handle import SharedMemHandle
+from rlstack.replay.shm_writer import SharedMemWriter
+from rlstack.replay.sizes import bytes_needed
 
 __all__ = [
     "InProcessReplay",
@@ -17,5 +20,8 @@ __all__ = [
     "ReplayConfig",
     "ReplayTimeoutError",
     "Sample",
+    "SharedMemHandle",
+    "SharedMemReplayBuffer",
+    "SharedMemWriter",
     "bytes_needed",
 ]

@@ -8,86 +8,15 @@ be handed out as a view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
-
 import jax
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.room import check_room
+from rlstack.replay.sizes import BUFFERS, layout, reader_bytes, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
-_BUFFERS = 2  # batches handed out that stay as they are
 _SIZES = 4  # batch sizes whose buffers are kept
-
-
-class Layout(NamedTuple):
-    """The sizes that follow from a config and a number of environments."""
-
-    rows: int  # steps kept of each environment
-    mirror: int  # rows at the end that repeat the first ones
-    items: int  # items kept of each environment
-
-
-def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
-    """Returns how large a ring must be.
-
-    The item starting at step s leaves when the item ``items`` periods later is completed, which is
-    at step ``s + items * period + T``; until then no step of it may be overwritten.
-
-    Raises:
-      ValueError: there is room for so few items that a batch might never come together.
-    """
-    period, items = cfg.step_period, cfg.items_per_env(num_envs)
-    # Where starts may be refused, every second one may be: LAST is followed by FIRST.
-    needed = cfg.batch_size * (2 if cfg.starts == "not_last" else 1)
-    if (cfg.sampler == "fifo" or cfg.times_limit) and items * num_envs < needed:
-        raise ValueError(
-            f"ReplayConfig: there must be room for {needed} items, or a batch might never come "
-            f"together; got room for {items} of each of {num_envs} environments. Raise max_size or "
-            "max_size_per_env, or lower batch_size."
-        )
-    rows = items * period + cfg.unroll_length
-    if cfg.sampler != "fifo":
-        return Layout(rows, 0, items)
-    return Layout(-(-rows // period) * period, cfg.unroll_length - period + 1, items)
-
-
-def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
-    """Returns the bytes a buffer in this process will take.
-
-    Args:
-      cfg: the table.
-      example: a transition whose leaves, ``[n, ...]`` with any n, have a shape and a dtype
-        (arrays, or ``jax.eval_shape``'s results).
-      num_envs: environments that write.
-    """
-    sizes = layout(cfg, num_envs)
-    step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
-    rings = (sizes.rows + sizes.mirror) * num_envs * step
-    return rings + reader_bytes(cfg, num_envs, step)
-
-
-def step_bytes(columns: Iterable[tuple[tuple[int, ...], Any]]) -> int:
-    """Returns the bytes of one step of one environment, from its leaves' shapes and dtypes."""
-    return sum(
-        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in columns
-    )
-
-
-def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
-    """Returns the bytes of all but the rings: batches handed out, and the samplers' tables.
-
-    Args:
-      cfg: the table.
-      num_envs: environments that write.
-      step: bytes of one environment's step.
-    """
-    batches = _BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
-    per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
-    per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
-    return batches + layout(cfg, num_envs).items * num_envs * per_item
 
 
 class StepRing:
@@ -220,6 +149,23 @@ class StepRing:
             for flat, leaf in zip(self._flat, leaves, strict=False):
                 flat[where] = np.asarray(leaf)[again]
 
+    def write_columns(self, step: int, columns: slice, leaves: list) -> None:
+        """Writes one step of neighbouring environments, all at the same step; not mirrored."""
+        row = step % self.rows
+        for ring, leaf in zip(self._rings, leaves, strict=True):
+            ring[row, columns] = leaf
+
+    def pick(self, rows: np.ndarray, env_ids: np.ndarray) -> PyTree:
+        """Returns copies of some rows of some environments."""
+        assert self._treedef is not None
+        return self._treedef.unflatten([ring[rows, env_ids] for ring in self._rings])
+
+    def put(self, rows: np.ndarray, env_ids: np.ndarray, tree: PyTree, source: np.ndarray) -> None:
+        """Writes rows ``source`` of rings like these into ``rows``, for each of ``env_ids``."""
+        assert self._treedef is not None
+        for ring, saved in zip(self._rings, self._treedef.flatten_up_to(tree), strict=True):
+            ring[rows, env_ids] = np.asarray(saved)[source, env_ids]
+
     def view(self, start: int, first_env: int, count: int) -> Trajectory:
         """Returns the windows ``[T+1, count, ...]`` of neighbouring environments, not copied."""
         rows = slice(start % self.rows, start % self.rows + self._length)
@@ -254,9 +200,9 @@ class StepRing:
                 del self._buffers[next(iter(self._buffers))]
             buffers = self._buffers[batch_size] = [
                 [np.empty((self._length, batch_size, *f.shape[1:]), f.dtype) for f in self._flat]
-                for _ in range(_BUFFERS)
+                for _ in range(BUFFERS)
             ]
-        self._next_buffer = (self._next_buffer + 1) % _BUFFERS
+        self._next_buffer = (self._next_buffer + 1) % BUFFERS
         return buffers[self._next_buffer]
 
     def save(self, steps: int) -> PyTree:

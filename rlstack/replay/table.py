@@ -16,7 +16,8 @@ from rlstack.replay.clock import EnvClock
 from rlstack.replay.prioritized import Prioritized
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
-from rlstack.replay.storage import StepRing, layout
+from rlstack.replay.sizes import layout
+from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
 
 _SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from rlstack.replay import ReplayConfig, Sample
@@ -30,6 +31,12 @@ def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
         (),
         np.asarray(versions, np.int32),
     )
+
+
+# One environment's step, as `rlstack.actor.transition_spec` describes it.
+SPEC = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), make_transition([0], [0], [MID])
+)
 
 
 def items_of(trajectory: Trajectory, step_types: dict) -> list[tuple[int, int]]:
@@ -64,6 +71,12 @@ def feed(buffer, num_envs, first, last, versions=None, step_types=None):
         buffer.add(None, make_transition(range(num_envs), [t] * num_envs, types, version))
 
 
+def drain(buffer):
+    """Samples while there is something to sample."""
+    while buffer.can_sample():
+        yield buffer.sample()
+
+
 class _EveryStepIsMid(dict):
     def __missing__(self, key):
         return MID
@@ -79,10 +92,13 @@ class Item:
 
 
 class Model:
-    """What is held after a history of calls."""
+    """What is held after a history of calls; ``waits`` as the fixture of that name."""
 
-    def __init__(self, cfg: ReplayConfig, num_envs: int):
+    def __init__(self, cfg: ReplayConfig, num_envs: int, waits: bool = False):
         self.cfg, self.per_env = cfg, cfg.items_per_env(num_envs)
+        self.waits = waits
+        self.refused: int | None = None  # the batch size that can_sample refused last
+        self.known: set[int] = set()  # environments that a writer has come forward for
         self.step_types: dict[tuple[int, int], int] = {}
         self.ordinal = [0] * num_envs  # steps added
         self.clock = [0] * num_envs  # the same, moved on to a multiple of the period at a gap
@@ -102,7 +118,8 @@ class Model:
         if start < 0 or start % cfg.step_period:
             return
         turn = start // cfg.step_period
-        self._leave([i for i in self.items if i.env == env and i.turn <= turn - self.per_env])
+        if not (self.waits and cfg.sampler == "fifo"):  # there, add waits before it comes to this
+            self._leave([i for i in self.items if i.env == env and i.turn <= turn - self.per_env])
         first = self.ordinal[env] - 1 - cfg.unroll_length
         broken = start < self.unbroken[env]
         if broken or (cfg.starts == "not_last" and self.step_types[env, first] == LAST):
@@ -112,10 +129,46 @@ class Model:
 
     def settle(self) -> None:
         """Ends a call of add: a fifo that is too long loses its oldest items."""
-        if self.cfg.sampler == "fifo":
+        if self.cfg.sampler == "fifo" and not self.waits:
             self._leave(self.items[: max(0, len(self.items) - self.cfg.max_size)])
 
+    def must_wait(self, envs) -> bool:
+        """Whether add waits, after what cannot be waited for was dropped."""
+        self.known.update(envs)
+        if not self.waits:
+            return False
+        while self._blocked(envs):
+            if self.refused is None or self.can_sample(self.refused):
+                return True
+            if self.cfg.sampler != "fifo" or not self.items or len(self.known) < len(self.clock):
+                return True
+            full = [i for i in self.items if self._is_full(i)]
+            self._leave(full or self.items[: len(self.clock)])
+        return False
+
+    def _is_full(self, item: Item) -> bool:
+        ends = (item.turn + self.per_env) * self.cfg.step_period + self.cfg.unroll_length
+        return self.clock[item.env] >= ends
+
+    def _blocked(self, envs) -> bool:
+        cfg = self.cfg
+        if cfg.sampler == "fifo":
+            if any(item.env in envs and self._is_full(item) for item in self.items):
+                return True
+            starts = [self.clock[env] - cfg.unroll_length for env in envs]
+            coming = sum(start >= 0 and start % cfg.step_period == 0 for start in starts)
+            held = len(self.items)
+            if coming and held >= cfg.batch_size and held + coming > cfg.max_size:
+                return True
+        if cfg.samples_per_insert is None:
+            return False
+        if self.refused is not None and not self.can_sample(self.refused):
+            return False  # the reader waits too: for items, not for the ratio
+        ahead = cfg.samples_per_insert * (self.inserts - cfg.min_size) - self.samples
+        return ahead > max(cfg.tolerance, cfg.batch_size - cfg.tolerance)
+
     def gap(self, env: int) -> None:
+        self.known.add(env)
         self.unbroken[env] = -(-self.clock[env] // self.cfg.step_period) * self.cfg.step_period
         while self.clock[env] < self.unbroken[env]:
             self._tick(env)

@@ -10,7 +10,7 @@ from jax.tree_util import tree_leaves
 
 from rlstack.replay import InProcessReplay, bytes_needed
 from rlstack.replay.prioritized import SumTree
-from rlstack.replay.storage import layout
+from rlstack.replay.sizes import layout
 from tests.replay.replay_model import MID, config, drawn, feed, make_transition
 
 

@@ -8,7 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from tests.replay.replay_model import FIRST, LAST, MID, Model, config, drawn, feed, make_transition
+from tests.replay.replay_model import (
+    FIRST,
+    LAST,
+    MID,
+    Model,
+    config,
+    drain,
+    drawn,
+    feed,
+    make_transition,
+)
 
 
 @st.composite
@@ -54,9 +64,9 @@ def step_types(model: Model, envs, rng):
 
 @settings(max_examples=200, deadline=None)
 @given(history=histories())
-def test_any_history_agrees_with_the_model(make, history):
+def test_any_history_agrees_with_the_model(make, waits, history):
     cfg, num_envs, calls, seed = history
-    rng, model = np.random.default_rng(seed), Model(cfg, num_envs)
+    rng, model = np.random.default_rng(seed), Model(cfg, num_envs, waits)
     buffer = make(cfg, num_envs)
     for name, ids, count in calls:
         envs = range(num_envs) if ids is None else ids
@@ -65,8 +75,15 @@ def test_any_history_agrees_with_the_model(make, history):
                 types = step_types(model, envs, rng)
                 ordinals = [model.ordinal[e] for e in envs]
                 array = None if ids is None else np.array(ids)
-                buffer.add(array, make_transition(envs, ordinals, types))
-                for env, step_type in zip(envs, types, strict=True):
+                if model.must_wait(envs):
+                    with pytest.raises(ReplayTimeoutError, match="add"):
+                        buffer.add(array, make_transition(envs, ordinals, types), timeout=0)
+                    continue
+                buffer.add(array, make_transition(envs, ordinals, types), timeout=0)
+                # Items that end together: a reader that only sees how far each environment has
+                # come takes them in the order of the environments.
+                pairs = list(zip(envs, types, strict=True))
+                for env, step_type in sorted(pairs) if waits else pairs:
                     model.add(env, step_type)
                 model.settle()
             elif name == "gap":
@@ -78,8 +95,10 @@ def test_any_history_agrees_with_the_model(make, history):
                 buffer.close()
                 buffer = make(cfg, num_envs, seed + 1)
                 buffer.load(tree)
+                model.refused, model.known = None, set()
             else:
                 assert buffer.can_sample(count) == model.can_sample(count)
+                model.refused = None if model.can_sample(count) else count
                 if not model.can_sample(count):
                     with pytest.raises(ReplayTimeoutError, match="sample"):
                         buffer.sample(count, timeout=0)
@@ -95,18 +114,21 @@ def test_any_history_agrees_with_the_model(make, history):
 
 @settings(max_examples=60, deadline=None)
 @given(history=histories())
-def test_no_setting_keeps_a_single_process_waiting_for_ever(make, history):
+def test_no_setting_keeps_a_single_process_waiting_for_ever(make, waits, history):
     cfg, num_envs, _, seed = history
     rng, model, batches = np.random.default_rng(seed), Model(cfg, num_envs), 0
     buffer = make(cfg, num_envs)
     for _ in range(500):
         types = step_types(model, range(num_envs), rng)
-        buffer.add(None, make_transition(range(num_envs), model.ordinal, types))
+        buffer.add(None, make_transition(range(num_envs), model.ordinal, types), timeout=0)
         for env in range(num_envs):
             model.add(env, types[env])
-        if buffer.can_sample():
+        while buffer.can_sample():
             buffer.sample()
             batches += 1
+            # Where add would wait, whoever runs alone must first sample all that there is.
+            if not waits or (cfg.sampler != "fifo" and cfg.samples_per_insert is None):
+                break
     assert batches >= 3
 
 
@@ -125,15 +147,25 @@ def test_fifo_delivers_every_item_once_in_order(make, num_envs, batch_size):
     buffer, items = make(config("fifo", batch_size=batch_size, max_size=16), num_envs), []
     for t in range(100):
         feed(buffer, num_envs, t, t + 1)
-        items += [item for sample in buffer.make_dataset() for item in drawn(sample)]
+        items += [item for sample in drain(buffer) for item in drawn(sample)]
     everything = [(env, first) for first in range(0, 97, 3) for env in range(num_envs)]
     assert items == everything[: len(items)]
     assert len(everything) - len(items) < batch_size
     assert buffer.stats()["dropped"] == 0
 
 
-def test_fifo_full_drops_the_oldest_and_counts(make):
+def test_fifo_full_drops_the_oldest_and_counts(make, waits):
     buffer = make(config("fifo", max_size=8), 4)
+    if waits:
+        feed(buffer, 4, 0, 3 * 2 + 3)
+        for _ in range(2):
+            with pytest.raises(ReplayTimeoutError, match=r"max_size \(8\)"):
+                buffer.add(None, make_transition(range(4), [9] * 4, [MID] * 4), timeout=0)
+        assert drawn(buffer.sample()) == [(env, 0) for env in range(4)]
+        feed(buffer, 4, 9, 10)
+        assert drawn(buffer.sample(8)) == [(env, first) for first in (3, 6) for env in range(4)]
+        assert buffer.stats()["dropped"] == 0
+        return
     feed(buffer, 4, 0, 3 * 5 + 1)
     assert buffer.stats()["dropped"] == 12
     assert drawn(buffer.sample(8)) == [(env, first) for first in (9, 12) for env in range(4)]
@@ -161,12 +193,15 @@ def test_late_item_of_an_old_version_is_dropped_too(make):
     assert buffer.stats()["dropped_stale"] == 2
 
 
-def test_a_broken_item_takes_its_turn(make):
+def test_a_broken_item_takes_its_turn(make, waits):
     cfg = config("fifo", batch_size=1, unroll_length=3, period=2, max_size=1)
     buffer = make(cfg, 1)
     feed(buffer, 1, 0, 5)
     assert buffer.stats()["size"] == 1
     buffer.gap(None)  # at step 5 the item starting at 2 would have replaced the one starting at 0
+    if waits:  # and that would have waited
+        assert buffer.stats()["size"] == 1 and buffer.stats()["dropped"] == 0
+        return
     assert buffer.stats()["size"] == 0 and buffer.stats()["dropped"] == 1
 
 
@@ -175,7 +210,7 @@ def test_rate_limits(make):
     buffer, sampled = make(cfg, 1), []
     for t in range(13):
         feed(buffer, 1, t, t + 1)
-        sampled.append(len(list(buffer.make_dataset())))
+        sampled.append(len(list(drain(buffer))))
     # Items come with steps 3, 4, ...; the fourth opens the table, each further one gives half.
     assert sampled == [0] * 6 + [1, 0, 0, 0, 1, 0, 0]
     with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
@@ -235,7 +270,7 @@ def test_jax_arrays_are_taken(make):
 def test_wrong_input_is_refused_by_name(make):
     buffer = make(config(), 3)
     good = make_transition([0, 1, 2], [0, 0, 0], [MID] * 3)
-    with pytest.raises(ValueError, match=r"reward.*3 environments"):
+    with pytest.raises(ValueError, match=r"reward.*(3 environments|float32\(3,\))"):
         buffer.add(None, good._replace(timestep=good.timestep._replace(reward=np.zeros(2))))
     buffer.add(None, good)
     wrong = good.timestep._replace(reward=good.timestep.reward.astype(np.float64))

@@ -1,0 +1,82 @@
+"""How large the parts of a replay buffer are, by its config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig
+from rlstack.types import Transition
+
+BUFFERS = 2  # batches handed out that stay as they are
+
+
+class Layout(NamedTuple):
+    """The sizes that follow from a config and a number of environments."""
+
+    rows: int  # steps kept of each environment
+    mirror: int  # rows at the end that repeat the first ones
+    items: int  # items kept of each environment
+
+
+def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
+    """Returns how large a ring must be.
+
+    The item starting at step s leaves when the item ``items`` periods later is completed, which is
+    at step ``s + items * period + T``; until then no step of it may be overwritten.
+
+    Raises:
+      ValueError: there is room for so few items that a batch might never come together.
+    """
+    period, items = cfg.step_period, cfg.items_per_env(num_envs)
+    # Where starts may be refused, every second one may be: LAST is followed by FIRST.
+    needed = cfg.batch_size * (2 if cfg.starts == "not_last" else 1)
+    if (cfg.sampler == "fifo" or cfg.times_limit) and items * num_envs < needed:
+        raise ValueError(
+            f"ReplayConfig: there must be room for {needed} items, or a batch might never come "
+            f"together; got room for {items} of each of {num_envs} environments. Raise max_size or "
+            "max_size_per_env, or lower batch_size."
+        )
+    rows = items * period + cfg.unroll_length
+    if cfg.sampler != "fifo":
+        return Layout(rows, 0, items)
+    return Layout(-(-rows // period) * period, cfg.unroll_length - period + 1, items)
+
+
+def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
+    """Returns the bytes a buffer in this process will take.
+
+    Args:
+      cfg: the table.
+      example: a transition whose leaves, ``[n, ...]`` with any n, have a shape and a dtype
+        (arrays, or ``jax.eval_shape``'s results).
+      num_envs: environments that write.
+    """
+    sizes = layout(cfg, num_envs)
+    step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
+    rings = (sizes.rows + sizes.mirror) * num_envs * step
+    return rings + reader_bytes(cfg, num_envs, step)
+
+
+def step_bytes(columns: Iterable[tuple[tuple[int, ...], Any]]) -> int:
+    """Returns the bytes of one step of one environment, from its leaves' shapes and dtypes."""
+    return sum(
+        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in columns
+    )
+
+
+def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
+    """Returns the bytes of all but the rings: batches handed out, and the samplers' tables.
+
+    Args:
+      cfg: the table.
+      num_envs: environments that write.
+      step: bytes of one environment's step.
+    """
+    batches = BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
+    per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
+    per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
+    return batches + layout(cfg, num_envs).items * num_envs * per_item
