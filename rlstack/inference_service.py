@@ -1,8 +1,9 @@
 """The inference service: many actors' requests become one batch of one Inferencer.
 
-Each call blocks its own thread; one worker thread takes what is there, acts once and answers all. A
-batch goes at once when it is full or when every live client waits, else when its first request
-has waited long enough. There is no transport here: remote calls arrive in threads of their own.
+Each call blocks its own thread. A batch goes at once when it is full or when every live client
+waits, and then the caller who came last acts for all; else it goes when its first request has
+waited long enough, and a worker thread acts. There is no transport here: remote calls arrive in
+threads of their own.
 
 With greedy policies an environment's answers do not depend on who shares its batch (beyond the
 rounding of other batch sizes); with sampling ones only the noise does. A batch of all environments
@@ -116,14 +117,15 @@ class InferenceService:
         Raises:
           ValueError: ids or timestep are not what they must be, or another client's.
           StaleIncarnationError: the actor has come back as a later incarnation.
-          TimeoutError: no answer within ``timeout_s``. A request that was being acted on may
-            have moved its environments' agent state.
+          TimeoutError: others gave no answer within ``timeout_s``. A request that was being acted
+            on may have moved its environments' agent state.
           InferenceError: acting failed, for the whole batch; the service goes on.
           ServiceClosedError: the service was closed.
         """
         leaves = (self._layout or self._learn_layout(timestep)).leaves(timestep)
         request = Request(self._checked(env_ids, len(leaves[0])), leaves)
-        self._queue.submit(request, client, incarnation)
+        if (taken := self._queue.submit(request, client, incarnation)) is not None:
+            self._serve(taken)
         if not request.done.wait(self._timeout) and (state := self._queue.withdraw(request)):
             raise TimeoutError(
                 f"InferenceService.inference: an answer must come within {self._timeout:g} s; the "
@@ -161,7 +163,7 @@ class InferenceService:
             self._inferencer.load(saved)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Wakes every caller with an error and ends the worker, once its present batch is done.
+        """Wakes every caller with an error and ends the worker, once the present batch is done.
 
         Raises:
           TimeoutError: that batch does not end.
@@ -170,7 +172,8 @@ class InferenceService:
         self._worker.join(timeout)
         if self._worker.is_alive():
             raise TimeoutError(
-                f"InferenceService.close: its batch must end within {timeout:g} s; it still runs."
+                f"InferenceService.close: the present batch must end within {timeout:g} s; it "
+                "still runs."
             )
 
     def _learn_layout(self, timestep: TimeStep) -> Layout:
@@ -208,7 +211,7 @@ class InferenceService:
         start = time.perf_counter()
         try:
             env_ids, answer = self._act(taken)
-        except Exception as raised:  # told to the callers; their service lives on
+        except BaseException as raised:  # told to the callers; their service lives on
             error = raised
             text = (
                 f"InferenceService: acting failed for a batch of {len(taken.requests)} requests.\n"
@@ -221,6 +224,8 @@ class InferenceService:
                 return told
 
             self._queue.settle(None, make_error)
+            if not isinstance(error, Exception):
+                raise
         else:
             self._statistics.add(taken.requests, len(env_ids), start)
             self._queue.settle(answer)

@@ -1,4 +1,9 @@
-"""The queue of an inference service: who calls, whose turn it is, and when a batch goes."""
+"""The queue of an inference service: who calls, whose turn it is, and when a batch goes.
+
+The caller whose request makes a batch complete acts for all of it in its own thread: handing it to
+another thread and back takes longer than acting on a small network. A worker thread takes the
+batches that time alone makes complete.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +133,7 @@ class Taken(NamedTuple):
 
 
 class RequestQueue:
-    """Requests in the order of their arrival; callers submit and wait, one worker takes."""
+    """Requests in the order of their arrival; one batch is out at a time, until it is settled."""
 
     def __init__(
         self, num_envs: int, max_batch: int, max_wait_s: float, live_s: float, lock_step: bool
@@ -136,16 +141,22 @@ class RequestQueue:
         """Starts empty; the arguments are explained at `ServiceConfig`."""
         self._num_envs = num_envs
         self._max_batch = num_envs if lock_step else min(max_batch, num_envs)
-        self._max_wait, self._live, self._lock_step = max_wait_s, live_s, lock_step
+        self._max_wait = math.inf if lock_step else max_wait_s
+        self._live, self._lock_step = live_s, lock_step
         self._condition = threading.Condition()  # guards all; the worker alone waits on it
         self._queue: list[Request] = []
         self._running: list[Request] = []
         self._clients = Clients(num_envs)
         self._to_reset: np.ndarray | None = None
-        self._closed = False
+        self._busy = self._closed = False
+        self._wakes_at = math.inf  # when the worker looks again without being woken
 
-    def submit(self, request: Request, name: Name, incarnation: int) -> None:
-        """Puts a client's request in the queue, or raises: see `Clients.admit`."""
+    def submit(self, request: Request, name: Name, incarnation: int) -> Taken | None:
+        """Puts a client's request in the queue, or raises: see `Clients.admit`.
+
+        Returns:
+          The batch which that has made complete, for the caller to act on and `settle`, or None.
+        """
         with self._condition:
             if self._closed:
                 raise ServiceClosedError("InferenceService.inference: the service is closed.")
@@ -158,9 +169,12 @@ class RequestQueue:
             client.seen = request.arrived
             client.waiting += 1
             self._queue.append(request)
-            # The worker sleeps until the first request has waited long enough, or is woken.
-            if len(self._queue) == 1 or self._is_full():
-                self._condition.notify()
+            if self._busy:
+                return None
+            if self._is_full():
+                return self._pop()
+            self._wake_in_time()
+            return None
 
     def withdraw(self, request: Request) -> str:
         """Gives up on a request; returns what it waited for, empty where it has been answered."""
@@ -174,17 +188,18 @@ class RequestQueue:
             return f"waits with {len(self._queue)} others for its turn"
 
     def take(self) -> Taken | None:
-        """Waits for the next batch; None when closed."""
+        """Waits for the next batch that nobody else acts on; None when closed and all done."""
         with self._condition:
-            while not self._closed:
-                if self._queue:
+            while self._busy or not self._closed:
+                wait = math.inf
+                if self._queue and not self._busy:
                     wait = self._seconds_to_wait()
                     if wait <= 0:
                         return self._pop()
                     # Looks again when clients may no longer count as live.
-                    self._condition.wait(min(wait, max(self._live, 0.001), 1.0))
-                else:
-                    self._condition.wait()
+                    wait = min(wait, max(self._live, 0.001), 1.0)
+                self._wakes_at = time.perf_counter() + wait
+                self._condition.wait(None if wait == math.inf else wait)
             return None
 
     def settle(
@@ -199,6 +214,11 @@ class RequestQueue:
                     request.answer = answer
                     request.error = None if make_error is None else make_error()
             running, self._running = self._running, []
+            self._busy = False
+            if self._closed or self._is_full():
+                self._condition.notify()
+            else:
+                self._wake_in_time()
         for request in running:
             request.done.set()
 
@@ -217,17 +237,20 @@ class RequestQueue:
             live_since = time.perf_counter() - self._live
             return len(self._queue), self._clients.count(live_since)
 
+    def _wake_in_time(self) -> None:
+        """Wakes the worker where it would sleep past the time of the first request."""
+        if self._queue and self._queue[0].arrived + self._max_wait < self._wakes_at:
+            self._condition.notify()
+
     def _seconds_to_wait(self) -> float:
         """Until the batch goes."""
         if self._is_full():
             return 0.0
-        if self._lock_step:
-            return math.inf
         return self._queue[0].arrived + self._max_wait - time.perf_counter()
 
     def _is_full(self) -> bool:
         envs = sum(len(request.env_ids) for request in self._queue)
-        if envs >= self._max_batch or self._lock_step:
+        if envs >= self._max_batch or envs == 0 or self._lock_step:
             return envs >= self._max_batch
         return self._clients.all_wait(time.perf_counter() - self._live)
 
@@ -243,7 +266,7 @@ class RequestQueue:
             request.client.waiting -= 1
         # Where all are there they are in the order of a lone Inferencer, whatever came first.
         batch.sort(key=lambda request: request.env_ids[0])
-        self._running = batch
+        self._running, self._busy = batch, True
         # Taken together with the batch: a restarted actor's rows start afresh after what is
         # left of its predecessor has been acted on, never before.
         to_reset, self._to_reset = self._to_reset, None

@@ -434,10 +434,11 @@ def test_a_failing_source_of_params_is_told_and_forgotten(serve):
 
 def test_nobody_waits_for_ever(serve):
     source = Source()
-    service = serve(ServiceConfig(timeout_s=0.1), source=source)
+    service = serve(ServiceConfig(timeout_s=0.1, live_s=1000), source=source)
+    ask(service, "absent", [7])
     source.gate.clear()
-    acted_on = Call(ask, service, "a", [0])
-    while source.calls < 1:
+    acted_on = Call(ask, service, "a", [0])  # by the worker
+    while source.calls < 2:
         time.sleep(0.001)
     waiting = Call(ask, service, "b", [1])
     with pytest.raises(TimeoutError, match=r"within 0.1 s; .* 'a' is being acted on"):
@@ -450,14 +451,15 @@ def test_nobody_waits_for_ever(serve):
 
 def test_close_wakes_all_callers_and_leaves_no_thread():
     source = Source()
-    service = InferenceService(PATIENT, Echo(), source, 8, KEY)
+    service = InferenceService(ServiceConfig(live_s=1000), Echo(), source, 8, KEY)
+    ask(service, "absent", [7])
     source.gate.clear()
-    calls = [Call(ask, service, 0, [0])]
-    while source.calls < 1:
+    calls = [Call(ask, service, 0, [0])]  # acted on by the worker
+    while source.calls < 2:
         time.sleep(0.001)
     calls += [Call(ask, service, i, [i]) for i in (1, 2, 3)]
     queued(service, 3)
-    with pytest.raises(TimeoutError, match=r"its batch must end within 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"the present batch must end within 0.01 s"):
         service.close(timeout=0.01)
     for call in calls:  # though the batch has not ended
         with pytest.raises(ServiceClosedError):
@@ -466,6 +468,47 @@ def test_close_wakes_all_callers_and_leaves_no_thread():
     service.close()
     with pytest.raises(ServiceClosedError, match="the service is closed"):
         ask(service, 0, [0])
+
+
+def test_close_lets_a_caller_that_acts_for_others_finish():
+    source = Source()
+    service = InferenceService(PATIENT, Echo(), source, 8, KEY)
+    ask(service, 0, [0])
+    ask_other = Call(ask, service, 1, [1])
+    queued(service, 1)
+    source.gate.clear()
+    last = Call(ask, service, 0, [0])
+    while source.calls < 2:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError, match="the present batch must end"):
+        service.close(timeout=0.01)
+    with pytest.raises(ServiceClosedError):
+        ask_other.result()
+    source.gate.set()
+    service.close()
+    with pytest.raises(ServiceClosedError):  # as all the others of its batch
+        last.result()
+
+
+def test_an_interrupted_caller_tells_those_it_acted_for(serve):
+    class Interrupted(Source):
+        def get_params(self, newer_than=-1):
+            if self.calls == 1:
+                self.calls += 1
+                raise KeyboardInterrupt
+            return super().get_params(newer_than)
+
+    service = serve(source=Interrupted())
+    ask(service, 0, [0])
+    other = Call(ask, service, 1, [1])
+    queued(service, 1)
+    with pytest.raises(KeyboardInterrupt):
+        ask(service, 0, [0])
+    with pytest.raises(InferenceError, match="KeyboardInterrupt"):
+        other.result()
+    other = Call(ask, service, 1, [1])
+    queued(service, 1)
+    assert counts(ask(service, 0, [0])) == [2] and counts(other.result()) == [1]
 
 
 @pytest.mark.parametrize(
