@@ -53,7 +53,7 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     policy = (
         exploration.Greedy
         if greedy
-        else functools.partial(entry.policy, cfg, experiment.env.num_envs)
+        else functools.partial(entry.policy, cfg, experiment.total_envs)
     )
     return entry.agent(cfg, spec.observation, spec.action, network, policy)
 

@@ -15,12 +15,14 @@ from cattrs.preconf.json import make_converter
 
 from agents import AGENTS, AgentConfig
 from rlstack.evaluator import EvaluatorConfig
+from rlstack.inference_service import ServiceConfig
 from rlstack.inferencer import InferencerConfig
 from rlstack.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
 
 Option = int | float | bool | str
+Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,42 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProgramConfig:
+    """The nodes of a topology of several processes, and how they keep step."""
+
+    num_actors: int = 2
+    """Actors, each with env.num_envs environments."""
+    num_inferencers: int = 1
+    """Inference services, over which the actors are spread (light_env and distributed)."""
+    launch: Literal["processes", "threads"] = "processes"
+    """threads: all nodes in this process, so that a debugger stops in any of them."""
+    pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
+    """lock_step: actors wait while the learner learns, as in a single process: the lag is 0 and a
+    run can be repeated."""
+    params_interval: float = 0.02
+    """Seconds between two looks for newer params, where these are pulled in the background."""
+    max_restarts: int = 10
+    """Restarts of one actor or inference service after which the program gives up."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_actors", 1), ("num_inferencers", 1), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"ProgramConfig: {name} must be at least {least}; got {getattr(self, name)}."
+                )
+        if self.num_inferencers > self.num_actors:
+            raise ValueError(
+                "ProgramConfig: num_inferencers must be at most num_actors "
+                f"({self.num_actors}), or some would have nothing to do; got "
+                f"{self.num_inferencers}."
+            )
+        if not self.params_interval > 0:
+            raise ValueError(
+                f"ProgramConfig: params_interval must be positive; got {self.params_interval}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
     """One experiment: what is run, for how long, and in which topology."""
 
@@ -67,7 +105,7 @@ class Experiment:
     emulator frames."""
     seed: int = 1
     """Every random draw of the run derives from it."""
-    topology: Literal["single_process"] = "single_process"
+    topology: Topology = "single_process"
     """How the parts are spread over processes."""
     network: NetworkConfig = NetworkConfig()
     """The agent's own kind of network."""
@@ -79,6 +117,10 @@ class Experiment:
     """Learning."""
     evaluator: EvaluatorConfig = EvaluatorConfig()
     """Judging."""
+    program: ProgramConfig = ProgramConfig()
+    """Actors, services and their pace; a single process ignores it."""
+    service: ServiceConfig = ServiceConfig()
+    """Acting in inference services (light_env and distributed)."""
     steps_per_update: int = 1
     """Actor steps between two looks at the replay."""
     log_period: int = 2000
@@ -94,8 +136,23 @@ class Experiment:
                 raise ValueError(
                     f"Experiment: {name} must be at least 1; got {getattr(self, name)}."
                 )
+        if self.replay.min_actors > self.num_actors:
+            raise ValueError(
+                f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
+                f"{self.topology}; got {self.replay.min_actors}."
+            )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"Experiment: seed must fit 31 bits; got {self.seed}.")
+
+    @property
+    def num_actors(self) -> int:
+        """Actors of the topology."""
+        return 1 if self.topology == "single_process" else self.program.num_actors
+
+    @property
+    def total_envs(self) -> int:
+        """Environments of all actors."""
+        return self.num_actors * self.env.num_envs
 
 
 def to_json(experiment: Experiment) -> str:

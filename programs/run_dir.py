@@ -6,6 +6,9 @@ metrics.jsonl    scalars, one JSON object a line
 tensorboard/     the same as TensorBoard events
 checkpoints/     see rlstack.checkpoint
 result.json      how it ended; absent while it runs
+logs/            what each node printed, where the topology has several
+failures.jsonl   what failed in which node
+replay/          checkpoints of the replay service, in the distributed topology
 dump-N/          what update N was made from, if it gave NaN
 ```
 """
@@ -117,6 +120,21 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The directory that `rlstack.checkpoint` writes to."""
         return self.path / "checkpoints"
+
+    @property
+    def failures(self) -> Path:
+        """What failed in which node of a program, one JSON object a line."""
+        return self.path / "failures.jsonl"
+
+    @property
+    def node_logs(self) -> Path:
+        """The directory of what the nodes of a program print."""
+        return self.path / "logs"
+
+    @property
+    def replay(self) -> Path:
+        """The directory of a replay service's own checkpoints."""
+        return self.path / "replay"
 
     @property
     def result(self) -> Path:

@@ -1,14 +1,15 @@
-"""Runs a command again and again until it succeeds: what keeps restartable nodes alive.
+"""Runs a command again until it succeeds: what keeps restartable nodes alive.
 
-    python supervise.py RECORD NAME MAX_RESTARTS COMMAND...
+    python supervise.py RECORD NAME MAX_RESTARTS GRACE COMMAND...
 
-Launchpad ends a whole program when one of its processes fails. An actor or an inference service may
-fail, though: its node is this script, and the node proper its child. It is plain Python without the
-packages of the stack, because it costs a process for each such node.
+Launchpad ends a whole program when one of its processes fails, and does not say how it ended. So
+a node is this script, and the node proper its child: an actor or an inference service is started
+again, and of every node it is written down how it ended. This is plain Python without the packages
+of the stack, because it costs a process for each node.
 
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION. Every
 failure is added to RECORD as a line of JSON. SIGTERM and SIGINT are handed on to the child, which
-is not started again then; and the child is killed when this process is.
+is not started again then and is killed after GRACE seconds; and it is killed when this process is.
 """
 
 from __future__ import annotations
@@ -77,22 +78,30 @@ def reason(code: int) -> str:
 class _Stop:
     """Remembers that a signal asked for the end, and hands it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float) -> None:
         self.requested = False
         self.child: subprocess.Popen[bytes] | None = None
+        self._grace = grace
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
+        signal.signal(signal.SIGALRM, self._kill)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
+        if not self.requested:
+            signal.setitimer(signal.ITIMER_REAL, self._grace)
         self.requested = True
         if self.child is not None:
             self.child.send_signal(number)
 
+    def _kill(self, *_: object) -> None:
+        if self.child is not None:
+            self.child.kill()
 
-def supervise(record: str, name: str, max_restarts: int, command: list[str]) -> int:
+
+def supervise(record: str, name: str, max_restarts: int, grace: float, command: list[str]) -> int:
     """Runs the command until it succeeds, may not be restarted again, or a signal comes."""
     die_with_parent()
-    stop, backoff = _Stop(), Backoff(max_restarts)
+    stop, backoff = _Stop(grace), Backoff(max_restarts)
     while True:
         begun = time.monotonic()
         environment = {**os.environ, INCARNATION: str(backoff.failures)}
@@ -109,11 +118,10 @@ def supervise(record: str, name: str, max_restarts: int, command: list[str]) -> 
         pause = backoff.failed(time.monotonic() - begun)
         fields = {"node": name, "incarnation": backoff.failures - 1, "reason": reason(code)}
         record_failure(record, **fields, restarts=pause is not None)
-        print(f"{name}: {reason(code)}; ", end="", file=sys.stderr)
         if pause is None:
-            print(f"it was restarted {max_restarts} times, which is the limit", file=sys.stderr)
+            print(f"{name}: {reason(code)}, after {max_restarts} restarts", file=sys.stderr)
             return code if code > 0 else 128 - code
-        print(f"starts again in {pause:g} s", file=sys.stderr, flush=True)
+        print(f"{name}: {reason(code)}; starts again in {pause:g} s", file=sys.stderr, flush=True)
         until = time.monotonic() + pause
         while not stop.requested and time.monotonic() < until:
             time.sleep(0.02)
@@ -122,4 +130,5 @@ def supervise(record: str, name: str, max_restarts: int, command: list[str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]))
+    record, name, max_restarts, grace, *command = sys.argv[1:]
+    sys.exit(supervise(record, name, int(max_restarts), float(grace), command))

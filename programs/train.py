@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from programs import xla
 from programs.components import make_agent, make_evaluation_env, make_evaluator
 from programs.display import ProgressDisplay
+from programs.dumps import with_dump
 from programs.experiment import Experiment, from_json, to_json
 from programs.run_dir import RunDir, git_commit
 from programs.session import Interrupted, Result, Session, Signals
 from programs.single_process import SingleProcess
 from rlstack import checkpoint
 from rlstack.evaluator import Evaluation
-from rlstack.learner import NonFiniteError
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
 from rlstack.types import EnvSpec, Logs, Params
 
@@ -115,6 +115,10 @@ def rerun(dump_dir: str | Path) -> Logs:
 def _run(
     experiment: Experiment, directory: RunDir, restored: Path | None, stream: TextIO | None
 ) -> Result:
+    if experiment.topology != "single_process":
+        from programs.launch import run_program  # Launchpad is not for single processes
+
+        return run_program(experiment, directory, restored, stream)
     own_network = bool(experiment.network_factory)
     xla.configure(convolutions=own_network or experiment.network.torso != "mlp")
     start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
@@ -153,15 +157,8 @@ def _train(
         checkpoint=save,
     )
     with Signals() as signals:
-        try:
+        with with_dump(directory, program.learner):
             program.train(session, stop=lambda: signals.received is not None)
-        except NonFiniteError as error:
-            path = _dump(directory, program.learner.version + 1, error)
-            raise NonFiniteError(
-                f"{error} To make that update again: rlstack rerun {path}",
-                error.before,
-                error.batch,
-            ) from error
         seconds = session.seconds
         session.finish(program.env_frames, program.stats())
         if signals.received is not None:
@@ -180,13 +177,6 @@ def _train(
         preset=experiment.preset,
         git_commit=git_commit(),
     )
-
-
-def _dump(directory: RunDir, update: int, error: NonFiniteError) -> Path:
-    path = directory.dump(update)
-    with open(path / "update.pkl", "wb") as file:
-        pickle.dump({**error.before, "batch": error.batch}, file)
-    return path
 
 
 def _restored_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:

@@ -8,9 +8,10 @@ import os
 import jax
 
 LEGACY_CPU_RUNTIME = "--xla_cpu_use_thunk_runtime=false"
+SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
-def configure(*, convolutions: bool) -> None:
+def configure(*, convolutions: bool, single_thread: bool = False) -> None:
     """Suits XLA's CPU client to acting and learning in turn; other platforms are not touched.
 
     Computations run in the thread that asks for them. Handing them to another thread, as JAX does
@@ -19,11 +20,23 @@ def configure(*, convolutions: bool) -> None:
 
     Without convolutions, XLA's older CPU runtime is chosen where this jaxlib still has it: it runs
     small dense networks about twice as fast. A flag that the user has set stays.
+
+    Args:
+      convolutions: whether the network has any.
+      single_thread: whether one computation is to use one core, because there are other processes
+        for the other cores.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if not convolutions and _has_legacy_runtime():
+        _add_flag(LEGACY_CPU_RUNTIME)
+    if single_thread:
+        _add_flag(SINGLE_THREAD)
+
+
+def _add_flag(flag: str) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
-    if not convolutions and _has_legacy_runtime() and "xla_cpu_use_thunk_runtime" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {LEGACY_CPU_RUNTIME}".strip()
+    if flag.split("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 def _has_legacy_runtime() -> bool:

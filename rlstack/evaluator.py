@@ -67,6 +67,7 @@ class Evaluator:
           agent: built with the greedy policy.
           rng_key: the acting key; every evaluation begins with it.
         """
+        self.agent = agent
         self._num_envs = cfg.num_envs
         self._episodes_per_env = cfg.episodes // cfg.num_envs
         self._source = _UnderJudgement()

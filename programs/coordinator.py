@@ -1,0 +1,200 @@
+"""The coordinator: counts frames, keeps the logs, and tells every node of a program what is due.
+
+Nodes report a few times a second; the answer says in which phase the program is and how many
+checkpoints and evaluations have become due since its start. Nothing is pushed: a node that is slow
+or restarting hears of everything at its next report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from programs.experiment import Experiment
+from programs.run_dir import RunDir, git_commit
+from programs.session import Result, Session
+from rlstack.evaluator import Evaluation
+from rlstack.loggers import Logger
+from rlstack.remote import remote
+
+# The phases of a program, in their order.
+RUNNING = "running"  # acting and learning
+SAVING = "saving"  # actors end; the learner saves and goes on handing out params
+JUDGING = "judging"  # the last evaluation
+OVER = "over"  # every node ends
+
+
+@dataclasses.dataclass
+class _Node:
+    """What is known of one node."""
+
+    incarnation: int = 0
+    pid: int = 0
+    seen: float = 0.0
+    counts: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Coordinator:
+    """The clerk of one program; its public methods may be called from any thread."""
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDir, logger: Logger, start_frames: int = 0
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          experiment: whose budget and periods hold.
+          directory: where the result is filed.
+          logger: where logs go, by frames.
+          start_frames: frames of the runs that this one resumes.
+        """
+        self._experiment, self._directory, self._logger = experiment, directory, logger
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._session = Session(
+            experiment,
+            logger,
+            start_frames=start_frames,
+            evaluate=lambda _: self._due("evaluations"),
+            checkpoint=lambda _: self._due("checkpoints"),
+        )
+        self._frames = start_frames
+        self._learner_steps = 0
+        self._orders: dict[str, Any] = {"phase": RUNNING, "checkpoints": 0, "evaluations": 0}
+        self._nodes: dict[str, _Node] = {}
+        self._latest: dict[str, float] = {}
+        self._interrupted = 0
+        self._train_seconds = 0.0
+
+    @remote()
+    def report(
+        self,
+        node: str,
+        incarnation: int,
+        pid: int,
+        counts: Mapping[str, float],
+        logs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Takes a node's news and returns what is due.
+
+        Args:
+          node: its name, such as "actor/0".
+          incarnation: how often it has been restarted.
+          pid: its process.
+          counts: totals since the incarnation began; ``env_frames`` and ``learner_steps`` count.
+          logs: values to average, each a list of numbers.
+
+        Returns:
+          ``phase``, ``env_frames``, and the ``checkpoints`` and ``evaluations`` due so far.
+        """
+        with self._lock:
+            known = self._nodes.setdefault(node, _Node(incarnation))
+            if incarnation < known.incarnation:
+                return self._answer()  # the last words of one that was given up
+            before = known.counts if incarnation == known.incarnation else {}
+            self._frames += int(counts.get("env_frames", 0) - before.get("env_frames", 0))
+            self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
+            known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
+            known.counts = dict(counts)
+            self._session.log({name: np.asarray(values) for name, values in logs.items()})
+            if self._orders["phase"] == RUNNING:
+                self._session.tick(self._frames, self._program_logs)
+                if self._frames >= self._experiment.frames:
+                    self._move_to(SAVING)
+            return self._answer()
+
+    @remote(idempotent=True)
+    def saved(self, env_frames: int) -> None:
+        """Hears from the learner that the last checkpoint is written."""
+        del env_frames
+        with self._lock:
+            self._train_seconds = self._session.seconds
+            self._session.finish(self._frames, self._program_logs())
+            self._move_to(OVER if self._interrupted else JUDGING)
+
+    @remote()
+    def judged(self, env_frames: int, returns: np.ndarray, lengths: np.ndarray, last: bool) -> None:
+        """Hears from the evaluator what it found, and, at the last, files the result."""
+        with self._lock:
+            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths))
+            self._logger.write(env_frames, {"evaluator/episode_return": evaluation.returns.mean()})
+            if last:
+                self._directory.write_result(self._result(evaluation)._asdict())
+                self._move_to(OVER)
+
+    @remote(idempotent=True)
+    def interrupt(self, signal_number: int) -> None:
+        """Asks for the end: a checkpoint, no evaluation."""
+        with self._lock:
+            self._interrupted = signal_number
+            if self._orders["phase"] == RUNNING:
+                self._move_to(SAVING)
+            elif self._orders["phase"] == JUDGING:
+                self._move_to(OVER)
+
+    @remote(idempotent=True)
+    def status(self) -> dict[str, Any]:
+        """Returns what a display shows: orders, frames, the newest logs, and every node."""
+        with self._lock:
+            now = time.monotonic()
+            nodes = {
+                name: {
+                    "incarnation": node.incarnation,
+                    "pid": node.pid,
+                    "silent_seconds": now - node.seen,
+                    **node.counts,
+                }
+                for name, node in self._nodes.items()
+            }
+            return {**self._answer(), "logs": dict(self._latest), "nodes": nodes}
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Waits for the last phase; says whether it has come."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._orders["phase"] == OVER, timeout)
+
+    @property
+    def interrupted(self) -> int:
+        """The signal that asked for the end, 0 for none."""
+        return self._interrupted
+
+    def _due(self, what: str) -> None:
+        self._orders[what] += 1
+
+    def _answer(self) -> dict[str, Any]:
+        return {**self._orders, "env_frames": self._frames}
+
+    def _move_to(self, phase: str) -> None:
+        self._orders["phase"] = phase
+        self._changed.notify_all()
+
+    def _program_logs(self) -> dict[str, float]:
+        """Sums of what nodes count, and how often they were restarted."""
+        totals: dict[str, float] = {}
+        for node in self._nodes.values():
+            for name, value in node.counts.items():
+                if name != "env_frames":
+                    totals[name] = totals.get(name, 0.0) + value
+        totals["program/restarts"] = sum(node.incarnation for node in self._nodes.values())
+        return totals
+
+    def _result(self, evaluation: Evaluation) -> Result:
+        experiment, session = self._experiment, self._session
+        return Result(
+            eval_return_mean=float(evaluation.returns.mean()),
+            eval_return_std=float(evaluation.returns.std()),
+            eval_episodes=len(evaluation.returns),
+            env_frames=self._frames,
+            learner_steps=self._learner_steps,
+            wall_seconds=self._train_seconds,
+            frames_per_second=session.frames_here(self._frames) / self._train_seconds,
+            seed=experiment.seed,
+            topology=experiment.topology,
+            preset=experiment.preset,
+            git_commit=git_commit(),
+        )

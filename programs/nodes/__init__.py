@@ -1,0 +1,1 @@
+"""What the nodes of a program do, one file each; `programs.launchpad_node` makes nodes of them."""

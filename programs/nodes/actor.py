@@ -1,0 +1,192 @@
+"""The actor's node: one pool of environments, acting locally or through a service."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from programs.components import make_agent, make_env
+from programs.coordinator import RUNNING
+from programs.nodes.line import Coordinates, Line, Setup
+from programs.nodes.meeting import ACT, ATTEND
+from programs.nodes.params import know_records, pull_params
+from programs.seeds import role_key, role_seed
+from rlstack.actor import Actor
+from rlstack.inferencer import Inference, Inferencer
+from rlstack.remote import UnavailableError
+from rlstack.replay import ReplayTimeoutError
+from rlstack.types import TimeStep, Transition
+
+_PATIENCE = 1.0  # seconds in a wait before asking whether the program still runs
+
+
+class _Stopped(Exception):  # noqa: N818, it is no error
+    """The program has ended while this actor waited."""
+
+
+class Writes(Protocol):
+    """One actor's side of a replay buffer; ids are those of the whole program."""
+
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
+        """Stores one step of some environments."""
+
+    def close(self) -> None:
+        """Leaves."""
+
+
+class _PatientReplay:
+    """Waits for room as long as the program runs."""
+
+    def __init__(self, writer: Writes, env_ids: range, line: Line, timeout: float) -> None:
+        self._writer, self._line, self._timeout = writer, line, timeout
+        self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
+
+    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+        ids = self._all if env_ids is None else self._all[env_ids]
+        until = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._writer.add(ids, transition, timeout=_PATIENCE)
+                return
+            except ReplayTimeoutError:
+                if self._line.ask().phase != RUNNING:
+                    raise _Stopped from None
+                if time.monotonic() > until:
+                    raise
+
+
+class _RemoteInferencer:
+    """Acts through a service, and waits for it as long as the program runs."""
+
+    def __init__(self, service: Any, rank: int, env_ids: range, line: Line, timeout: float) -> None:
+        self._service, self._rank, self._line, self._timeout = service, rank, line, timeout
+        self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
+
+    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
+        ids = self._all if env_ids is None else self._all[env_ids]
+        until = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._service.inference(self._rank, self._line.incarnation, ids, timestep)
+            except UnavailableError:
+                if self._line.ask().phase != RUNNING:
+                    raise _Stopped from None
+                if time.monotonic() > until:
+                    raise
+
+
+class FindsReplay(Protocol):
+    """Where an actor writes."""
+
+    def writer(self, rank: int, learner: Any) -> Writes:
+        """Returns the writer of an actor."""
+
+
+class ActorNode:
+    """An Actor that goes on until the coordinator says otherwise."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        rank: int,
+        replay: FindsReplay,
+        learner: Any,
+        service: Any,
+        coordinator: Coordinates,
+        stop: threading.Event,
+    ) -> None:
+        """Remembers its parts; the environments are made by `run`.
+
+        Args:
+          setup: of the program.
+          rank: of this actor.
+          replay: where to write.
+          learner: who publishes params and, in lock-step, says when to go on.
+          service: the remote inference service; None to act locally.
+          coordinator: told of frames and episodes.
+          stop: set by the launcher to end this node.
+        """
+        self._setup, self._rank, self._replay = setup, rank, replay
+        self._learner, self._service = learner, service
+        self._line = Line(coordinator, f"actor/{rank}", stop)
+        setup.configure_jax(single_thread=True)
+        self._agent = make_agent(setup.experiment, setup.spec)
+        know_records(self._agent, setup.spec)
+        self._attended = -1  # meetings with the learner, in its own count
+
+    def run(self) -> None:
+        """Acts until told to stop."""
+        experiment, line = self._setup.experiment, self._line
+        writer = self._replay.writer(self._rank, self._learner)
+        with make_env(self._env_config(), self._env_seed()) as env:
+            inferencer, close = self._inferencer()
+            try:
+                num_envs = experiment.env.num_envs
+                ids = range(self._rank * num_envs, (self._rank + 1) * num_envs)
+                replay = _PatientReplay(writer, ids, line, experiment.replay.timeout_seconds)
+                self._act(Actor(env, inferencer, replay))
+            except _Stopped:
+                pass
+            finally:
+                close()
+                writer.close()
+        line.ask(now=True)
+
+    def _act(self, actor: Actor) -> None:
+        line, experiment = self._line, self._setup.experiment
+        lock_step = experiment.program.pacing == "lock_step"
+        chunk = range(experiment.steps_per_update if lock_step else 1)
+        while line.ask().phase == RUNNING:
+            for _ in chunk:
+                line.log(actor.step())
+            line.count(env_frames=actor.env_frames)
+            if lock_step and not self._settle(actor.env_frames):
+                return
+
+    def _settle(self, env_frames: int) -> bool:
+        """Lets the learner learn; says whether to go on."""
+        rank, incarnation = self._rank, self._line.incarnation
+        while self._line.ask().phase == RUNNING:
+            with contextlib.suppress(UnavailableError):
+                word, self._attended = self._learner.settle(
+                    rank, incarnation, env_frames, self._attended
+                )
+                if word != ATTEND:
+                    return word == ACT
+        return False
+
+    def _inferencer(self) -> tuple[Any, Callable[[], None]]:
+        experiment, line = self._setup.experiment, self._line
+        if self._service is not None:
+            timeout = experiment.service.timeout_s
+            num_envs = experiment.env.num_envs
+            first = self._rank // experiment.program.num_inferencers * num_envs
+            ids = range(first, first + num_envs)
+            return _RemoteInferencer(self._service, self._rank, ids, line, timeout), lambda: None
+        params, close = pull_params(experiment.program, self._learner)
+        key = role_key(experiment.seed, "inferencer", self._rank)
+        if line.incarnation:
+            key = jax.random.fold_in(key, line.incarnation)
+        num_envs = experiment.env.num_envs
+        return Inferencer(experiment.inferencer, self._agent, params, num_envs, key), close
+
+    def _env_config(self) -> Any:
+        """The actors share the cores, unless the config says how many threads to take."""
+        cfg = self._setup.experiment.env
+        share = max(1, (os.cpu_count() or 1) // self._setup.experiment.num_actors)
+        return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
+
+    def _env_seed(self) -> int:
+        """The first actor's environments are those of a single process."""
+        role = f"env/{self._rank}" if self._rank else "env"
+        return role_seed(self._setup.experiment.seed, role, self._line.incarnation)

@@ -1,0 +1,42 @@
+"""The evaluator's node: judges the newest params when the coordinator says so."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from programs.components import make_evaluation_env, make_evaluator
+from programs.coordinator import JUDGING, OVER
+from programs.nodes.line import Line, Setup
+from programs.nodes.params import know_records
+from rlstack import codec
+
+
+class EvaluatorNode:
+    """Plays whole episodes with the greedy policy, in environments of its own."""
+
+    def __init__(self, setup: Setup, learner: Any, coordinator: Any, stop: threading.Event) -> None:
+        """Prepares to judge; the environments are made for each evaluation."""
+        setup.configure_jax(single_thread=True)
+        self._setup, self._learner, self._coordinator = setup, learner, coordinator
+        self._stop = stop
+        self._line = Line(coordinator, "evaluator", stop)
+        self._evaluator = make_evaluator(setup.experiment, setup.spec)
+        know_records(self._evaluator.agent, setup.spec)
+
+    def run(self) -> None:
+        """Judges until all is over."""
+        done = 0
+        while (orders := self._line.ask()).phase != OVER:
+            if orders.phase == JUDGING:
+                self._judge(orders.env_frames, last=True)
+            elif orders.evaluations > done:
+                done = orders.evaluations
+                self._judge(orders.env_frames, last=False)
+            self._stop.wait(0.1)
+
+    def _judge(self, env_frames: int, *, last: bool) -> None:
+        _, encoded = self._learner.get_params(-1)
+        with make_evaluation_env(self._setup.experiment) as env:
+            found = self._evaluator.evaluate(codec.decode(encoded), env)
+        self._coordinator.judged(env_frames, found.returns, found.lengths, last)

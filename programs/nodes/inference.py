@@ -1,0 +1,72 @@
+"""The inference service's node."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from programs.components import make_agent
+from programs.coordinator import OVER
+from programs.nodes.line import Coordinates, Line, Setup
+from programs.nodes.params import know_records, pull_params
+from programs.seeds import role_key
+from rlstack.inference_service import InferenceService
+from rlstack.inferencer import Inference
+from rlstack.remote import remote
+from rlstack.types import TimeStep
+
+
+class InferenceNode:
+    """An InferenceService for its share of the actors."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        index: int,
+        learner: Any,
+        coordinator: Coordinates,
+        stop: threading.Event,
+    ) -> None:
+        """Waits for the learner's first params.
+
+        Args:
+          setup: of the program.
+          index: of this service; it serves the actors whose rank leaves this remainder.
+          learner: who publishes params.
+          coordinator: told how full batches are and how long requests wait.
+          stop: set by the launcher to end this node.
+        """
+        setup.configure_jax(single_thread=True)
+        experiment, self._stop = setup.experiment, stop
+        self._line = Line(coordinator, f"inferencer/{index}", stop)
+        agent = make_agent(experiment, setup.spec)
+        know_records(agent, setup.spec)
+        program = experiment.program
+        actors = len(range(index, program.num_actors, program.num_inferencers))
+        params, self._close_params = pull_params(program, learner)
+        key = role_key(experiment.seed, "inferencer", index)
+        if self._line.incarnation:
+            key = jax.random.fold_in(key, self._line.incarnation)
+        self._service = InferenceService(
+            experiment.service, agent, params, actors * experiment.env.num_envs, key
+        )
+
+    @remote()
+    def inference(
+        self, rank: int, incarnation: int, env_ids: np.ndarray, timestep: TimeStep
+    ) -> Inference:
+        """Acts on some of an actor's environments; see `InferenceService.inference`."""
+        return self._service.inference(rank, incarnation, env_ids, timestep)
+
+    def run(self) -> None:
+        """Serves until all is over."""
+        try:
+            while self._line.ask().phase != OVER:
+                self._line.log(self._service.stats())
+                self._stop.wait(0.2)
+        finally:
+            self._service.close()
+            self._close_params()

@@ -1,0 +1,52 @@
+"""How nodes get the learner's params, and which records travel between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from programs.experiment import ProgramConfig
+from rlstack import codec
+from rlstack.actor import transition_spec
+from rlstack.agent import Agent
+from rlstack.inferencer import Inference, ParamsSource
+from rlstack.params import BackgroundParams, EncodedParams
+from rlstack.types import EnvSpec, PyTree
+
+_PATIENCE = 30.0  # seconds for which pulls may fail: the program ends sooner when its learner died
+
+
+def know_records(agent: Agent, spec: EnvSpec) -> None:
+    """Lets this process read the agent's own records out of messages."""
+    params = jax.eval_shape(agent.initial_params, jax.random.PRNGKey(0))
+    codec.register(Inference, *_records(params), *_records(transition_spec(agent, spec)))
+
+
+def pull_params(cfg: ProgramConfig, learner: Any) -> tuple[ParamsSource, Callable[[], None]]:
+    """Returns a source of the learner's params, and what ends it.
+
+    Asynchronous programs pull in the background. In lock-step every look goes to the learner, which
+    rests while actors act, so that its newest params are those that a single process would use.
+
+    Args:
+      cfg: says which.
+      learner: its client.
+    """
+    source = EncodedParams(learner.get_params, codec.decode)
+    if cfg.pacing == "lock_step":
+        return source, lambda: None
+    background = BackgroundParams(source, cfg.params_interval, patience=_PATIENCE)
+    return background, background.close
+
+
+def _records(tree: PyTree) -> Iterator[type]:
+    """The classes of the NamedTuples in a tree."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, tuple | list):
+        if hasattr(tree, "_fields"):
+            yield type(tree)
+        for child in tree:
+            yield from _records(child)

@@ -1,0 +1,165 @@
+"""The sides of a program's replay: how the learner opens it and how actors find it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from programs.components import make_agent
+from programs.coordinator import OVER
+from programs.nodes.line import Coordinates, Line, Setup
+from programs.seeds import role_seed
+from rlstack.actor import transition_spec
+from rlstack.replay import ReplayBuffer
+from rlstack.types import PyTree, Transition
+
+
+class Reads(Protocol):
+    """The learner's side."""
+
+    name: str  # by which actors find it, where it is in memory; else ""
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The replay."""
+
+    def save(self) -> PyTree:
+        """Returns what of the replay belongs into a checkpoint."""
+
+    def load(self, saved: PyTree) -> None:
+        """Takes back what `save` returned."""
+
+
+class OpensReplay(Protocol):
+    """Where a learner reads."""
+
+    def reader(self) -> Reads:
+        """Opens the learner's side."""
+
+
+class SharedMemory:
+    """Replay in memory that the learner owns; actors ask the learner for its name."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Takes the program's setup; nothing is opened here."""
+        self._setup = setup
+
+    def reader(self) -> Reads:
+        """Makes the buffer."""
+        return _SharedMemoryReader(self._setup)
+
+    def writer(self, rank: int, learner: Any) -> Any:
+        """Finds the buffer; ids are the actor's own."""
+        from rlstack.replay.shared_memory import SharedMemHandle
+
+        experiment, spec = self._setup.experiment, _spec(self._setup)
+        handle = SharedMemHandle(
+            learner.replay_name(), experiment.replay, experiment.total_envs, spec
+        )
+        return handle.writer(rank, experiment.num_actors)
+
+
+class _SharedMemoryReader:
+    def __init__(self, setup: Setup) -> None:
+        from rlstack.replay.shared_memory import SharedMemReplayBuffer
+
+        experiment = setup.experiment
+        self.buffer = SharedMemReplayBuffer(
+            experiment.replay,
+            experiment.total_envs,
+            seed=role_seed(experiment.seed, "replay"),
+            spec=_spec(setup),
+            num_actors=experiment.num_actors,
+        )
+        self.name = self.buffer.handle().name
+
+    def save(self) -> PyTree:
+        return self.buffer.save()
+
+    def load(self, saved: PyTree) -> None:
+        self.buffer.load(saved)
+
+
+def _spec(setup: Setup) -> Transition:
+    return transition_spec(make_agent(setup.experiment, setup.spec), setup.spec)
+
+
+class Reverb:
+    """Replay on a Reverb server, found by its address alone."""
+
+    def __init__(self, setup: Setup, address: str) -> None:
+        """Takes the program's setup and where the server listens."""
+        self._setup, self._address = setup, address
+
+    def reader(self) -> Reads:
+        """Connects the learner."""
+        return _ReverbReader(self._buffer())
+
+    def writer(self, rank: int, learner: Any) -> Any:
+        """Connects an actor; ids are those of the whole program."""
+        del learner
+        num_envs = self._setup.experiment.env.num_envs
+        return self._buffer(range(rank * num_envs, (rank + 1) * num_envs))
+
+    def _buffer(self, env_ids: range | None = None) -> Any:
+        from rlstack.replay.reverb import ReverbReplayBuffer
+
+        experiment = self._setup.experiment
+        lock_step = experiment.program.pacing == "lock_step"
+        return ReverbReplayBuffer(
+            experiment.replay,
+            experiment.total_envs,
+            self._address,
+            _spec(self._setup),
+            env_ids=env_ids,
+            num_actors=experiment.num_actors,
+            # In lock-step what was added must be there, and nothing be taken before its time.
+            prefetch=0 if lock_step else None,
+            max_pending=0 if lock_step else 64,
+        )
+
+
+class _ReverbReader:
+    """The server keeps its own checkpoints, in the run's directory, and begins with the newest."""
+
+    name = ""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def save(self) -> PyTree:
+        self.buffer.checkpoint()
+        return ()
+
+    def load(self, saved: PyTree) -> None:
+        del saved
+
+
+class ReverbNode:
+    """The server's node."""
+
+    def __init__(
+        self, setup: Setup, port: int, coordinator: Coordinates, stop: threading.Event
+    ) -> None:
+        """Starts to serve, with the contents of the newest checkpoint if there is one."""
+        from rlstack.replay.reverb import ReverbServer
+
+        experiment = setup.experiment
+        setup.configure_jax(single_thread=True)
+        self._line = Line(coordinator, "replay", stop)
+        self._stop = stop
+        self._server = ReverbServer(
+            experiment.replay,
+            experiment.total_envs,
+            _spec(setup),
+            port=port,
+            checkpoint_dir=setup.directory.replay if experiment.checkpoint_replay else None,
+        )
+
+    def run(self) -> None:
+        """Serves until all is over."""
+        try:
+            while self._line.ask().phase != OVER:
+                self._stop.wait(0.1)
+        finally:
+            self._server.close()
