@@ -8,10 +8,10 @@ scalars' format, the tree to build) is worked out once and kept.
 
 Nothing is unpickled and no class is imported by name: a NamedTuple arrives as its own class where
 the reader knows it (`register`, or ``decode(..., like=)``), else as a plain tuple. Malformed bytes
-raise `ValueError`, and what they make the reader allocate is bounded by their own length.
+raise `ValueError`; what they make the reader allocate is bounded by their own length.
 
 Supported: None, bool, int of 64 bits, float, str, bytes; dict with str keys, list, tuple,
-NamedTuple; arrays and scalars of all dtypes of JAX, which arrive as read-only numpy arrays.
+NamedTuple; arrays and scalars of all dtypes of JAX, which arrive as read-only numpy ones.
 """
 
 from __future__ import annotations
@@ -291,10 +291,9 @@ def _build(node: Any, scalars: Iterator[Any], arrays: Iterator[np.ndarray]) -> P
     cls: Any = _CLASSES.get(names)
     if cls is None:
         return tuple(values)
-    if len(cls._fields) != len(values):
-        raise ValueError(
-            f"codec.decode: {names} has {len(cls._fields)} fields here; got {len(values)}."
-        )
+    expected = len(cls._fields)
+    if expected != len(values):
+        raise ValueError(f"codec.decode: {names} has {expected} fields here; got {len(values)}.")
     return cls._make(values)
 
 

@@ -38,7 +38,7 @@ HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/\w*reverb\w*\.py",
     "launchpad": r"programs/(?!single_process)\w+\.py",
-    "courier": r"programs/(?!single_process)\w+\.py",
+    "courier": r"rlstack/rpc_courier\.py",
     "tyro": r"programs/cli\.py",
     "tensorflow": r"rlstack/replay/\w*reverb\w*\.py",
     "tensorflow_probability": r"(?!)",
@@ -110,6 +110,7 @@ def test_the_law_sees_each_kind_of_breach(tmp_path, monkeypatch):
         "rlstack/returns.py": "import rlstack.replay\nfrom rlstack import learner",
         "rlstack/agent.py": "def f():\n    import time",
         "rlstack/envs/pool.py": "import envpool",
+        "rlstack/rpc.py": "def f():\n    from courier.python import py_client",
         "rlstack/networks/deep.py": "import torch",
         "agents/ppo.py": "from agents.dqn import _targets\nimport programs.cli",
         "programs/single_process.py": "import launchpad",
@@ -135,7 +136,8 @@ def test_envpool_and_the_services_are_imported_lazily():
         for node in _tree(path).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module] if isinstance(node, ast.ImportFrom) else _aliases(node))
-        if module.split(".")[0] in ("envpool", "reverb", "tensorflow", "orbax", "tensorboardX")
+        if module.split(".")[0]
+        in ("envpool", "reverb", "courier", "tensorflow", "orbax", "tensorboardX")
     ]
     assert early == []
 

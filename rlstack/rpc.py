@@ -1,0 +1,298 @@
+"""Calls to other nodes, over Courier.
+
+`serve` (or a ``launchpad.CourierNode`` of a `rlstack.remote.service_of`) answers for an object;
+a `RemoteObject` calls it. Arguments and results are what `rlstack.codec` carries. Courier alone
+would hang on array arguments, wait for ever by default, and silently run a call again whose server
+died; here every call has a deadline, a call that is not idempotent runs at most once, and errors
+name the node, the method and what happened there.
+
+Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
+on all interfaces, without authentication, and unpickles arguments that are not plain bytes:
+whoever reaches its port can run code. Keep the ports inside a network you trust.
+
+Courier itself is imported at the first server or call, by `rlstack.rpc_courier`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlstack import codec
+from rlstack.remote import (
+    ERROR,
+    HELLO,
+    OK,
+    RESTARTED,
+    ClosedError,
+    Interface,
+    RemoteError,
+    Service,
+    UnavailableError,
+    methods_of,
+)
+from rlstack.rpc_courier import Channel, Server
+from rlstack.types import PyTree
+
+_FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a node that is away
+_MAX_FUTURES = 16  # threads
+
+
+def serve(instance: Any, interface: Interface | None = None, port: int | None = None) -> Server:
+    """Starts to answer calls of an object's remote methods, from other threads.
+
+    Args:
+      instance: the object.
+      interface: the class whose marked methods to serve, or rules by name; its own by default.
+      port: where to listen; a free port by default.
+    """
+    return Server(Service(instance, interface), port)
+
+
+class RemoteObject:
+    """Another node's object: its remote methods are methods here.
+
+    ``remote.method(...)`` calls and waits; ``remote.futures.method(...)`` returns a
+    ``concurrent.futures.Future``. Safe to use from many threads; pickles as a fresh client.
+    """
+
+    def __init__(
+        self,
+        address: Any,
+        interface: Interface,
+        *,
+        name: str,
+        timeout: float = 10.0,
+        retries: int = 3,
+        likes: Mapping[str, PyTree] | None = None,
+    ) -> None:
+        """Connects at the first call.
+
+        Args:
+          address: ``"host:port"``, or a ``courier.Client``, whose address is taken.
+          interface: the class whose marked methods the node serves, or rules by name.
+          name: the node's, for errors.
+          timeout: seconds a call may take, waiting for the node to be up and retries included.
+          retries: how often a call is sent again when the connection breaks.
+          likes: by method, examples of answers for ``codec.decode(like=)``.
+        """
+        self._address = str(getattr(address, "address", address))
+        self._methods = methods_of(interface)
+        if timeout <= 0 or retries < 0:
+            raise ValueError(
+                f"RemoteObject {name}: timeout must be positive and retries not negative; "
+                f"got {timeout} and {retries}."
+            )
+        self._name, self._timeout, self._retries = name, timeout, retries
+        self._likes = dict(likes or {})
+        self._client_id = 1 + secrets.randbits(62)
+        self._incarnation = 0  # of the service, 0 until it has said so
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._unsettled: set[int] = set()
+        self._channel: Channel | None = None
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # calls may still use old ones
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._closed = threading.Event()
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method not in self.__dict__.get("_methods", ()):
+            raise AttributeError(f"RemoteObject: no remote method is called {method!r}.")
+        return lambda *args, **kwargs: self.call(method, args, kwargs)
+
+    def call(
+        self,
+        method: str,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Calls a method and waits for its answer, for at most `timeout` seconds.
+
+        Raises:
+          RemoteError: it raised there.
+          UnavailableError: no answer in time, or the node went down and, where the call is not
+            idempotent, may have run it. After a deadline the call may still be running there.
+          ClosedError: this object was closed.
+          ValueError: an argument cannot be sent, or the answer does not fit its example.
+        """
+        call = _Call(self, method, self._timeout if timeout is None else timeout)
+        body = (args, dict(kwargs or {}))
+        if self._methods[method].idempotent:
+            return call.run((0, 0, 0), body)
+        with self._lock:
+            number = next(self._numbers)
+            self._unsettled.add(number)
+            settled = min(self._unsettled)
+        try:
+            return call.run((self._client_id, number, settled), body)
+        finally:
+            with self._lock:
+                self._unsettled.discard(number)
+
+    @property
+    def futures(self) -> _Futures:
+        """The same methods, which return futures."""
+        return _Futures(self)
+
+    def close(self) -> None:
+        """Ends the waiting of all threads, with `ClosedError`, and takes no more calls."""
+        with self._lock:
+            self._closed.set()
+            channels, executor = list(self._channels), self._executor
+        for channel in channels:
+            channel.cancel()
+        if executor is not None:
+            executor.shutdown(wait=False)  # what is queued runs, and finds this closed
+
+    def _open_channel(self) -> Channel:
+        channel = self._channel
+        if channel is None or self._closed.is_set():
+            with self._lock:
+                if self._closed.is_set():
+                    raise ClosedError(f"{self._name}: this RemoteObject was closed.")
+                channel = self._channel
+                if channel is None:
+                    channel = self._channel = Channel(self._address)
+                    self._channels.add(channel)
+        return channel
+
+    def _drop_channel(self, channel: Channel) -> None:
+        """Has later calls connect anew: gRPC waits the longer the longer a node was away."""
+        with self._lock:
+            if self._channel is channel:
+                self._channel = None
+
+    def __enter__(self) -> RemoteObject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        options: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries}
+        make = functools.partial(RemoteObject, name=self._name, likes=self._likes, **options)
+        return make, (self._address, self._methods)
+
+
+class _Call:
+    """One call: its deadline, and what it does when the connection breaks."""
+
+    def __init__(self, remote: RemoteObject, method: str, timeout: float) -> None:
+        self._remote, self._method = remote, method
+        self._began = time.monotonic()
+        self._timeout = timeout
+
+    def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:
+        """Calls until there is an answer; `identity` is that of a call that may run only once."""
+        once, breaks, restarted = identity[0] != 0, 0, "the node was restarted and may have run it"
+        known = self._remote._incarnation or self._hello()
+        incarnation = known if once else 0  # 0: any may run it
+        while True:
+            data = codec.encode((incarnation, *identity, *body))
+            code, answer = self._send(self._method, data)
+            if code == "OK":
+                kind, value, *_ = self._read(answer)
+                if kind == OK:
+                    return self._result(value)
+                if breaks:
+                    raise self._unavailable(restarted)
+                # Meant for an earlier incarnation and refused, so it has not run.
+                incarnation = self._remote._incarnation = value
+                continue
+            breaks += 1
+            if breaks > self._remote._retries:
+                raise self._unavailable(f"the connection broke {breaks} times: {answer}")
+            if self._hello() != incarnation and once:
+                raise self._unavailable(restarted)
+
+    def _hello(self) -> int:
+        """Waits until the node is up, and returns its incarnation."""
+        remote, pause = self._remote, _FIRST_PAUSE
+        while True:
+            code, answer = self._send(HELLO, b"")
+            if code == "OK":
+                remote._incarnation = self._read(answer)[1]
+                return remote._incarnation
+            if self._seconds_left() <= pause:
+                raise self._unavailable(f"it could not be reached: {answer}")
+            remote._closed.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _send(self, method: str, data: bytes) -> tuple[str, Any]:
+        """Returns OK or UNAVAILABLE, and raises what else can happen."""
+        remote = self._remote
+        seconds = self._seconds_left()
+        if seconds <= 0:
+            raise self._unavailable("the deadline has passed")
+        channel = remote._open_channel()
+        code, answer = channel.call(method, data, seconds)
+        if remote._closed.is_set() and code != "OK":
+            raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
+        if code == "DEADLINE_EXCEEDED":
+            raise self._unavailable("the deadline has passed; it may still run there")
+        if code == "UNAVAILABLE":
+            remote._drop_channel(channel)
+        elif code != "OK":
+            raise RemoteError(remote._name, self._method, code, f"{code}: {answer}", "")
+        return code, answer
+
+    def _read(self, answer: Any) -> tuple:
+        """Raises what was raised there."""
+        try:
+            if not isinstance(answer, bytes):
+                raise ValueError(f"bytes must come; got {type(answer).__name__}.")
+            record = codec.decode(answer)
+            if record[0] not in (OK, ERROR, RESTARTED) or len(record) != _FIELDS[record[0]]:
+                raise ValueError(f"no answer begins with {record[0]!r}.")
+        except (ValueError, TypeError, LookupError) as error:
+            record = (ERROR, "ValueError", f"the answer is none of a rlstack service: {error}", "")
+        if record[0] == ERROR:
+            raise RemoteError(self._remote._name, self._method, *record[1:])
+        return record
+
+    def _result(self, value: Any) -> Any:
+        like = self._remote._likes.get(self._method)
+        if like is None:
+            return value
+        return codec.conform(value, like, f"{self._remote._name}.{self._method}")
+
+    def _seconds_left(self) -> float:
+        return self._began + self._timeout - time.monotonic()
+
+    def _unavailable(self, reason: str) -> UnavailableError:
+        waited = time.monotonic() - self._began
+        return UnavailableError(
+            f"{self._remote._name}.{self._method}: no answer from {self._remote._address}: "
+            f"{reason}; waited {waited:.1f} of {self._timeout:g} s. Does the node run?"
+        )
+
+
+class _Futures:
+    """The methods of a `RemoteObject` in threads of its own."""
+
+    def __init__(self, remote: RemoteObject) -> None:
+        self._remote = remote
+
+    def __getattr__(self, method: str) -> Callable[..., concurrent.futures.Future]:
+        call = getattr(self._remote, method)
+        return lambda *args, **kwargs: self._submit(functools.partial(call, *args, **kwargs))
+
+    def _submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+        remote = self._remote
+        with remote._lock:
+            if remote._closed.is_set():
+                raise ClosedError(f"{remote._name}: this RemoteObject was closed.")
+            if remote._executor is None:
+                remote._executor = concurrent.futures.ThreadPoolExecutor(
+                    _MAX_FUTURES, thread_name_prefix=f"rpc-{remote._name}"
+                )
+            return remote._executor.submit(call)

@@ -1,0 +1,142 @@
+"""Bytes to and from other nodes by Courier: the only file of rlstack that imports it.
+
+Courier is imported when first needed. Of its client the asynchronous half is used, since a thread
+in the synchronous one can neither be stopped nor handle signals before its deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import queue
+import weakref
+from typing import Any
+
+from rlstack.remote import Service
+
+_GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case
+
+
+class Server:
+    """A Courier server that answers for one object, from now until `close`."""
+
+    def __init__(self, service: Service, port: int | None = None) -> None:
+        """Serves on `port`, or on a free one."""
+        self._server = _courier()[0].Server(port=port)
+        for name in dir(service):
+            self._server.Bind(name, getattr(service, name))
+        self._server.Start()
+        self._closed = False
+        self.address: str = self._server.address
+
+    def close(self) -> None:
+        """Takes no more calls, and returns when those under way have been answered."""
+        if not self._closed:
+            self._closed = True
+            self._server.Stop()
+            self._server.Join()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Channel:
+    """A connection to one address, and the calls under way on it."""
+
+    def __init__(self, address: str) -> None:
+        """Connects at the first call."""
+        _free_retired()
+        self._client = _courier()[1].PyClient(address)
+        self._cancelled = False
+        self._cancellers: set[Any] = set()
+        # Weak references to the callbacks that Courier holds. While there are any, the client
+        # must not be freed: freeing waits for its thread, and that thread for the GIL.
+        self._callbacks: set[weakref.ref] = set()
+
+    def call(self, method: str, data: bytes, timeout: float) -> tuple[str, Any]:
+        """Calls once, without waiting for a node that is away.
+
+        Args:
+          method: what to call.
+          data: its one argument.
+          timeout: seconds until the call is given up.
+
+        Returns:
+          ``("OK", answer)``, or the gRPC name of what went wrong and its message: UNAVAILABLE
+          when there is no connection or it broke, DEADLINE_EXCEEDED, CANCELLED after `cancel`.
+        """
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        callback = functools.partial(answers.put)  # Courier takes no builtin method
+        self._callbacks.add(weakref.ref(callback, self._callbacks.discard))
+        wait_for_ready = compress = chunk_tensors = False
+        canceller = self._client.AsyncPyCall(
+            method,
+            [data],
+            {},
+            callback,
+            callback,
+            wait_for_ready,
+            datetime.timedelta(seconds=max(timeout, 0.001)),  # 0 would be no deadline
+            compress,
+            chunk_tensors,
+        )
+        del callback
+        self._cancellers.add(canceller)
+        try:
+            if self._cancelled:
+                canceller.Cancel()
+            answer = answers.get(timeout=timeout + _GRACE)
+        except queue.Empty:
+            canceller.Cancel()
+            return "DEADLINE_EXCEEDED", "gave up waiting"
+        except BaseException:
+            canceller.Cancel()
+            raise
+        finally:
+            self._cancellers.discard(canceller)
+        return ("OK", answer) if not hasattr(answer, "code") else (_name(answer), answer.message())
+
+    def cancel(self) -> None:
+        """Ends all calls under way, and each later one at once."""
+        self._cancelled = True
+        for canceller in list(self._cancellers):
+            canceller.Cancel()
+
+    def is_idle(self) -> bool:
+        """Whether Courier is done with all that it was given."""
+        return not self._callbacks
+
+    def __del__(self) -> None:
+        if getattr(self, "_callbacks", None):
+            _retired.append(self)
+
+
+_retired: list[Channel] = []  # those that could not yet be freed
+
+
+def _free_retired() -> None:
+    for channel in list(_retired):
+        if channel.is_idle():
+            with contextlib.suppress(ValueError):  # another thread was first
+                _retired.remove(channel)
+
+
+def _name(status: Any) -> str:
+    return status.code().name
+
+
+def _courier() -> tuple[Any, Any]:
+    """Courier, and the binding of its client."""
+    try:
+        import courier
+        from courier.python import py_client
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "rpc: calls between nodes need Courier, which comes with dm-launchpad (CPython 3.10 "
+            "only). Use the single_process topology elsewhere."
+        ) from error
+    return courier, py_client
