@@ -238,7 +238,8 @@ class _Call:
         if remote._closed.is_set() and code != "OK":
             raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
         if code == "DEADLINE_EXCEEDED":
-            raise self._unavailable("the deadline has passed; it may still run there")
+            late = "it could not be reached" if method == HELLO else "it may still run there"
+            raise self._unavailable(f"the deadline has passed; {late}")
         if code == "UNAVAILABLE":
             remote._drop_channel(channel)
         elif code != "OK":
