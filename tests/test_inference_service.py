@@ -258,9 +258,9 @@ def test_a_batch_goes_when_its_first_request_has_waited_long_enough(serve):
 def test_a_client_that_is_gone_is_not_waited_for(serve):
     service = serve(ServiceConfig(max_wait_ms=20_000, live_s=0.05))
     ask(service, "gone", [0])
-    ask(service, "a", [1], step_type=FIRST)
-    time.sleep(0.1)
     start = time.monotonic()
+    ask(service, "a", [1])  # waits until the other is gone
+    time.sleep(0.1)
     ask(service, "a", [1])
     assert time.monotonic() - start < 5
     assert service.stats()["service/live_clients"] == 1
@@ -343,6 +343,11 @@ def test_what_an_earlier_incarnation_left_in_the_queue_is_refused(serve):
         old.result()
     ask(service, "absent", [7])
     assert counts(new.result()) == [1, 1]
+    # What was refused waits no longer: the client is waited for as before.
+    call = Call(ask, service, "absent", [7])
+    queued(service, 1)
+    ask(service, "a", [0], incarnation=1)
+    call.result()
 
 
 def test_what_an_earlier_incarnation_still_has_acted_on_does_not_reach_the_next(serve):
@@ -419,6 +424,20 @@ def test_a_failure_reaches_every_caller_of_its_batch_and_nobody_else(serve):
     again = Call(ask, service, "b", [1])
     queued(service, 1)
     assert counts(ask(service, "a", [0])) == [2] and counts(again.result()) == [1]
+
+
+def test_a_failure_seen_late_leaves_no_trace(serve, monkeypatch):
+    service = serve()
+    ask(service, "a", [0])
+
+    def broken(tree):
+        raise RuntimeError("the result never came")
+
+    with monkeypatch.context() as patch:  # as where JAX computes asynchronously
+        patch.setattr("rlstack.inferencer._to_numpy", broken)
+        with pytest.raises(InferenceError, match="the result never came"):
+            ask(service, "a", [0])
+    assert counts(ask(service, "a", [0])) == [2]
 
 
 def test_a_failing_source_of_params_is_told_and_forgotten(serve):
