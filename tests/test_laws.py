@@ -36,11 +36,11 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 # Heavy packages, and the only files that may import them.
 HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
-    "reverb": r"rlstack/replay/\w*reverb\w*\.py",
+    "reverb": r"rlstack/replay/light_reverb\.py",
     "launchpad": r"programs/(?!single_process)\w+\.py",
     "courier": r"rlstack/rpc_courier\.py",
     "tyro": r"programs/cli\.py",
-    "tensorflow": r"rlstack/replay/\w*reverb\w*\.py",
+    "tensorflow": r"(?!)",
     "tensorflow_probability": r"(?!)",
     "distrax": r"(?!)",
     "rlax": r"(?!)",

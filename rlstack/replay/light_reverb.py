@@ -4,7 +4,7 @@
 describe signatures. The binding itself needs no more than one of TensorFlow's shared libraries. It
 is loaded under its own name, ``reverb.libpybind``, so that a later ``import reverb`` in the same
 process still works and shares it. All this leans on private names of dm-reverb 0.7.3: where
-something is missing, the whole package is imported instead.
+something is missing, the whole package is imported instead. Only here is Reverb imported at all.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ReverbReplayBuffer:
         env_ids: range | None = None,
         num_actors: int = 1,
         prefetch: int | None = None,
-        max_pending: int = 64,
+        max_pending: int = 32,
     ):
         """Makes a buffer that is not connected yet.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from typing import Any
-
-import numpy as np
 
 from rlstack.replay.reverb_packing import Packing
 from rlstack.replay.reverb_server import ITEMS, table_info
@@ -15,16 +12,16 @@ from rlstack.replay.reverb_server import ITEMS, table_info
 _ASK = 0.02  # seconds between questions whether min_size is reached
 
 
-@dataclasses.dataclass
-class Row:
-    """An item that was sampled."""
+KEY, PROBABILITY, SIZE, DATA = 0, 1, 2, 4  # what Reverb gives of an item; the table's size
 
-    key: int
-    odds: float  # N * P, at the time it was sampled
-    data: np.ndarray  # [T+1, step_bytes]
-    env_id: int = -1
-    version: int = -1
-    times: int = 0  # batches it has been in
+
+class Row(list):
+    """An item as Reverb gives it, and what a fifo must know of it."""
+
+    __slots__ = ("env_id", "times", "version")
+    env_id: int
+    version: int
+    times: int  # batches it has been in
 
 
 class Fetcher:
@@ -47,7 +44,8 @@ class Fetcher:
         *,
         prefetch: int,
         min_size: int,
-        with_heads: bool,
+        fifo: bool,
+        group: int,
     ):
         """Starts the thread.
 
@@ -57,23 +55,25 @@ class Fetcher:
           packing: of the items.
           prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
           min_size: items that must have been inserted before the first is taken.
-          with_heads: whether to read environments and versions at once.
+          fifo: whether items come in order, each once.
+          group: items that are taken before they are shown.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._min_size, self._with_heads = prefetch, min_size, with_heads
-        self.rows: list[Row] = []
+        self._prefetch, self._min_size, self._fifo = prefetch, min_size, fifo
+        self.rows: list[list] = []  # Rows, if the sampler is fifo
         self.changed = threading.Condition()
         self.error: Exception | None = None
         self._wanted = 0
         self._closed = False
         self._sampler: Any = None
+        self._group = group
         self._thread = threading.Thread(target=self._run, name="reverb-fetcher", daemon=True)
         self._thread.start()
 
     def want(self, count: int) -> None:
         """Asks for so many items to be here; hold ``changed``."""
-        if count != self._wanted:
-            self._wanted = count
+        self._wanted = count
+        if count > len(self.rows):
             self.changed.notify_all()
 
     def _run(self) -> None:
@@ -113,31 +113,35 @@ class Fetcher:
             elif self._sampler is None:
                 self._sampler = self._client.NewSampler(ITEMS, -1, self._prefetch)
             sampler = self._sampler
-        while missing:
-            row = self._row(sampler.GetNextTrajectory())  # without the interpreter's lock
+        get = sampler.GetNextTrajectory  # waits without the interpreter's lock
+        while missing > 0:
+            # Where items are scarce, each is shown at once; elsewhere that would only take time.
+            rows = [get() for _ in range(min(missing, self._group))]
+            if self._fifo:
+                rows = [self.row(row) for row in rows]
             with self.changed:
-                self.rows.append(row)
+                self.rows += rows
+                missing -= len(rows)
                 if self._prefetch:
-                    missing = max(0, self._wanted - len(self.rows))
-                else:
-                    missing -= 1
-                if not missing:
+                    missing = self._wanted - len(self.rows)
+                if missing <= 0 or self._group == 1:
                     self.changed.notify_all()
         if not self._prefetch:
             sampler.Close()
 
-    def _row(self, fields: list) -> Row:
-        key, probability, size, _, data = fields
-        row = Row(int(key), float(probability) * float(size), data)
-        if self._with_heads:
-            row.env_id, row.version = self._packing.head(data)
+    def row(self, fields: list, times: int = 0) -> Row:
+        """Returns a fifo's item with what must be known of it."""
+        row = Row(fields)
+        row.env_id, row.version = self._packing.head(fields[DATA])
+        row.times = times
         return row
 
     def close(self) -> None:
         """Ends the thread, unless it waits for a server that is away."""
         with self.changed:
             self._closed = True
-            if self._sampler is not None:
-                self._sampler.Close()
             self.changed.notify_all()
+            sampler = self._sampler
+        if sampler is not None:
+            sampler.Close()  # takes up to 3 s when the server is in this process, else no time
         self._thread.join(timeout=2.0)

@@ -45,16 +45,17 @@ class Priorities:
         self._told = 1.0  # the largest priority that writers were told
         self._under_way: Future | None = None
 
-    def weights(self, odds: np.ndarray, samples: int) -> np.ndarray:
+    def weights(self, count: int, odds: np.ndarray | None, samples: int) -> np.ndarray:
         """Returns importance weights (section 3.4), [B] float32.
 
         Args:
-          odds: how much likelier than on average each item was drawn, N * P, [B].
+          count: items.
+          odds: how much likelier than on average each item was drawn, N * P, [B]; None for not.
           samples: items sampled before.
         """
         cfg = self._cfg
-        if cfg.sampler != "prioritized":
-            return np.ones(len(odds), np.float32)
+        if odds is None:
+            return np.ones(count, np.float32)
         beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
         if until:
             beta += min(1.0, samples / until) * (cfg.importance_exponent_final - beta)

@@ -15,10 +15,10 @@ from rlstack.replay.base import (
     as_logs,
 )
 from rlstack.replay.reverb_calls import Calls, Shared, result_of
-from rlstack.replay.reverb_fetcher import Fetcher, Row
+from rlstack.replay.reverb_fetcher import DATA, KEY, PROBABILITY, SIZE, Fetcher
 from rlstack.replay.reverb_packing import Packing
 from rlstack.replay.reverb_priorities import Priorities
-from rlstack.replay.reverb_rules import TableInfo, capacity, explain, shortage
+from rlstack.replay.reverb_rules import TableInfo, capacity, explain, is_plentiful, shortage
 from rlstack.replay.reverb_server import (
     connect,
     table_info,
@@ -78,7 +78,8 @@ class ReverbReader:
             packing,
             prefetch=prefetch,
             min_size=cfg.min_size,
-            with_heads=cfg.max_staleness is not None or cfg.min_actors > 0,
+            fifo=cfg.sampler == "fifo",
+            group=cfg.batch_size if is_plentiful(cfg) else 1,
         )
         rows = self._fetcher.rows
         self._waiting = Waiting(cfg, num_envs, num_actors, rows, shared)
@@ -175,7 +176,7 @@ class ReverbReader:
             self._after_sample()
             return self._finish(rows)
 
-    def _wait(self, size: int, seconds: float) -> list[Row]:
+    def _wait(self, size: int, seconds: float) -> list[list]:
         """Returns the rows of the next batch."""
         fetcher, start, wait = self._fetcher, time.monotonic(), _POLL
         if self._prefetch and not self._waiting.in_rounds:
@@ -212,22 +213,25 @@ class ReverbReader:
             obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
         return explain(self._cfg, obstacle, size, info, have, self._shared.version, seconds)
 
-    def _take(self, size: int) -> list[Row]:
+    def _take(self, size: int) -> list[list]:
         """Takes the rows of the next batch."""
         with self._fetcher.changed:
             if not self._prefetch:
                 self._fetcher.want(0)
             return self._waiting.take(size)
 
-    def _finish(self, rows: list[Row]) -> Sample:
+    def _finish(self, rows: list[list]) -> Sample:
         """Makes a batch of items."""
-        trajectory = self._packing.unpack([row.data for row in rows])
+        trajectory = self._packing.unpack([row[DATA] for row in rows])
         versions = np.asarray(trajectory.params_version, np.int64)
         self._shared.saw_version(int(versions.max()))
         self._lag = self._shared.version - versions[1]
-        weights = self._priorities.weights(np.array([row.odds for row in rows]), self._samples)
+        odds = None
+        if self._cfg.sampler == "prioritized":
+            odds = np.array([row[PROBABILITY].item() * row[SIZE].item() for row in rows])
+        weights = self._priorities.weights(len(rows), odds, self._samples)
         self._samples += len(rows)
-        keys = np.array([row.key for row in rows], np.uint64)
+        keys = np.array([row[KEY].item() for row in rows], np.uint64)
         return Sample(Batch(trajectory, weights), keys)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
@@ -264,7 +268,7 @@ class ReverbReader:
                 self._address,
                 self._cfg.timeout_seconds,
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"{where}: the server must have been given a checkpoint_dir; the one at "
                 f"{self._address} answers: {error}"
@@ -273,31 +277,19 @@ class ReverbReader:
     def save(self) -> PyTree:
         """Returns what is not on the server: counters, and a fifo's fetched items."""
         with self._lock, self._fetcher.changed:
-            self._waiting.drop_stale()
-            rows = self._fetcher.rows if self._cfg.sampler == "fifo" else []
-            shape = 0, self._cfg.unroll_length + 1, self._packing.step_bytes
-            data = np.stack([r.data for r in rows]) if rows else np.zeros(shape, np.uint8)
-            waiting = self._waiting
-            counters = [self._samples, self._shared.version, waiting.stale, waiting.late]
-            return {
-                "data": data,
-                "keys": np.array([row.key for row in rows], np.uint64),
-                "times": np.array([row.times for row in rows], np.int64),
-                "counters": np.array(counters, np.int64),
+            shape = self._cfg.unroll_length + 1, self._packing.step_bytes
+            return self._waiting.save(shape) | {
+                "counters": np.array([self._samples, self._shared.version], np.int64),
                 "largest_priority": np.float64(self._shared.largest_priority),
             }
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""
         with self._lock, self._fetcher.changed:
-            self._samples, version, stale, late = map(int, tree["counters"])
-            self._waiting.stale, self._waiting.late = stale, late
+            self._samples, version = map(int, tree["counters"])
             self._shared.saw_version(version)
             self._shared.saw_priority(float(tree["largest_priority"]))
-            for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
-                env_id, item_version = self._packing.head(data)
-                row = Row(int(key), 1.0, data, env_id, item_version, int(times))
-                self._fetcher.rows.append(row)
+            self._waiting.load(tree, self._fetcher.row)
 
     def close(self) -> None:
         """Wakes who waits, and ends the threads."""

@@ -68,6 +68,11 @@ def is_whole(cfg: ReplayConfig, step_bytes: int) -> bool:
     return repeats <= (2.1 if step_bytes <= 1024 else 1.25)
 
 
+def is_plentiful(cfg: ReplayConfig) -> bool:
+    """Whether there is always another item to sample, once there is one."""
+    return cfg.sampler != "fifo" and not cfg.times_limit and cfg.samples_per_insert is None
+
+
 def shortage(cfg: ReplayConfig, info: TableInfo, missing: int) -> str:
     """Returns why the table would not give so many more items now, or nothing."""
     if info.size < (missing if cfg.sampler == "fifo" else 1):

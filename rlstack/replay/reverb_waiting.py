@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb_calls import Shared
-from rlstack.replay.reverb_fetcher import Row
+from rlstack.replay.reverb_fetcher import DATA, KEY, Row
 from rlstack.replay.rounds import Round, Rounds
+from rlstack.types import PyTree
 
 
 class Waiting:
@@ -24,7 +27,7 @@ class Waiting:
     """
 
     def __init__(
-        self, cfg: ReplayConfig, num_envs: int, num_actors: int, rows: list[Row], shared: Shared
+        self, cfg: ReplayConfig, num_envs: int, num_actors: int, rows: list[Any], shared: Shared
     ):
         """Looks after ``rows``, oldest first, which others append to."""
         self._cfg, self._rows, self._shared = cfg, rows, shared
@@ -53,7 +56,7 @@ class Waiting:
         self._round = self._rounds.decide(env_ids, versions, self._shared.version, now)
         return 0 if self._round is None else len(self._round.take)
 
-    def take(self, size: int) -> list[Row]:
+    def take(self, size: int) -> list[Any]:
         """Takes the oldest items, or the planned round."""
         held = self._rows
         if self._round is None:
@@ -65,10 +68,31 @@ class Waiting:
             self._rounds.start_over()
             self.late += self._round.late
             self.round_actors, self._round = self._round.actors, None
-        for row in rows:
-            row.times += 1
-        again = []
         if self._cfg.sampler == "fifo":
-            again = [row for row in rows if row.times < self._cfg.times_limit]
-        held[:] = again + rest
+            for row in rows:
+                row.times += 1
+            rest = [row for row in rows if row.times < self._cfg.times_limit] + rest
+        held[:] = rest
         return rows
+
+    def save(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Returns what was dropped and, of a fifo, what waits.
+
+        Args:
+          shape: of an item's bytes.
+        """
+        self.drop_stale()
+        rows = self._rows if self._cfg.sampler == "fifo" else []
+        return {
+            "data": np.stack([r[DATA] for r in rows]) if rows else np.zeros((0, *shape), np.uint8),
+            "keys": np.array([row[KEY] for row in rows], np.uint64),
+            "times": np.array([row.times for row in rows], np.int64),
+            "dropped": np.array([self.stale, self.late], np.int64),
+        }
+
+    def load(self, tree: PyTree, make_row: Callable[[list, int], Row]) -> None:
+        """Puts back what ``save`` returned."""
+        self.stale, self.late = map(int, tree["dropped"])
+        for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
+            fields = [key, np.float64(1), np.int64(1), np.float64(1), data]
+            self._rows.append(make_row(fields, int(times)))

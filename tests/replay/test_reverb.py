@@ -1,0 +1,358 @@
+"""What only the Reverb backend promises: packing, rules, threads, checkpoints, errors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError, light_reverb
+from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.replay.reverb_packing import LARGE, Packing
+from rlstack.replay.reverb_rules import capacity, is_whole, limits
+from tests.replay import reverb_backend
+from tests.replay.replay_model import LAST, MID, config, drawn, feed, make_transition
+
+needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
+pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def make():
+    backends = reverb_backend.Backends()
+    yield backends
+    backends.close()
+
+
+def pair(cfg, num_envs, **options):
+    """A server, and a buffer that knows its address only."""
+    server = ReverbServer(cfg, num_envs, reverb_backend.spec())
+    spec = reverb_backend.spec()
+    return server, ReverbReplayBuffer(cfg, num_envs, server.address, spec, **options)
+
+
+@pytest.mark.parametrize("image", [(2,), (LARGE,), (84, 84, 4)])
+def test_packed_items_come_out_as_they_went_in(image):
+    rng = np.random.default_rng(0)
+    step = make_transition(range(3), [0] * 3, [0] * 3)
+
+    def some(x):
+        return rng.integers(0, 100, (3, 5, *x.shape[1:])).astype(x.dtype)
+
+    observation = {"code": step.timestep.observation["code"], "image": np.zeros((3, *image), "u1")}
+    step = step._replace(timestep=step.timestep._replace(observation=observation))
+    content = jax.tree.map(some, step)
+    packing = Packing(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), step))
+    rows = np.zeros((3, 5, packing.step_bytes), np.uint8)
+    for view, leaf in zip(packing.views(rows), jax.tree.leaves(content), strict=True):
+        view[...] = leaf
+    trajectory = packing.unpack(list(rows))
+    assert jax.tree.structure(trajectory) == jax.tree.structure(content)
+    for got, leaf in zip(jax.tree.leaves(trajectory), jax.tree.leaves(content), strict=True):
+        assert got.dtype == leaf.dtype and got.flags.c_contiguous
+        np.testing.assert_array_equal(got, leaf.swapaxes(0, 1))
+    assert [packing.head(item)[1] for item in rows] == content.params_version[:, 1].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_limits_block_both_sides(data):
+    """Reverb's limiter, played through: where no insert may go in, a batch can be had."""
+    batch_size = data.draw(st.integers(1, 8))
+    cfg = config(
+        data.draw(st.sampled_from(["uniform", "prioritized"])),
+        batch_size=batch_size,
+        max_size=data.draw(st.integers(batch_size, 40)),
+        min_size=data.draw(st.integers(1, 10)),
+        samples_per_insert=data.draw(st.sampled_from([0.1, 0.5, 1.0, 3.0, 8.0])),
+        samples_per_insert_tolerance=data.draw(st.none() | st.integers(0, 20)),
+        max_times_sampled=data.draw(st.none() | st.integers(1, 4)),
+    )
+    limit, rng = limits(cfg, 1), np.random.default_rng(0)
+    size, limit_times = capacity(cfg, 1), cfg.times_limit or 10**9
+    held, inserts, samples, batches = [], 0, 0, 0
+    for _ in range(300):
+        measure = inserts * limit.samples_per_insert - samples
+        if measure + limit.samples_per_insert <= limit.max_diff:
+            inserts, held = inserts + 1, [*held, 0][-size:]
+            continue
+        assert inserts >= cfg.min_size
+        for _ in range(batch_size):
+            measure = inserts * limit.samples_per_insert - samples
+            assert held and measure - 1 >= limit.min_diff, (inserts, samples)
+            i = int(rng.integers(len(held)))
+            held[i] += 1
+            held = [times for times in held if times < limit_times]
+            samples += 1
+        batches += 1
+    assert batches >= 2 or limit.max_diff > 1e200
+
+
+def test_whole_items_unless_that_repeats_much():
+    assert is_whole(config("fifo", period=1, unroll_length=20), 30_000)
+    assert is_whole(config("uniform", period=20, unroll_length=20), 30_000)
+    assert is_whole(config("uniform", unroll_length=1), 100)
+    assert not is_whole(config("uniform", unroll_length=1), 30_000)
+    assert not is_whole(config("uniform", unroll_length=5), 100)
+    assert is_whole(config("uniform", unroll_length=80, period=40), 100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sampler=st.sampled_from(["fifo", "uniform", "prioritized"]),
+    num_envs=st.integers(1, 3),
+    length=st.integers(1, 4),
+    period=st.integers(1, 4),
+    starts=st.sampled_from(["any", "not_last"]),
+    calls=st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7)), max_size=25),
+    seed=st.integers(0, 2**16),
+)
+def test_no_window_crosses_what_it_must_not(
+    make, sampler, num_envs, length, period, starts, calls, seed
+):
+    """Random adds of some environments, gaps, samples and reloads, against a list of items."""
+    cfg = config(
+        sampler,
+        unroll_length=length,
+        period=min(period, length),
+        max_size=200,
+        batch_size=1,
+        starts=starts,
+    )
+    rng, buffer = np.random.default_rng(seed), make(cfg, num_envs)
+    ordinal, broken = [0] * num_envs, [0] * num_envs  # steps added; the first after the last gap
+    types, items, seen = {}, [], []
+
+    for call, mask in calls:
+        envs = [e for e in range(num_envs) if mask >> e & 1] or [0]
+        rng.shuffle(envs)
+        if call == 0:
+            buffer.gap(np.array(envs))
+            for e in envs:
+                broken[e] = ordinal[e]
+        elif call == 1:
+            tree = buffer.save()
+            buffer.close()
+            buffer = make(cfg, num_envs)
+            buffer.load(tree)
+        elif call <= 5:
+            for _ in range(call):
+                step_types = [int(rng.choice([MID, MID, LAST])) for _ in envs]
+                ordinals = [ordinal[e] for e in envs]
+                buffer.add(np.array(envs), make_transition(envs, ordinals, step_types))
+                for e, kind in zip(envs, step_types, strict=True):
+                    types[e, ordinal[e]] = kind
+                    first = ordinal[e] - length
+                    ordinal[e] += 1
+                    if first < broken[e] or (first - broken[e]) % cfg.step_period:
+                        continue
+                    if starts == "any" or types[e, first] != LAST:
+                        items.append((e, first))
+        else:
+            assert buffer.can_sample(1) == bool(items if sampler != "fifo" else items[len(seen) :])
+            while buffer.can_sample(2) and len(seen) < 40:
+                sample = buffer.sample(2)
+                got = drawn_of(sample, types)
+                seen += got
+                assert set(got) <= set(items)
+                buffer.update_priorities(sample.keys, rng.random(2))
+    stats = buffer.stats()
+    assert (stats["inserts"], stats["samples"]) == (len(items), len(seen))
+    if sampler == "fifo":
+        assert seen == items[: len(seen)]
+    else:
+        assert stats["size"] == len(items)
+    buffer.close()
+
+
+def drawn_of(sample, types):
+    from tests.replay.replay_model import items_of
+
+    return items_of(sample.batch.trajectory, types)
+
+
+def test_uniform_is_uniform_where_starts_are_refused(make):
+    buffer = make(config("uniform", max_size=40, starts="not_last"), 4)
+    feed(
+        buffer, 4, 0, 60, step_types=lambda t: [LAST if (t + e) % 5 == 0 else MID for e in range(4)]
+    )
+    counts = {}
+    for _ in range(200):
+        for key in buffer.sample(100).keys.tolist():
+            counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 40 == buffer.stats()["size"]
+    assert sum((n - 500) ** 2 / 500 for n in counts.values()) < 72.1  # 0.999 quantile, 39 degrees
+
+
+def test_priorities_of_items_that_left_are_ignored(make):
+    buffer = make(config("prioritized", max_size=4, priority_exponent=1.0), 1)
+    feed(buffer, 1, 0, 7)
+    old = buffer.sample(100)
+    first = dict(zip(old.keys.tolist(), drawn(old), strict=True))
+    feed(buffer, 1, 7, 9)  # two of the four leave
+    keys = np.array(sorted(first, key=first.get), np.uint64)
+    buffer.update_priorities(keys, np.array([3.0, 3.0, 1.0, 1.0]))
+    np.testing.assert_array_equal(buffer.sample(100).batch.weights, np.ones(100))
+
+
+def test_a_full_fifo_waits_and_loses_nothing():
+    server, buffer = pair(config("fifo", max_size=8), 4, prefetch=0, max_pending=0)
+    feed(buffer, 4, 0, 7)
+    assert buffer.stats()["size"] == 8
+    feed(buffer, 4, 7, 10)  # these items are under way
+    start = time.monotonic()
+    with pytest.raises(ReplayTimeoutError, match="Is the learner sampling"):
+        buffer.add(None, make_transition(range(4), [10] * 4, [MID] * 4), timeout=0.3)
+    assert 0.25 < time.monotonic() - start < 1
+    assert buffer.stats()["add_wait_seconds"] > 0.25
+    items = [item for _ in range(3) for item in drawn(buffer.sample(4))]
+    assert items == [(env, first) for first in (0, 3, 6) for env in range(4)]
+    buffer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("side", ["sample", "add"])
+def test_close_wakes_who_waits(side):
+    server, buffer = pair(config("fifo", max_size=4), 4, prefetch=4, max_pending=0)
+    other = pickle.loads(pickle.dumps(buffer))
+    waiting = buffer if side == "sample" else other
+    raised = []
+
+    def wait():
+        try:
+            if side == "sample":
+                buffer.sample()
+            else:
+                feed(other, 4, 0, 100)
+        except ReplayClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    start = time.monotonic()
+    waiting.close()
+    thread.join(timeout=5)
+    assert raised and time.monotonic() - start < 1
+    buffer.close()
+    other.close()
+    server.close()
+
+
+def test_prefetched_batches_are_all_items_once():
+    server, buffer = pair(config("fifo", batch_size=6, max_size=32), 4)
+    writer = pickle.loads(pickle.dumps(buffer))
+    thread = threading.Thread(target=feed, args=(writer, 4, 0, 301))
+    thread.start()
+    items = [item for sample in take(buffer, 66) for item in drawn(sample)]
+    thread.join(timeout=20)
+    for env in range(4):  # writers' threads may mix environments, but keep each one's order
+        assert [f for e, f in items if e == env] == list(range(0, 297, 3))
+    assert not buffer.can_sample()
+    with pytest.raises(ReplayTimeoutError, match="batch_size \\(6\\) must be covered"):
+        buffer.sample(timeout=0.1)
+    for each in (buffer, writer, server):
+        each.close()
+
+
+def take(buffer, count):
+    dataset = buffer.make_dataset()
+    return (next(dataset) for _ in range(count))
+
+
+def test_rounds_over_two_writers():
+    cfg = config("fifo", max_size=32, min_actors=1, grace_seconds=0.3)
+    server, buffer = pair(cfg, 4, num_actors=2)
+    spec = reverb_backend.spec()
+    writers = [
+        ReverbReplayBuffer(cfg, 4, server.address, spec, env_ids=ids)
+        for ids in (range(0, 2), range(2, 4))
+    ]
+    for t in range(4):
+        writers[1].add(None, make_transition([2, 3], [t] * 2, [MID] * 2))
+    start = time.monotonic()
+    assert sorted(drawn(buffer.sample(timeout=5))) == [(2, 0), (3, 0)]
+    assert time.monotonic() - start > 0.25
+    buffer.set_params_version(1)
+    for t in range(4):
+        writers[0].add(np.array([1, 0]), make_transition([1, 0], [t] * 2, [MID] * 2, [1] * 2))
+    for t in range(4, 7):
+        writers[1].add(None, make_transition([2, 3], [t] * 2, [MID] * 2))
+    assert len(buffer.sample(timeout=5).keys) == 4
+    stats = buffer.stats()
+    assert (stats["late"], stats["round_actors"], stats["lag_max"]) == (2, 1, 1)
+    with pytest.raises(ValueError, match="distinct ints"):
+        writers[1].add(np.array([0]), make_transition([0], [7], [MID]))
+    for each in (buffer, *writers, server):
+        each.close()
+
+
+def test_a_server_goes_on_from_its_checkpoint(tmp_path):
+    cfg, spec = config("prioritized", max_size=40), reverb_backend.spec()
+    server = ReverbServer(cfg, 4, spec, checkpoint_dir=tmp_path)
+    buffer = ReverbReplayBuffer(cfg, 4, server.address, spec)
+    feed(buffer, 4, 0, 8)
+    buffer.flush()
+    sample = buffer.sample()
+    buffer.update_priorities(sample.keys, np.full(4, 9.0))
+    buffer.update_priorities(sample.keys, np.full(4, 9.0))  # waits for the one before
+    before = buffer.stats()
+    path = buffer.checkpoint()
+    assert os.path.dirname(path) == str(tmp_path)
+    buffer.close()
+    server.close()
+    server = ReverbServer(cfg, 4, spec, checkpoint_dir=tmp_path, port=server.port)
+    buffer = ReverbReplayBuffer(cfg, 4, server.address, spec, prefetch=0)
+    assert (buffer.stats()["size"], buffer.stats()["inserts"]) == (20, before["inserts"])
+    assert drawn(buffer.sample())
+    buffer.close()
+    server.close()
+
+
+def test_errors_name_the_way_out(make):
+    cfg, spec = config("uniform"), reverb_backend.spec()
+    server, buffer = pair(cfg, 2, prefetch=0)
+    with pytest.raises(ValueError, match="port must be free"):
+        ReverbServer(cfg, 2, spec, port=server.port)
+    with pytest.raises(ValueError, match="checkpoint_dir"):
+        buffer.checkpoint()
+    with pytest.raises(ValueError, match="checkpoint_dir"):
+        server.checkpoint()
+    with pytest.raises(ValueError, match="needs the server itself"):
+        buffer.load(make(cfg, 2).save())
+    with pytest.raises(ValueError, match=r"range within 0\.\.1"):
+        ReverbReplayBuffer(cfg, 2, server.address, spec, env_ids=range(1, 3))
+    with pytest.raises(ValueError, match="at least 0"):
+        ReverbReplayBuffer(cfg, 2, server.address, spec, prefetch=-1)
+    buffer.close()
+    server.close()
+    cfg = config("uniform", timeout_seconds=1.5)
+    with pytest.raises(ReplayTimeoutError, match="localhost:1 must answer"):
+        ReverbReplayBuffer(cfg, 2, "localhost:1", spec).can_sample()
+
+
+def test_without_reverb_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(light_reverb, "available", lambda: False)
+    monkeypatch.delitem(sys.modules, light_reverb._NAME, raising=False)
+    with pytest.raises(ImportError, match="Use the reference lane"):
+        light_reverb.load()
+
+
+def test_tensorflow_is_not_imported():
+    code = (
+        "import sys\nfrom rlstack.replay import light_reverb, reverb\n"
+        "assert 'reverb.libpybind' not in sys.modules\nlight_reverb.load()\n"
+        "print(sorted({'tensorflow', 'reverb'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "[]\n", done.stderr
