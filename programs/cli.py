@@ -15,7 +15,7 @@ import tyro
 from programs import train
 from programs.experiment import Experiment, nearest
 from programs.presets import PRESETS, describe, preset
-from programs.session import Interrupted, Result
+from programs.session import Interrupted, ProgramError, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def main(command: str, args: list[str]) -> int:
         return stop.exit_code
     except FloatingPointError:  # JAX_DEBUG_NANS was asked for the place, which the traceback tells
         raise
-    except (ValueError, OSError, ArithmeticError) as error:
+    except (ValueError, OSError, ArithmeticError, ProgramError) as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
         return _fail(f"rlstack {command}: {error}")

@@ -132,9 +132,9 @@ class Coordinator:
         """Asks for the end: a checkpoint, no evaluation."""
         with self._lock:
             self._interrupted = signal_number
-            if self._orders["phase"] == RUNNING:
+            if self._orders["phase"] == RUNNING and "learner" in self._nodes:
                 self._move_to(SAVING)
-            elif self._orders["phase"] == JUDGING:
+            elif self._orders["phase"] != SAVING:  # there is nothing to save, or no need
                 self._move_to(OVER)
 
     @remote(idempotent=True)

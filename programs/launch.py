@@ -23,7 +23,7 @@ from programs.display import ProgressDisplay
 from programs.experiment import Experiment
 from programs.nodes.line import Setup
 from programs.run_dir import RunDir
-from programs.session import Interrupted, Result, Signals
+from programs.session import Interrupted, ProgramError, Result, Signals
 from rlstack import checkpoint
 from rlstack.remote import ClosedError, RemoteError, UnavailableError
 from rlstack.rpc import RemoteObject
@@ -32,10 +32,6 @@ from rlstack.types import EnvSpec
 _LOOK = 0.1  # seconds between two looks at the launcher
 _SHOW = 0.5  # seconds between two looks at the coordinator
 _PATIENCE = 20.0  # seconds after an interruption in which a program ends by itself
-
-
-class ProgramError(RuntimeError):
-    """A node failed for good and so ended the program; the message has what it raised."""
 
 
 def run_program(

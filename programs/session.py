@@ -25,6 +25,10 @@ class Interrupted(Exception):  # noqa: N818, it is no error
         self.exit_code = 128 + signal_number
 
 
+class ProgramError(RuntimeError):
+    """A node failed for good and so ended its program; the message has what it raised."""
+
+
 class Averages:
     """Means of what was logged since the last flush."""
 

@@ -21,10 +21,12 @@ from programs.nodes.params import know_records, pull_params
 from programs.seeds import role_key, role_seed
 from rlstack.actor import Actor
 from rlstack.inferencer import Inference, Inferencer
-from rlstack.remote import UnavailableError
-from rlstack.replay import ReplayTimeoutError
+from rlstack.remote import RemoteError, UnavailableError
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.types import TimeStep, Transition
 
+# What a service raises that ends, or has too much to do; another, or it later, may answer.
+_PASSING = ("ServiceClosedError", "TimeoutError")
 _PATIENCE = 1.0  # seconds in a wait before asking whether the program still runs
 
 
@@ -78,7 +80,9 @@ class _RemoteInferencer:
         while True:
             try:
                 return self._service.inference(self._rank, self._line.incarnation, ids, timestep)
-            except UnavailableError:
+            except (UnavailableError, RemoteError) as error:
+                if isinstance(error, RemoteError) and error.type_name not in _PASSING:
+                    raise
                 if self._line.ask().phase != RUNNING:
                     raise _Stopped from None
                 if time.monotonic() > until:
@@ -135,8 +139,8 @@ class ActorNode:
                 ids = range(self._rank * num_envs, (self._rank + 1) * num_envs)
                 replay = _PatientReplay(writer, ids, line, experiment.replay.timeout_seconds)
                 self._act(Actor(env, inferencer, replay))
-            except _Stopped:
-                pass
+            except (_Stopped, ReplayClosedError):
+                pass  # the learner's end closes the replay, and is the program's
             finally:
                 close()
                 writer.close()
