@@ -71,9 +71,8 @@ class ReverbWriter:
         self._ring = np.zeros((num_envs, self._rows, packing.step_bytes), np.uint8)
         packing.env_ids(self._ring)[:] = np.array(env_ids)[:, None]
         self._views = packing.views(self._ring)
-        self._since = np.zeros(num_envs, np.int64)  # steps since the last gap
         self._offsets = np.arange(self._rows)
-        self._clock = EnvClock(num_envs)
+        self._clock = EnvClock(num_envs)  # counts steps since the last gap
         self._lock, self._closed = threading.Lock(), False
         self._pending = 0
         self.waited = 0.0  # seconds
@@ -105,17 +104,48 @@ class ReverbWriter:
             count = len(self._env_ids) if ids is None else len(ids)
             leaves = self._packing.leaves(transition, count)
             self._make_room(timeout)
-            rows = self._write(ids, leaves)
-            self._shared.saw_version(int(np.max(leaves[-1])))
-            ids = self._clock.envs if ids is None else ids
-            if not self._whole:
-                self._append_steps(ids, rows)
-            starts = self._since[ids] - self._rows
-            due = (starts >= 0) & (starts % self._cfg.step_period == 0)
-            if self._cfg.starts == "not_last":
-                due &= self._views[0][ids, starts % self._rows] != _LAST
-            if due.any():
-                self._create(ids[due], starts[due])
+            self._shared.saw_version(int(leaves[-1].max()))
+            clock = self._clock
+            if ids is None and (clock.together or clock.rejoin()):
+                self._add_all(leaves)
+            else:
+                self._add_some(clock.envs if ids is None else ids, leaves)
+
+    def _add_all(self, leaves: list) -> None:
+        """Adds a step of every environment, all at the same step."""
+        clock = self._clock
+        row = clock.step % self._rows
+        for view, leaf in zip(self._views, leaves, strict=True):
+            view[:, row] = leaf
+        if not self._whole:
+            self._append_steps(clock.envs, row)
+        start = clock.step - self._length
+        clock.step += 1
+        if start >= 0 and start % self._cfg.step_period == 0:
+            self._complete(clock.envs, np.full(len(clock.envs), start))
+
+    def _add_some(self, ids: np.ndarray, leaves: list) -> None:
+        """Adds a step of some environments, each at its own step."""
+        self._clock.part()
+        steps = self._clock.steps[ids]
+        rows = steps % self._rows
+        for view, leaf in zip(self._views, leaves, strict=True):
+            view[ids, rows] = leaf
+        if not self._whole:
+            self._append_steps(ids, rows)
+        self._clock.steps[ids] = steps + 1
+        starts = steps - self._length
+        due = (starts >= 0) & (starts % self._cfg.step_period == 0)
+        if due.any():
+            self._complete(ids[due], starts[due])
+
+    def _complete(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        """Makes the items that begin at these steps, where they may."""
+        if self._cfg.starts == "not_last":
+            may = self._views[0][ids, starts % self._rows] != _LAST
+            ids, starts = ids[may], starts[may]
+        if ids.size:
+            self._create(ids, starts)
 
     def _local(self, env_ids: np.ndarray | None, where: str) -> np.ndarray | None:
         """Returns ids counted from this writer's first, None for all in order."""
@@ -130,22 +160,6 @@ class ReverbWriter:
             if not self._env_ids.start:
                 raise
             raise ValueError(f"{error} Counted from {self._env_ids.start}, the first.") from None
-
-    def _write(self, ids: np.ndarray | None, leaves: list) -> np.ndarray | int:
-        """Writes one step of each; returns the rows written to."""
-        since = self._since
-        if ids is None and (since == since[0]).all():
-            row = int(since[0]) % self._rows
-            for view, leaf in zip(self._views, leaves, strict=True):
-                view[:, row] = leaf
-            since += 1
-            return row
-        ids = self._clock.envs if ids is None else ids
-        rows = since[ids] % self._rows
-        for view, leaf in zip(self._views, leaves, strict=True):
-            view[ids, rows] = leaf
-        since[ids] += 1
-        return rows
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
         """Gives Reverb a step of each environment: one call, a column for each."""
@@ -190,12 +204,8 @@ class ReverbWriter:
         """Waits until few enough items are under way."""
         if self._pending <= self._max_pending:
             return
-        start = time.monotonic()
-        try:
-            if self._flush(self._max_pending // 2, timeout):
-                return
-        finally:
-            self.waited += time.monotonic() - start
+        if self._flush(self._max_pending // 2, timeout):
+            return
         table_info(self._client, self._address, 1.0)  # raises if it is the server that is missing
         raise ReplayTimeoutError(
             f"ReverbReplayBuffer.add: {self._pending} items must have gone into the table at "
@@ -205,12 +215,14 @@ class ReverbWriter:
 
     def _flush(self, leave: int, timeout: float) -> bool:
         """Waits until at most ``leave`` items are under way; says whether they are."""
-        deadline = time.monotonic() + timeout
+        start = time.monotonic()
+        deadline = start + timeout
         while True:
             left = min(_SLICE, deadline - time.monotonic())
             try:
                 self._stream.Flush(leave, max(1, int(left * 1000)))
                 self._pending = min(self._pending, leave)
+                self.waited += time.monotonic() - start
                 return True
             except RuntimeError as error:
                 if "Timeout" not in str(error) and "Deadline" not in str(error):
@@ -219,6 +231,7 @@ class ReverbWriter:
                     ) from error
             self._check_open("add")
             if time.monotonic() >= deadline:
+                self.waited += timeout
                 return False
 
     def flush(self, timeout: float) -> None:
@@ -241,10 +254,11 @@ class ReverbWriter:
             self._check_open("gap")
             ids = self._local(env_ids, "gap")
             ids = self._clock.envs if ids is None else ids
-            self._since[ids] = 0
-            if not self._whole:
-                for env in ids.tolist():
-                    self._refs[env].clear()
+            self._clock.part()
+            self._clock.steps[ids] = 0
+            self._clock.rejoin()
+            for env in () if self._whole else ids.tolist():
+                self._refs[env].clear()
 
     def _check_open(self, where: str) -> None:
         if self._closed:
@@ -255,19 +269,20 @@ class ReverbWriter:
         with self._lock:
             self._check_open("save")
             self._flush(0, self._cfg.timeout_seconds)
-            return {"rows": self._ring.copy(), "since": self._since.copy()}
+            return {"rows": self._ring.copy(), "since": self._clock.last_steps() + 1}
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""
         with self._lock:
             self._check_open("load")
-            self._ring[:], self._since[:] = tree["rows"], tree["since"]
-            if self._whole:
-                return
-            for back in range(self._rows, 0, -1):
-                ids = np.flatnonzero(self._since >= back)
+            self._clock.part()
+            since = self._clock.steps
+            self._ring[:], since[:] = tree["rows"], tree["since"]
+            self._clock.rejoin()
+            for back in () if self._whole else range(self._rows, 0, -1):
+                ids = np.flatnonzero(since >= back)
                 if ids.size:
-                    self._append_steps(ids, (self._since[ids] - back) % self._rows)
+                    self._append_steps(ids, (since[ids] - back) % self._rows)
 
     def close(self) -> None:
         """Sends what is finished, as far as that takes no waiting, and ends the stream."""

@@ -276,7 +276,7 @@ def test_rounds_over_two_writers():
     spec = reverb_backend.spec()
     writers = [
         ReverbReplayBuffer(cfg, 4, server.address, spec, env_ids=ids)
-        for ids in (range(0, 2), range(2, 4))
+        for ids in (range(2), range(2, 4))
     ]
     for t in range(4):
         writers[1].add(None, make_transition([2, 3], [t] * 2, [MID] * 2))
