@@ -7,6 +7,7 @@ or restarting hears of everything at its next report.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 import time
@@ -19,7 +20,7 @@ from programs.experiment import Experiment
 from programs.run_dir import RunDir, git_commit
 from programs.session import Result, Session
 from rlstack.evaluator import Evaluation
-from rlstack.loggers import Logger
+from rlstack.loggers import Fanout, Logger
 from rlstack.remote import remote
 
 # The phases of a program, in their order.
@@ -29,6 +30,9 @@ JUDGING = "judging"  # the last evaluation
 OVER = "over"  # every node ends
 
 
+_SILENT = 3.0  # seconds after which a node that does not report is shown as silent
+
+
 @dataclasses.dataclass
 class _Node:
     """What is known of one node."""
@@ -36,7 +40,31 @@ class _Node:
     incarnation: int = 0
     pid: int = 0
     seen: float = 0.0
-    counts: dict[str, float] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    history: collections.deque[tuple[float, float]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=25)  # (time, frames) of the last seconds
+    )
+
+    def frames_per_second(self) -> float:
+        """Frames of this incarnation over the last seconds."""
+        (then, before), (now, frames) = self.history[0], self.history[-1]
+        return max(0.0, frames - before) / (now - then) if now > then else 0.0
+
+
+class _Newest:
+    """A logger that remembers the newest value of everything."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, float] = {}
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes one line of logs."""
+        del step
+        self.logs.update({name: float(value) for name, value in logs.items()})
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class Coordinator:
@@ -53,12 +81,14 @@ class Coordinator:
           logger: where logs go, by frames.
           start_frames: frames of the runs that this one resumes.
         """
-        self._experiment, self._directory, self._logger = experiment, directory, logger
+        self._experiment, self._directory = experiment, directory
+        self._newest = _Newest()
+        self._logger = Fanout([logger, self._newest])
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._session = Session(
             experiment,
-            logger,
+            self._logger,
             start_frames=start_frames,
             evaluate=lambda _: self._due("evaluations"),
             checkpoint=lambda _: self._due("checkpoints"),
@@ -67,7 +97,6 @@ class Coordinator:
         self._learner_steps = 0
         self._orders: dict[str, Any] = {"phase": RUNNING, "checkpoints": 0, "evaluations": 0}
         self._nodes: dict[str, _Node] = {}
-        self._latest: dict[str, float] = {}
         self._interrupted = 0
         self._train_seconds = 0.0
 
@@ -78,6 +107,7 @@ class Coordinator:
         incarnation: int,
         pid: int,
         counts: Mapping[str, float],
+        gauges: Mapping[str, float],
         logs: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Takes a node's news and returns what is due.
@@ -87,6 +117,7 @@ class Coordinator:
           incarnation: how often it has been restarted.
           pid: its process.
           counts: totals since the incarnation began; ``env_frames`` and ``learner_steps`` count.
+          gauges: numbers as they are now, logged as means over the nodes that have them.
           logs: values to average, each a list of numbers.
 
         Returns:
@@ -100,7 +131,8 @@ class Coordinator:
             self._frames += int(counts.get("env_frames", 0) - before.get("env_frames", 0))
             self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
-            known.counts = dict(counts)
+            known.counts, known.gauges = counts, gauges
+            known.history.append((known.seen, counts.get("env_frames", 0.0)))
             self._session.log({name: np.asarray(values) for name, values in logs.items()})
             if self._orders["phase"] == RUNNING:
                 self._session.tick(self._frames, self._program_logs)
@@ -141,17 +173,8 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Returns what a display shows: orders, frames, the newest logs, and every node."""
         with self._lock:
-            now = time.monotonic()
-            nodes = {
-                name: {
-                    "incarnation": node.incarnation,
-                    "pid": node.pid,
-                    "silent_seconds": now - node.seen,
-                    **node.counts,
-                }
-                for name, node in self._nodes.items()
-            }
-            return {**self._answer(), "logs": dict(self._latest), "nodes": nodes}
+            nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
+            return {**self._answer(), "logs": dict(self._newest.logs), "nodes": nodes}
 
     def wait_until_over(self, timeout: float) -> bool:
         """Waits for the last phase; says whether it has come."""
@@ -173,15 +196,36 @@ class Coordinator:
         self._orders["phase"] = phase
         self._changed.notify_all()
 
+    def _shown(self, node: _Node) -> dict[str, float | str]:
+        """What a display says of a node."""
+        silent = time.monotonic() - node.seen > _SILENT
+        shown: dict[str, float | str] = {
+            "state": "silent" if silent else "up",
+            "pid": node.pid,
+            "restarts": node.incarnation,
+        }
+        if "env_frames" in node.counts:
+            shown["frames/s"] = node.frames_per_second()
+        if "params/version" in node.gauges:
+            shown["lag"] = max(0, self._learner_steps - node.gauges["params/version"])
+        waits = [value for name, value in node.gauges.items() if name.endswith("wait_seconds")]
+        if waits:
+            shown["waited s"] = sum(waits)
+        return shown
+
     def _program_logs(self) -> dict[str, float]:
-        """Sums of what nodes count, and how often they were restarted."""
-        totals: dict[str, float] = {}
+        """Means of the gauges, and how often nodes were restarted."""
+        values: dict[str, list[float]] = collections.defaultdict(list)
         for node in self._nodes.values():
-            for name, value in node.counts.items():
-                if name != "env_frames":
-                    totals[name] = totals.get(name, 0.0) + value
-        totals["program/restarts"] = sum(node.incarnation for node in self._nodes.values())
-        return totals
+            for name, value in node.gauges.items():
+                values[name].append(value)
+            if "params/version" in node.gauges:
+                values["params/lag"].append(self._learner_steps - node.gauges["params/version"])
+        return {
+            "learner/steps": self._learner_steps,
+            "program/restarts": sum(node.incarnation for node in self._nodes.values()),
+            **{name: float(np.mean(found)) for name, found in values.items()},
+        }
 
     def _result(self, evaluation: Evaluation) -> Result:
         experiment, session = self._experiment, self._session

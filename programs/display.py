@@ -56,6 +56,7 @@ class ProgressDisplay:
         self._clock = clock
         self._frames = start_frames
         self._logs: dict[str, Scalar] = {}
+        self._nodes: Mapping[str, Mapping[str, Any]] = {}
         self._history: deque[tuple[float, int]] = deque([(clock(), start_frames)])
         self._shown_at: float | None = None
         self._pending = False
@@ -85,6 +86,10 @@ class ProgressDisplay:
         if not self._closed and (self._shown_at is None or now - self._shown_at >= self._period):
             self._show(now)
 
+    def write_nodes(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what is known of each node of a program: columns by name, the same or fewer."""
+        self._nodes = nodes
+
     def close(self) -> None:
         """Show what came last and give the terminal back; a second call does nothing."""
         if self._closed:
@@ -110,6 +115,7 @@ class ProgressDisplay:
             f"{self.frames_per_second():,.0f} frames/s",
             *(f"{name} {_number(value)}" for name, value in self._chosen()),
             f"{self._time_left()} left",
+            *self._troubles(),
         ]
         return " | ".join(parts)
 
@@ -148,7 +154,24 @@ class ProgressDisplay:
         body = Table.grid(padding=(0, 2))
         for name, value in self._chosen():
             body.add_row(name, _number(value))
-        return Group(head, body)
+        return Group(head, body, self._render_nodes()) if self._nodes else Group(head, body)
+
+    def _render_nodes(self) -> Any:
+        from rich.table import Table
+
+        columns = list(dict.fromkeys(name for node in self._nodes.values() for name in node))
+        table = Table("node", *columns, box=None, padding=(0, 2, 0, 0))
+        for name, node in self._nodes.items():
+            cells = (node.get(column, "") for column in columns)
+            table.add_row(name, *(c if isinstance(c, str) else _number(c) for c in cells))
+        return table
+
+    def _troubles(self) -> list[str]:
+        """Nodes that are silent, and restarts, for a plain line."""
+        silent = [name for name, node in self._nodes.items() if node.get("state") == "silent"]
+        restarts = sum(int(node.get("restarts", 0)) for node in self._nodes.values())
+        parts = [f"silent: {', '.join(silent)}"] if silent else []
+        return [*parts, f"{restarts} restarts"] if restarts else parts
 
     def _share(self) -> float:
         return min(1.0, self._frames / self._total)

@@ -186,6 +186,7 @@ class _Watch:
         with contextlib.suppress(ClosedError, UnavailableError, RemoteError):
             while not self._closed.wait(_SHOW):
                 status = self._remote.status()
+                self._display.write_nodes(status["nodes"])
                 self._display.write(status["env_frames"], status["logs"])
 
 

@@ -182,7 +182,7 @@ def _train(
 def _restored_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:
     """Reads a checkpoint's params and nothing else of it."""
     agent = make_agent(experiment, spec)
-    params = jax.eval_shape(agent.initial_params, jax.random.PRNGKey(0))
+    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
     saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
     return saved["learner"]["params"]
 

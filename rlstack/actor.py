@@ -141,7 +141,7 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
         output, _ = agent.actor_step(rng_key, agent.initial_params(rng_key), timestep, state)
         return Transition(timestep, output, state, timestep.step_type)
 
-    example = jax.eval_shape(
-        lambda key: one_step(key, dummy_timestep(spec.observation)), jax.random.PRNGKey(0)
-    )
+    # Shapes alone, the key's too: no device is needed, nor taken.
+    rng_key = jax.eval_shape(jax.random.PRNGKey, 0)
+    example = jax.eval_shape(lambda key: one_step(key, dummy_timestep(spec.observation)), rng_key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)

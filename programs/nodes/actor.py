@@ -23,7 +23,7 @@ from rlstack.actor import Actor
 from rlstack.inferencer import Inference, Inferencer
 from rlstack.remote import RemoteError, UnavailableError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from rlstack.types import TimeStep, Transition
+from rlstack.types import Array, TimeStep, Transition
 
 # What a service raises that ends, or has too much to do; another, or it later, may answer.
 _PASSING = ("ServiceClosedError", "TimeoutError")
@@ -47,23 +47,34 @@ class Writes(Protocol):
 
 
 class _PatientReplay:
-    """Waits for room as long as the program runs."""
+    """Waits for room as long as the program runs; knows how long that was."""
 
     def __init__(self, writer: Writes, env_ids: range, line: Line, timeout: float) -> None:
         self._writer, self._line, self._timeout = writer, line, timeout
         self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
+        self._waited = 0.0
+        self._versions: Array | None = None  # of the params that acted last
+
+    def gauges(self) -> dict[str, float]:
+        """Returns what a report says of the writing."""
+        gauges = {"actor/add_wait_seconds": self._waited}
+        if self._versions is not None:
+            gauges["params/version"] = float(self._versions[0])
+        return gauges
 
     def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
         ids = self._all if env_ids is None else self._all[env_ids]
-        until = time.monotonic() + self._timeout
+        self._versions = transition.params_version
+        begun = time.monotonic()
         while True:
             try:
                 self._writer.add(ids, transition, timeout=_PATIENCE)
+                self._waited += time.monotonic() - begun
                 return
             except ReplayTimeoutError:
                 if self._line.ask().phase != RUNNING:
                     raise _Stopped from None
-                if time.monotonic() > until:
+                if time.monotonic() > begun + self._timeout:
                     raise
 
 
@@ -138,6 +149,7 @@ class ActorNode:
                 num_envs = experiment.env.num_envs
                 ids = range(self._rank * num_envs, (self._rank + 1) * num_envs)
                 replay = _PatientReplay(writer, ids, line, experiment.replay.timeout_seconds)
+                line.gauges = replay.gauges
                 self._act(Actor(env, inferencer, replay))
             except (_Stopped, ReplayClosedError):
                 pass  # the learner's end closes the replay, and is the program's

@@ -53,6 +53,7 @@ class InferenceNode:
         self._service = InferenceService(
             experiment.service, agent, params, actors * experiment.env.num_envs, key
         )
+        self._line.gauges = self._service.stats
 
     @remote()
     def inference(
@@ -65,8 +66,7 @@ class InferenceNode:
         """Serves until all is over."""
         try:
             while self._line.ask().phase != OVER:
-                self._line.log(self._service.stats())
-                self._stop.wait(0.2)
+                self._stop.wait(0.1)
         finally:
             self._service.close()
             self._close_params()

@@ -63,6 +63,7 @@ class LearnerNode:
         self._meeting = Meeting(experiment.program.num_actors)
         self._checkpoints = 0  # ordered so far
         self._saved_frames = -1
+        self._line.gauges = self._gauges
 
     @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
@@ -136,6 +137,10 @@ class LearnerNode:
         line = self._line
         line.count(learner_steps=self._learner.version)
         return line.ask(now=now)
+
+    def _gauges(self) -> dict[str, Any]:
+        replay = {f"replay/{name}": value for name, value in self._replay.stats().items()}
+        return {**replay, **self._publisher.stats()}
 
     def _save_if_due(self, orders: Orders) -> None:
         if orders.checkpoints > self._checkpoints:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +60,7 @@ class Coordinates(Protocol):
         incarnation: int,
         pid: int,
         counts: Mapping[str, float],
+        gauges: Mapping[str, float],
         logs: Mapping[str, Any],
     ) -> Mapping[str, Any]:
         """Takes a node's news and returns what is due."""
@@ -69,8 +70,13 @@ class Line:
     """Reports a few times a second and knows the newest orders; used by one thread."""
 
     def __init__(self, coordinator: Coordinates, node: str, stop: threading.Event) -> None:
-        """Takes the coordinator, this node's name, and the event by which a launcher ends it."""
+        """Takes the coordinator, this node's name, and the event by which a launcher ends it.
+
+        Attributes:
+          gauges: gives the numbers that a report is to hold; called at each.
+        """
         self._coordinator, self._node, self._stop = coordinator, node, stop
+        self.gauges: Callable[[], Mapping[str, Any]] = dict
         self.incarnation = incarnation()
         self._counts: dict[str, float] = {}
         self._logs: dict[str, list[np.ndarray]] = {}
@@ -101,12 +107,13 @@ class Line:
         logs = {name: np.concatenate(values) for name, values in self._logs.items()}
         self._logs = {}
         try:
+            gauges = {name: float(value) for name, value in self.gauges().items()}
             orders = self._coordinator.report(
-                self._node, self.incarnation, os.getpid(), self._counts, logs
+                self._node, self.incarnation, os.getpid(), self._counts, gauges, logs
             )
         except UnavailableError:
             # The coordinator is the last to leave, so its silence is the end.
-            if clock - self._heard > _GIVE_UP:
+            if time.monotonic() - self._heard > _GIVE_UP:  # the call itself may have waited
                 self._orders = self._orders._replace(phase=OVER)
             return
         self._heard = clock

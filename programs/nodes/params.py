@@ -20,7 +20,7 @@ _PATIENCE = 30.0  # seconds for which pulls may fail: the program ends sooner wh
 
 def know_records(agent: Agent, spec: EnvSpec) -> None:
     """Lets this process read the agent's own records out of messages."""
-    params = jax.eval_shape(agent.initial_params, jax.random.PRNGKey(0))
+    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
     codec.register(Inference, *_records(params), *_records(transition_spec(agent, spec)))
 
 
