@@ -49,12 +49,12 @@ class InProcessReplay:
         self._lock = threading.Lock()
         self._closed = False
         self._ring = StepRing(cfg, num_envs)
+        if spec is not None:
+            self._ring.allocate(spec)
         self._table = Table(
             "InProcessReplay", cfg, num_envs, self._ring, seed=seed, num_actors=num_actors
         )
         self._clock = self._table.clock
-        if spec is not None:
-            self._ring.allocate(spec)
 
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None

@@ -65,23 +65,22 @@ class SharedMemReplayBuffer:
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory. Nothing was
             created.
+          OSError: others were quicker to take it.
         """
         if num_envs < 1:
             raise ValueError(f"{NAME}: num_envs must be at least 1; got {num_envs}.")
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype)), spec)
         self._cfg, self._num_envs = cfg, num_envs
-        self._table = Table(
-            NAME, cfg, num_envs, StepRing(cfg, num_envs), seed=seed, num_actors=num_actors,
-            drops=False,
-        )  # fmt: skip
         self.num_bytes, beside = total_bytes(cfg, num_envs, spec)
         check_room(self.num_bytes + beside, NAME)
         check_room(self.num_bytes, NAME, FOLDER)
+        ring = StepRing(cfg, num_envs)  # without memory until the block is there
+        self._table = Table(
+            NAME, cfg, num_envs, ring, seed=seed, num_actors=num_actors, drops=False
+        )
         block = Block.create(self.num_bytes)
-        logger.info(
-            "%s: %s of %s bytes in %s, and %s beside.",
-            NAME, block.name, f"{self.num_bytes:,}", FOLDER, f"{beside:,}",
-        )  # fmt: skip
+        sizes = f"{self.num_bytes:,} bytes in {FOLDER}, and {beside:,} beside"
+        logger.info("%s: %s takes %s.", NAME, block.name, sizes)
         self._handle = SharedMemHandle(block.name, cfg, num_envs, spec)
         self._shared, self._pid = SharedSteps(cfg, num_envs, spec, block), os.getpid()
         head = self._shared.counters.head
@@ -135,8 +134,7 @@ class SharedMemReplayBuffer:
 
         The reader may be the same thread, and so cannot look after the writer while that waits.
         """
-        if self._reader.asked is not None:
-            self._reader.look_again()
+        self._reader.look_again()
         while (found := self._writer.obstacle(ids)) and self._reader.relieve(self._writer.mine):
             pass
         return found

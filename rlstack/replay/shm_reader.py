@@ -8,12 +8,13 @@ from rlstack.replay.base import ReplayConfig, Sample
 from rlstack.replay.samplers import Fifo
 from rlstack.replay.shm_block import birth
 from rlstack.replay.shm_steps import (
+    ASKED,
     DEAD,
-    HUNGRY,
     INSERTS,
-    RELIEFS,
+    NEWS,
     SAMPLES,
     SIZE,
+    STARVED,
     SharedSteps,
     fence,
 )
@@ -40,7 +41,8 @@ class SharedMemReader:
         table.ring = shared.ring
         table.clock.part()
         self._room = table.items * cfg.step_period + cfg.unroll_length
-        self._changed = True  # whether there is something to publish
+        self._changed = True  # whether steps were taken up since they were published
+        self._published: tuple = ()
         self.asked: int | None = None
         self.redrawn = 0
 
@@ -78,9 +80,11 @@ class SharedMemReader:
     def publish(self) -> None:
         """Tells writers what the table holds; the counts before what is counted."""
         table, numbers = self._table, self._numbers
-        numbers.head[SAMPLES] = table.samples
-        if not self._changed and numbers.head[SIZE] == table.sampler.size:
+        news = (table.samples, table.sampler.size, *numbers.head[[ASKED, STARVED]].tolist())
+        if not self._changed and news == self._published:
             return
+        self._published = news
+        numbers.head[SAMPLES] = table.samples
         numbers.head[SIZE], numbers.head[INSERTS] = table.sampler.size, table.inserts
         if isinstance(table.sampler, Fifo):
             released = self._turns(table.clock.steps) * self._cfg.step_period
@@ -89,25 +93,31 @@ class SharedMemReader:
             numbers.released[:] = released
         fence()
         numbers.seen[:] = table.clock.steps
+        fence()
+        numbers.head[NEWS] += 1
         self._changed = False
 
     def obstacle(self, size: int) -> str:
         """Returns what stands in the way of a sample after all that writers have published."""
         self.poll()
         found = self._table.obstacle(size)
-        self.asked = size if found else None
+        self._answer(size, found)
         if found and self.relieve():
             found = self._table.obstacle(size)
-            self.asked = size if found else None
-        self._numbers.head[HUNGRY] = bool(found)
+            self._answer(size, found)
         self.publish()
         return found
 
+    def _answer(self, size: int, found: str) -> None:
+        self.asked = size if found else None
+        head = self._numbers.head
+        head[ASKED], head[STARVED] = self.asked or 0, found not in ("", "samples_per_insert")
+
     def look_again(self) -> None:
-        """Puts HUNGRY right, for a writer in the reader's own thread."""
-        self._numbers.head[HUNGRY] = bool(
-            self.asked is not None and self._table.obstacle(self.asked)
-        )
+        """Brings the last refusal up to date, for a writer in the reader's own thread."""
+        if self.asked is not None:
+            found = self._table.obstacle(self.asked)
+            self._numbers.head[STARVED] = found not in ("", "samples_per_insert")
 
     def relieve(self, waits: np.ndarray | bool = False) -> bool:
         """Drops the oldest fifo items if all writers wait for room and no batch can be had.
@@ -121,12 +131,16 @@ class SharedMemReader:
         table, numbers, sampler = self._table, self._numbers, self._table.sampler
         if not isinstance(sampler, Fifo) or self.asked is None:
             return False
-        reliefs = numbers.head[RELIEFS]
-        stuck = (numbers.waiting == 1 + reliefs) | (numbers.waiting == DEAD) | waits
+        self.publish()
+        # Who has looked since the last news and had to wait then, waits for good.
+        stuck = (numbers.waiting == 1 + numbers.head[NEWS]) | (numbers.waiting == DEAD) | waits
         if not stuck.all():
             return False
         fence()
-        self.poll()  # what they published before they began to wait
+        self.poll()
+        if self._changed:  # by what they put before they began to wait: they must look again
+            self.publish()
+            return False
         keys = sampler.waiting().copy()
         if not keys.size or not table.obstacle(self.asked):
             return False
@@ -135,10 +149,7 @@ class SharedMemReader:
         keys = keys[full] if full.any() else keys[: self._num_envs]
         sampler.remove(keys % len(sampler.key_at))
         sampler.dropped += len(keys)
-        self._changed = True
         self.publish()
-        fence()
-        numbers.head[RELIEFS] = reliefs + 1
         return True
 
     def find_dead(self) -> None:

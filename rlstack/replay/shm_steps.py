@@ -35,8 +35,11 @@ from rlstack.types import PyTree, Transition
 _ALIGN = 64  # bytes: a cache line
 _IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# Numbers of the buffer as a whole, all put by the reader.
-CLOSED, OWNER_PID, OWNER_BIRTH, SIZE, INSERTS, SAMPLES, HUNGRY, RELIEFS = range(8)
+# Numbers of the buffer as a whole, all put by the reader. ASKED: the batch size that was refused
+# last, 0 once one was granted; STARVED: whether for another reason than samples_per_insert. NEWS
+# counts the times that anything which could end a writer's wait was put.
+CLOSED, OWNER_PID, OWNER_BIRTH, SIZE, INSERTS, SAMPLES, ASKED, STARVED, NEWS = range(9)
+_HEAD = 16
 
 DEAD = -1  # in `waiting`: the writer has ended
 ENDED = -2  # in `birth`: the writer has given the environment back
@@ -53,11 +56,11 @@ def fence() -> None:
 class Counters(NamedTuple):
     """Numbers of each environment, ``[num_envs]`` int64, and of the buffer, ``head``."""
 
-    head: np.ndarray  # [8], by the names above
+    head: np.ndarray  # [16], by the names above
     reserved: np.ndarray  # by the writer: no step below this minus `rows` is whole any more
     steps: np.ndarray  # by the writer: steps below this may be read
     unbroken: np.ndarray  # by the writer: the first step after the last gap
-    waiting: np.ndarray  # by the writer: 1 + RELIEFS while its add waits for room, 0 otherwise
+    waiting: np.ndarray  # by the writer: 1 + NEWS when its add last had to wait, 0 otherwise
     waited: np.ndarray  # by the writer: microseconds waited, in the first of its environments
     pid: np.ndarray  # by the writer: whose environment it is, 0 for nobody's
     birth: np.ndarray  # by the writer: when that process started
@@ -90,7 +93,7 @@ class SharedSteps:
     def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition, block: Block):
         rows, leaves = ring_rows(cfg, num_envs), jax.tree_util.tree_leaves(spec)
         word = np.dtype(np.int64)
-        columns: list[tuple[tuple[int, ...], np.dtype]] = [((8,), word)]
+        columns: list[tuple[tuple[int, ...], np.dtype]] = [((_HEAD,), word)]
         columns += [((num_envs,), word)] * (len(Counters._fields) - 1)
         columns.append(((rows, num_envs), word))
         columns += [((rows, num_envs, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
@@ -109,7 +112,7 @@ class SharedSteps:
     def block_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:
         """Returns the size of the block."""
         rows, leaves = ring_rows(cfg, num_envs), jax.tree_util.tree_leaves(spec)
-        total = _aligned(8 * 8) + (len(Counters._fields) - 1) * _aligned(8 * num_envs)
+        total = _aligned(8 * _HEAD) + (len(Counters._fields) - 1) * _aligned(8 * num_envs)
         total += _aligned(8 * rows * num_envs)
         return total + sum(
             _aligned(rows * num_envs * step_bytes([(x.shape, x.dtype)])) for x in leaves

@@ -14,15 +14,16 @@ from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutEr
 from rlstack.replay.clock import EnvClock
 from rlstack.replay.shm_block import birth
 from rlstack.replay.shm_steps import (
+    ASKED,
     CLOSED,
     ENDED,
-    HUNGRY,
     INSERTS,
+    NEWS,
     OWNER_BIRTH,
     OWNER_PID,
-    RELIEFS,
     SAMPLES,
     SIZE,
+    STARVED,
     SharedSteps,
     fence,
 )
@@ -30,6 +31,7 @@ from rlstack.replay.sizes import layout
 from rlstack.types import StepType, Transition
 
 _LAST = int(StepType.LAST)
+_HANDOVER = 2.0  # seconds that a writer waits for the one before it to end
 _CHECK_PERIOD = 1.0  # seconds between two looks at whether the owner lives
 
 _Ids = slice | np.ndarray
@@ -80,13 +82,15 @@ class SharedMemWriter:
           ValueError: another process that lives is writing one of them.
         """
         numbers = self._numbers
+        backoff = Backoff(_HANDOVER)  # for one that was killed just now
         for env in env_ids.tolist():
             pid = int(numbers.pid[env])
-            if pid not in (0, self._me[0]) and birth(pid) == numbers.birth[env]:
-                raise ValueError(
-                    f"{self._where}.add: environment {env} must have one writer; got a second one "
-                    f"beside process {pid}. Give every actor a rank of its own."
-                )
+            while pid not in (0, self._me[0]) and birth(pid) == numbers.birth[env]:
+                if not backoff.sleep():
+                    raise ValueError(
+                        f"{self._where}.add: environment {env} must have one writer; got a second "
+                        f"one beside process {pid}. Give every actor a rank of its own."
+                    )
         follows_on = self._resumes & (numbers.pid[env_ids] == 0)
         numbers.pid[env_ids], numbers.birth[env_ids], numbers.token[env_ids] = self._me
         numbers.waiting[env_ids] = 0
@@ -138,8 +142,9 @@ class SharedMemWriter:
         ahead: the reader has yet to sample what samples_per_insert asks for. With
           ``d = samples_per_insert * (inserts - min_size) - samples`` a batch of B must wait while
           ``d < B - tolerance``, and a writer while ``d > max(tolerance, B - tolerance)``: never
-          both. Nor does a writer wait while the reader does for some other reason (HUNGRY), such
-          as items that were sampled often enough and left.
+          both. B is what was asked for, if that is more than the config's. A reader that waits for
+          another reason (STARVED), such as that all items were sampled often enough and left, is
+          given a batch beyond the ratio each time that it looks.
         """
         cfg, numbers = self._cfg, self._numbers
         head, steps = numbers.head, self._steps[ids]
@@ -152,10 +157,13 @@ class SharedMemWriter:
                 waiting = self._uncounted() + int(head[SIZE])
                 if waiting >= cfg.batch_size and waiting + coming > cfg.max_size:
                     return "queue"
-        if cfg.samples_per_insert is not None and not head[HUNGRY]:
-            inserts = self._uncounted() + int(head[INSERTS])
+        if cfg.samples_per_insert is not None:
+            uncounted, batch = self._uncounted(), max(cfg.batch_size, int(head[ASKED]))
+            inserts = uncounted + int(head[INSERTS])
             due = cfg.samples_per_insert * (inserts - cfg.min_size) - int(head[SAMPLES])
-            if due > max(cfg.tolerance, cfg.batch_size - cfg.tolerance):
+            if due > max(cfg.tolerance, batch - cfg.tolerance) and not (
+                head[STARVED] and uncounted < batch
+            ):
                 return "ahead"
         return ""
 
@@ -180,13 +188,12 @@ class SharedMemWriter:
         backoff = Backoff(self._cfg.timeout_seconds if timeout is None else timeout)
         try:
             while True:
-                # Read before looking: a relief that comes after the look is not waited through.
-                reliefs = int(numbers.head[RELIEFS])
+                news = int(numbers.head[NEWS])  # what the look below knows of, at least
                 fence()
                 found = obstacle()
                 if not found:
                     return
-                numbers.waiting[mine] = 1 + reliefs
+                numbers.waiting[mine] = 1 + news
                 if not backoff.sleep():
                     raise self._timed_out(found)
                 self._check_open("add")

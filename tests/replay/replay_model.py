@@ -162,10 +162,11 @@ class Model:
                 return True
         if cfg.samples_per_insert is None:
             return False
-        if self.refused is not None and not self.can_sample(self.refused):
-            return False  # the reader waits too: for items, not for the ratio
+        if self.refused is not None and not self._has_items(self.refused):
+            return False  # the reader waits too, and not for the ratio
         ahead = cfg.samples_per_insert * (self.inserts - cfg.min_size) - self.samples
-        return ahead > max(cfg.tolerance, cfg.batch_size - cfg.tolerance)
+        batch_size = max(cfg.batch_size, self.refused or 0)
+        return ahead > max(cfg.tolerance, batch_size - cfg.tolerance)
 
     def gap(self, env: int) -> None:
         self.known.add(env)
@@ -180,17 +181,19 @@ class Model:
 
     def can_sample(self, batch_size: int) -> bool:
         cfg = self.cfg
+        if not self._has_items(batch_size) or cfg.samples_per_insert is None:
+            return self._has_items(batch_size)
+        allowed = cfg.samples_per_insert * (self.inserts - cfg.min_size) + cfg.tolerance
+        return self.samples + batch_size <= allowed
+
+    def _has_items(self, batch_size: int) -> bool:
+        cfg = self.cfg
         if self.inserts < cfg.min_size or not self.items:
             return False
         if cfg.sampler == "fifo" and len(self.items) < batch_size:
             return False
         left = sum(cfg.times_limit - i.times for i in self.items)
-        if cfg.sampler != "fifo" and cfg.times_limit and left < batch_size:
-            return False
-        if cfg.samples_per_insert is None:
-            return True
-        allowed = cfg.samples_per_insert * (self.inserts - cfg.min_size) + cfg.tolerance
-        return self.samples + batch_size <= allowed
+        return cfg.sampler == "fifo" or not cfg.times_limit or left >= batch_size
 
     def check_sample(self, sample: Sample, batch_size: int) -> None:
         got = items_of(sample.batch.trajectory, self.step_types)

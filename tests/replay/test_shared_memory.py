@@ -1,0 +1,425 @@
+"""What the shared buffer does beyond the contract, shown inside one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlstack.replay import (
+    InProcessReplay,
+    ReplayClosedError,
+    ReplayTimeoutError,
+    SharedMemReplayBuffer,
+    room,
+    shm_writer,
+)
+from rlstack.replay.shm_block import FOLDER
+from tests.replay.replay_model import (
+    MID,
+    SPEC,
+    Model,
+    config,
+    drain,
+    drawn,
+    feed,
+    make_transition,
+)
+from tests.replay.test_replay_contract import histories, step_types
+
+
+@pytest.fixture
+def make():
+    """Makes buffers, and closes them."""
+    made = []
+
+    def make(num_envs, sampler="uniform", num_actors=1, **changes):
+        cfg = config(sampler, **{"timeout_seconds": 10.0, **changes})
+        made.append(SharedMemReplayBuffer(cfg, num_envs, seed=0, spec=SPEC, num_actors=num_actors))
+        return made[-1]
+
+    yield make
+    for buffer in made:
+        buffer.close()
+    assert not [name for name in os.listdir(FOLDER) if name.startswith(f"rlstack-{os.getpid()}-")]
+
+
+def held(buffer) -> set[int]:
+    buffer.stats()
+    keys = buffer._table.sampler.key_at
+    return set(keys[keys >= 0].tolist())
+
+
+def test_a_handle_is_small_and_pickles_and_so_does_the_buffer(make):
+    buffer = make(4, max_size=400)
+    assert len(pickle.dumps(buffer)) < 3000
+    writer = pickle.loads(pickle.dumps(buffer))
+    assert isinstance(writer, shm_writer.SharedMemWriter)
+    feed(writer, 4, 0, 8)
+    assert len(drawn(buffer.sample())) == 4 and buffer.stats()["inserts"] == 20
+    # The next writer of an environment does not follow on the steps before.
+    other = buffer.handle().writer(1, 2)
+    other.add(np.array([2, 3]), make_transition([2, 3], [8, 8], [MID, MID]))
+    assert buffer.stats()["inserts"] == 20
+    feed(buffer, 2, 0, 0)
+    with pytest.raises(ReplayClosedError, match=r"\[2, 3\] have another writer"):
+        writer._next_check = 0.0
+        feed(writer, 4, 8, 9)
+
+
+def test_sizes_are_given_and_what_does_not_fit_is_refused_before_anything_is_made(
+    make, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    buffer = make(4, max_size=400)
+    path = os.path.join(FOLDER, buffer.handle().name)
+    assert os.stat(path).st_size == buffer.num_bytes
+    assert os.stat(path).st_blocks * 512 >= buffer.num_bytes  # taken at once
+    assert f"{buffer.num_bytes:,} bytes in" in caplog.text
+    before = sorted(os.listdir(FOLDER))
+    with pytest.raises(ValueError, match="must fit into what is free of"):
+        make(4, max_size=10**13)
+    free = os.statvfs(FOLDER)
+    monkeypatch.setattr(room, "available_memory", lambda: None)
+    with pytest.raises(ValueError, match=f"must fit into what is free of {FOLDER}"):
+        make(4, max_size=free.f_bavail * free.f_frsize // 8)
+    assert sorted(os.listdir(FOLDER)) == before
+
+
+@settings(max_examples=100, deadline=None)
+@given(history=histories(), polls=st.randoms(use_true_random=False))
+def test_gaps_and_wraps_between_two_looks_are_seen(history, polls):
+    """The reader looks now and then; what it holds after is what looking always would give."""
+    cfg, num_envs, calls, seed = history
+    sampler = "uniform" if cfg.sampler == "fifo" else cfg.sampler
+    changes = {"max_times_sampled": 0, "samples_per_insert": None}
+    cfg = dataclasses.replace(cfg, sampler=sampler, **changes)
+    rng, model = np.random.default_rng(seed), Model(cfg, num_envs)
+    buffer = SharedMemReplayBuffer(cfg, num_envs, seed=0, spec=SPEC)
+    writer = buffer.handle().attach()
+    lapped = False
+    for name, ids, count in calls:
+        envs = range(num_envs) if ids is None else ids
+        array = None if ids is None else np.array(ids)
+        for _ in range(count if name == "add" else 1):
+            if name == "add":
+                types = step_types(model, envs, rng)
+                ordinals = [model.ordinal[e] for e in envs]
+                writer.add(array, make_transition(envs, ordinals, types))
+                for env, step_type in zip(envs, types, strict=True):
+                    model.add(env, step_type)
+            elif name == "gap":
+                writer.gap(array)
+                for env in envs:
+                    model.gap(env)
+        lapped |= model.inserts - buffer._table.inserts > cfg.items_per_env(num_envs)
+        if polls.random() < 0.4:
+            expected = {item.turn * num_envs + item.env for item in model.items}
+            assert held(buffer) == expected
+            assert lapped or buffer._table.inserts == model.inserts
+            if buffer.can_sample(5):
+                got = drawn_from(buffer, model)
+                assert got <= {(i.env, i.first) for i in model.items}
+    buffer.close()
+
+
+def drawn_from(buffer, model) -> set:
+    from tests.replay.replay_model import items_of
+
+    return set(items_of(buffer.sample(5).batch.trajectory, model.step_types))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "uniform"])
+@pytest.mark.parametrize("instant", range(6))
+def test_a_writer_killed_at_any_instant_leaves_nothing_to_see(make, monkeypatch, sampler, instant):
+    buffer = make(2, sampler, max_size=6, batch_size=2)
+    writer = buffer.handle().attach()
+    feed(writer, 2, 0, 4)
+    taken, before = [], held(buffer)
+    for step in range(4, 7):
+        writer = buffer.handle().attach() if step == 5 else writer
+        if step == 4:
+            with monkeypatch.context() as patch:
+                dies_at(patch, writer, instant)
+                with pytest.raises(Killed):
+                    feed(writer, 2, step, step + 1)
+        assert held(buffer) == before
+        taken += drawn(buffer.sample()) if buffer.can_sample() else []
+        before = held(buffer)
+    # The next one begins anew, writes over what is left, and comes round more than once.
+    writer, first = buffer.handle().attach(), 1000
+    for step in range(first, first + 40):
+        feed(writer, 2, step, step + 1)
+        taken += (
+            [item for sample in [buffer.sample()] for item in drawn(sample)]
+            if (buffer.can_sample())
+            else []
+        )
+    assert all(start == 0 or start >= first for _, start in taken)
+    assert {start for _, start in taken} > {0} and max(taken)[1] > first + 30
+
+
+def dies_at(patch, writer, instant) -> None:
+    """Makes the next write end: before, between and after its parts."""
+
+    def die(*_):
+        raise Killed
+
+    ring = writer._shared.ring
+
+    def half(step, columns, leaves):
+        for leaf in ring._rings[: len(leaves) // 2]:
+            leaf[step % ring.rows, columns] = 77
+        raise Killed
+
+    def all_but_publish(*arguments):
+        mark(*arguments)
+        raise Killed
+
+    mark = writer._mark
+    fences = iter([None, die] if instant == 5 else [die])
+    if instant in (0, 5):
+        patch.setattr(shm_writer, "fence", lambda: (next(fences) or (lambda: None))())
+    if instant == 1:
+        patch.setattr(ring, "write_columns", die)
+    if instant == 2:
+        patch.setattr(ring, "write_columns", half)
+    if instant == 3:
+        patch.setattr(writer, "_mark", die)
+    if instant == 4:
+        patch.setattr(writer, "_mark", all_but_publish)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(make, monkeypatch, sampler):
+    buffer = make(2, sampler, max_size=16, batch_size=16)
+    writer, step = buffer.handle().attach(), [40]
+    feed(writer, 2, 0, 40)
+    ring = buffer._table.ring
+    gather = ring.gather
+
+    def slow_gather(starts, env_ids):
+        batch = gather(starts, env_ids)
+        feed(writer, 2, step[0], step[0] + 7)  # further than the rows to spare
+        step[0] += 7
+        gathered = gather(starts, env_ids)  # as if it had happened in between
+        del batch
+        return gathered
+
+    monkeypatch.setattr(ring, "gather", slow_gather)
+    for _ in range(5):
+        assert all(start > step[0] - 7 - 20 for _, start in drawn(buffer.sample()))
+    assert buffer.stats()["redrawn"] > 0
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
+@pytest.mark.parametrize("steps", [0, 5, 21, 60])
+def test_checkpoints_cross_between_backends(make, sampler, steps):
+    changes = {"max_size": 24, "max_size_per_env": 6}
+    cfg = config(sampler, **changes)
+    local, shared = InProcessReplay(cfg, 4, seed=3), make(4, sampler, **changes)
+    for step in range(steps):
+        feed(local, 4, step, step + 1)
+        if sampler == "fifo" and local.stats()["size"] > 12:
+            local.sample()
+    if steps:
+        local.add(np.array([2]), make_transition([2], [steps], [MID]))
+    shared.load(local.save())
+    back = InProcessReplay(cfg, 4, seed=9)
+    back.load(shared.save())
+    for buffer in (local, shared, back):
+        rest = [0, 1, 3] if steps else range(4)
+        buffer.add(np.array(rest), make_transition(rest, [steps] * len(rest), [MID] * len(rest)))
+        feed(buffer, 4, steps + 1, steps + (5 if steps else 11))
+    for size in (4, 2, 3):
+        samples = [buffer.sample(size) for buffer in (local, shared, back)]
+        for sample in samples[1:]:
+            assert drawn(sample) == drawn(samples[0])
+            np.testing.assert_array_equal(sample.keys, samples[0].keys)
+            np.testing.assert_array_equal(sample.batch.weights, samples[0].batch.weights)
+    assert {**shared.stats(), **local.stats()} == shared.stats()
+
+
+@pytest.mark.timeout(30)
+def test_a_full_fifo_waits_until_there_is_room_until_the_time_is_over_or_until_close(make):
+    buffer = make(2, "fifo", batch_size=2, max_size=4, unroll_length=2)
+    writer = buffer.handle().attach()
+    feed(writer, 2, 0, 6)
+    start = time.monotonic()
+    with pytest.raises(ReplayTimeoutError, match=r"max_size \(4\)"):
+        writer.add(None, make_transition([0, 1], [6, 6], [MID] * 2), timeout=0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+    thread = threading.Thread(target=feed, args=(writer, 2, 6, 7))
+    thread.start()
+    time.sleep(0.1)
+    assert thread.is_alive() and drawn(buffer.sample()) == [(0, 0), (1, 0)]
+    thread.join(5)
+    assert not thread.is_alive()
+    feed(writer, 2, 7, 8)
+    hungry, ended = make(2), []
+
+    def blocked():
+        with pytest.raises(ReplayClosedError):
+            feed(writer, 2, 8, 9)
+        ended.append("add")
+
+    def starved():
+        with pytest.raises(ReplayClosedError):
+            while True:
+                hungry.sample()
+        ended.append("sample")
+
+    threads = [threading.Thread(target=target) for target in (blocked, starved)]
+    [thread.start() for thread in threads]
+    time.sleep(0.1)
+    buffer.close()
+    hungry.close()
+    [thread.join(5) for thread in threads]
+    assert sorted(ended) == ["add", "sample"]
+    assert buffer.stats()["add_wait_seconds"] > 0.15
+    assert hungry.stats()["sample_wait_seconds"] > 0.05
+
+
+@pytest.mark.timeout(30)
+def test_sample_waits_for_items_and_the_dataset_ends_with_close(make):
+    buffer = make(2, "fifo", batch_size=2)
+    got = []
+
+    def read():
+        got.extend(item for sample in buffer.make_dataset() for item in drawn(sample))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    feed(buffer.handle().attach(), 2, 0, 13)
+    deadline = time.monotonic() + 10
+    while len(got) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    buffer.close()
+    thread.join(5)
+    assert got == [(env, first) for first in (0, 3, 6, 9) for env in (0, 1)]
+
+
+@pytest.mark.timeout(120)
+@settings(max_examples=60, deadline=None)
+@given(history=histories(), asks=st.lists(st.integers(1, 5), max_size=6))
+def test_no_setting_dead_locks_a_writer_and_a_reader(history, asks):
+    cfg, num_envs, _, _ = history
+    cfg = dataclasses.replace(cfg, timeout_seconds=20.0)
+    buffer = SharedMemReplayBuffer(cfg, num_envs, seed=0, spec=SPEC)
+    failures: list[BaseException] = []
+
+    def write():
+        try:
+            writer, t = buffer.handle().writer(0, 1), 0
+            while True:
+                feed(writer, num_envs, t, t + 1, step_types=lambda t: [t % 4 and MID] * num_envs)
+                t += 1
+        except ReplayClosedError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for size in [None, None, *asks, None]:
+            assert size is None or size <= 5
+            # A reader can ask for more than ever is held.
+            size = None if size and size > cfg.batch_size else size
+            assert len(buffer.sample(size).keys) == (size or cfg.batch_size)
+    finally:
+        buffer.close()
+        thread.join(25)
+    assert not thread.is_alive() and not failures
+
+
+@pytest.mark.timeout(30)
+def test_writers_are_held_back_to_the_ratio(make):
+    changes = {"samples_per_insert": 0.5, "min_size": 4, "batch_size": 4}
+    buffer = make(2, "uniform", max_size=100, samples_per_insert_tolerance=4.0, **changes)
+    writer, t = buffer.handle().attach(), 0
+    for _ in range(3):
+        with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
+            while True:
+                writer.add(None, make_transition([0, 1], [t, t], [MID] * 2), timeout=0.01)
+                t += 1
+        inserts, samples = buffer._shared.counters.steps.sum() - 6, buffer.stats()["samples"]
+        assert 4.0 < 0.5 * (inserts - 4) - samples <= 4.0 + 0.5 * 2
+        assert sum(1 for _ in drain(buffer)) >= 1
+
+
+@pytest.mark.timeout(30)
+def test_when_all_wait_the_oldest_go_but_not_while_one_may_still_write(make):
+    buffer = make(2, "fifo", batch_size=2, max_size=8, max_size_per_env=2, min_size=20)
+    writers, stop = [buffer.handle().writer(rank, 2) for rank in range(2)], threading.Event()
+    counts = [0, 0]
+
+    def write(rank):
+        try:
+            while not stop.is_set():
+                step = [counts[rank]]
+                writers[rank].add(np.array([rank]), make_transition([rank], step, [MID]))
+                counts[rank] += 1
+        except ReplayClosedError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(2)]
+    threads[0].start()
+    with pytest.raises(ReplayTimeoutError, match="min_size"):
+        buffer.sample(timeout=0.3)
+    assert buffer.stats()["dropped"] == 0 and counts[0] == 9
+    threads[1].start()
+    items = drawn(buffer.sample(timeout=10))
+    assert buffer.stats()["inserts"] >= 20 and len(items) == 2
+    assert 16 <= buffer.stats()["dropped"] <= buffer.stats()["inserts"] - 2
+    stop.set()
+    buffer.close()
+    [thread.join(5) for thread in threads]
+
+
+@pytest.mark.timeout(30)
+def test_a_round_goes_when_its_actors_have_reported_and_the_grace_is_over(make):
+    buffer = make(6, "fifo", num_actors=3, max_size=48, min_actors=2, grace_seconds=0.2)
+    actors = [buffer.handle().writer(rank, 3) for rank in range(3)]
+
+    def report(rank, first, last, version):
+        ids = np.array([2 * rank, 2 * rank + 1])
+        for t in range(first, last):
+            actors[rank].add(ids, make_transition(ids, [t, t], [MID] * 2, [version] * 2))
+
+    report(0, 0, 4, 0)
+    with pytest.raises(ReplayTimeoutError, match=r"min_actors \(2\)"):
+        buffer.sample(timeout=0.05)
+    report(2, 0, 4, 0)
+    start = time.monotonic()
+    assert sorted(drawn(buffer.sample())) == [(env, 0) for env in (0, 1, 4, 5)]
+    assert 0.1 < time.monotonic() - start < 2
+    buffer.set_params_version(1)
+    report(1, 0, 4, 0)
+    report(0, 4, 7, 1)
+    report(1, 4, 7, 1)
+    report(2, 4, 7, 1)
+    start = time.monotonic()
+    assert len(drawn(buffer.sample())) == 8
+    assert time.monotonic() - start < 0.15
+    assert (buffer.stats()["round_actors"], buffer.stats()["late"]) == (3, 2)
+
+
+def test_jax_specs_and_arrays_serve_as_well(make):
+    spec = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), SPEC)
+    buffer = SharedMemReplayBuffer(config(), 2, seed=0, spec=spec)
+    feed(pickle.loads(pickle.dumps(buffer)), 2, 0, 6)
+    assert len(drawn(buffer.sample())) == 4
+    buffer.close()

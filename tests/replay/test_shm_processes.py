@@ -1,0 +1,198 @@
+"""A shared buffer between processes: load, kills, what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rlstack.replay import ReplayClosedError, SharedMemReplayBuffer
+from rlstack.replay.shm_block import FOLDER, birth
+from tests.replay.replay_model import config
+from tests.replay.shm_actors import SPEC, Actors, check, once
+
+
+def blocks(pid: int) -> list[str]:
+    return [name for name in os.listdir(FOLDER) if name.startswith(f"rlstack-{pid}-")]
+
+
+def ends(pid: int, seconds: float = 10.0) -> bool:
+    """Whether a process ends within some time."""
+    deadline = time.monotonic() + seconds
+    while birth(pid) >= 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return birth(pid) < 0
+
+
+@pytest.fixture
+def share():
+    """Makes buffers, and shows that closing leaves nothing."""
+    made = []
+
+    def make(num_envs, sampler="uniform", **changes):
+        cfg = config(sampler, **{"timeout_seconds": 20.0, **changes})
+        made.append(SharedMemReplayBuffer(cfg, num_envs, seed=0, spec=SPEC))
+        return made[-1]
+
+    yield make
+    for buffer in made:
+        buffer.close()
+    assert blocks(os.getpid()) == []
+
+
+def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float, int]:
+    """Samples while a writer is killed each period (0: never); returns inserts a second, kills."""
+    items, rng, kills = [], np.random.default_rng(0), 0
+    with Actors(buffer.handle(), num_actors) as actors:
+        for rank in range(num_actors):
+            actors.start(rank)
+        items += check(buffer.sample())
+        start, before = time.monotonic(), int(buffer.stats()["inserts"])
+        while (now := time.monotonic() - start) < seconds:
+            items += check(buffer.sample())
+            if period and now > (kills + 1) * period:
+                kills += 1
+                rank = int(rng.integers(num_actors))
+                actors.kill(rank)
+                actors.start(rank)
+        rate = (int(buffer.stats()["inserts"]) - before) / (time.monotonic() - start)
+        buffer.close()
+        assert all(ends(pid) for pid in actors.pids.values())
+    assert buffer.stats()["samples"] == len(items)
+    if buffer._cfg.sampler == "fifo":
+        assert once(items) and buffer.stats()["dropped"] == 0
+    assert {env for env, _, _ in items} == set(range(buffer._num_envs))
+    return rate, kills
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("sampler,seconds", [("uniform", 6.0), ("fifo", 3.0)])
+def test_killed_writers_corrupt_nothing(share, sampler, seconds):
+    buffer = share(6, sampler, batch_size=8, unroll_length=4, max_size=48)
+    _, kills = chaos(buffer, 3, seconds, period=0.25)
+    assert kills > seconds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_eight_writers_one_killed_every_second_for_a_minute(share, sampler, capsys):
+    def run(seconds, period):
+        buffer = share(16, sampler, batch_size=16, unroll_length=4, max_size=512)
+        return chaos(buffer, 8, seconds, period)
+
+    calm, _ = run(15.0, 0.0)
+    rate, kills = run(60.0, 1.0)
+    with capsys.disabled():
+        print(f"\n{sampler}: {calm:,.0f} items/s calm, {rate:,.0f} with {kills} kills")
+    assert kills > 50 and rate > 0.7 * calm  # an eighth of the writers begins anew each second
+
+
+@pytest.mark.timeout(60)
+def test_every_fifo_item_of_every_process_comes_once(share):
+    buffer = share(6, "fifo", batch_size=6, unroll_length=3, max_size=12)
+    with Actors(buffer.handle(), 3, limit=3 * 50 + 1) as actors:
+        for rank in range(3):
+            actors.start(rank)
+        items = [item for _ in range(50) for item in check(buffer.sample())]
+        assert all(ends(pid) for pid in actors.pids.values())
+    assert len(items) == 300 and once(items)
+    assert {(env, first) for env, _, first in items} == {
+        (env, first) for env in range(6) for first in range(0, 150, 3)
+    }
+    for env in range(6):
+        firsts = [first for e, _, first in items if e == env]
+        assert firsts == sorted(firsts)
+    stats = buffer.stats()
+    assert stats["dropped"] == 0 and stats["inserts"] == 300 and not buffer.can_sample(1)
+    assert stats["add_wait_seconds"] > 0 and stats["sample_wait_seconds"] > 0
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_has_one_writer_and_a_buffer_that_is_written_is_not_loaded(share):
+    buffer = share(4, max_size=64)
+    tree = buffer.save()
+    with Actors(buffer.handle(), 2, pause=0.001) as actors:
+        actors.start(0)
+        buffer.sample()
+        with pytest.raises(ValueError, match="environment 0 must have one writer"):
+            buffer.handle().writer(0, 2)
+        with pytest.raises(ValueError, match="Load before the actors start"):
+            buffer.load(tree)
+        with pytest.raises(ValueError, match="rank must be one of num_actors"):
+            buffer.handle().writer(2, 2)
+        actors.kill(0)
+        deadline = time.monotonic() + 10
+        while True:  # until the process is no more
+            try:
+                buffer.handle().writer(0, 2).close()
+                break
+            except ValueError:
+                assert time.monotonic() < deadline
+        # A writer that ends in order takes nothing with it.
+        actors.start(1)
+        buffer.sample()
+    assert len(blocks(os.getpid())) == 1
+
+
+OWNER = """
+import os, sys, time
+from rlstack.replay import SharedMemReplayBuffer
+from tests.replay.replay_model import config
+from tests.replay.shm_actors import SPEC, Actors
+buffer = SharedMemReplayBuffer(config(max_size=64), 2, seed=0, spec=SPEC)
+actors = Actors(buffer.handle(), 1, pause=0.001).__enter__()
+actors.start(0)
+buffer.sample()
+print(buffer.handle().name, actors.pids[0], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(90)
+def test_what_a_killed_owner_leaves_is_swept_at_the_next_start(share):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        name, writer = owner.stdout.readline().split()
+        share(2).close()
+        assert os.path.exists(os.path.join(FOLDER, name))  # whose owner lives
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait(10)
+        owner.stdout.close()
+    assert ends(int(writer))  # it finds the owner gone by itself
+    assert os.path.exists(os.path.join(FOLDER, name))
+    share(2)
+    assert not os.path.exists(os.path.join(FOLDER, name))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*fork")  # as what inherits a buffer would do
+def test_a_forked_child_neither_uses_nor_unlinks_it(share):
+    buffer = share(2)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for call in (buffer.sample, lambda: buffer.gap(None)):
+                with pytest.raises(RuntimeError, match="child that it forked"):
+                    call()
+            buffer._end()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(blocks(os.getpid())) == 1
+    pickle.loads(pickle.dumps(buffer)).gap(None)
+    buffer.close()
+    with pytest.raises(ReplayClosedError, match="is closed, or was killed"):
+        buffer.handle().attach()
