@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pickle
@@ -46,9 +47,11 @@ def run_program(
       stream: where progress is shown; standard error by default.
 
     Raises:
+      ValueError: a package is missing, or the config contradicts itself or the environment.
       ProgramError: a node failed that cannot be restarted, or was restarted too often.
       Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
+    _check_packages(experiment)
     spec = _environment_spec(experiment)
     make_agent(experiment, spec)  # an agent that does not fit is refused here, before any launch
     setup = Setup(experiment, directory, spec, restored)
@@ -64,6 +67,19 @@ def run_program(
     if received:
         raise Interrupted(received)
     raise ProgramError(_first_failure(directory))
+
+
+def _check_packages(experiment: Experiment) -> None:
+    needed = {"launchpad", "courier"}
+    if experiment.topology == "distributed":
+        needed.add("reverb")
+    missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
+    if missing:
+        raise ValueError(
+            f"topology {experiment.topology}: it needs {', '.join(missing)}, which are for CPython "
+            "3.10; not installed here. `make venv` sets that up; `rlstack doctor` tells more. "
+            "--topology single_process works without."
+        )
 
 
 def _environment_spec(experiment: Experiment) -> EnvSpec:
