@@ -9,7 +9,9 @@ Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Where this differs from 
   sampled. Both are 0 where exactness matters more than speed.
 - With ``max_times_sampled``, ``can_sample`` may say yes although items that were pushed out are
   missing; ``sample`` then waits.
-- A fifo that may wait does; one with ``samples_per_insert`` loses its oldest items.
+- A full fifo waits; one with ``samples_per_insert`` loses its oldest items instead.
+- ``add`` waits for readers also where the only reader is the same thread: it must sample while
+  ``can_sample``, not once, before it adds again.
 """
 
 from __future__ import annotations

@@ -204,7 +204,10 @@ class ReverbWriter:
         """Waits until few enough items are under way."""
         if self._pending <= self._max_pending:
             return
-        if self._flush(self._max_pending // 2, timeout):
+        start = time.monotonic()
+        is_room = self._flush(self._max_pending // 2, timeout)
+        self.waited += time.monotonic() - start
+        if is_room:
             return
         table_info(self._client, self._address, 1.0)  # raises if it is the server that is missing
         raise ReplayTimeoutError(
@@ -215,14 +218,12 @@ class ReverbWriter:
 
     def _flush(self, leave: int, timeout: float) -> bool:
         """Waits until at most ``leave`` items are under way; says whether they are."""
-        start = time.monotonic()
-        deadline = start + timeout
+        deadline = time.monotonic() + timeout
         while True:
             left = min(_SLICE, deadline - time.monotonic())
             try:
                 self._stream.Flush(leave, max(1, int(left * 1000)))
                 self._pending = min(self._pending, leave)
-                self.waited += time.monotonic() - start
                 return True
             except RuntimeError as error:
                 if "Timeout" not in str(error) and "Deadline" not in str(error):
@@ -231,7 +232,6 @@ class ReverbWriter:
                     ) from error
             self._check_open("add")
             if time.monotonic() >= deadline:
-                self.waited += timeout
                 return False
 
     def flush(self, timeout: float) -> None:

@@ -18,8 +18,9 @@ INSTALLED = light_reverb.available()
 # Tests of the contract suite that ask for what Reverb has not, and why.
 DIFFERENT = {
     "test_any_history_agrees_with_the_model": "the oldest item of all environments makes room, and "
-    "a full fifo waits: test_reverb_histories.py has what holds instead",
-    "test_no_setting_keeps_a_single_process_waiting_for_ever": "has its own in test_reverb.py",
+    "a full fifo waits: test_reverb.py has what holds instead",
+    "test_no_setting_keeps_a_single_process_waiting_for_ever": "test_reverb_rules.py plays the "
+    "limiter through, and test_reverb.py a few settings for real",
     "test_room_for_less_than_a_batch_is_refused": "max_size_per_env bounds only the total",
     "test_fifo_full_drops_the_oldest_and_counts": "a full fifo waits",
     "test_a_broken_item_takes_its_turn": "an item never made pushes nothing out",
