@@ -28,7 +28,7 @@ from rlstack.types import PyTree, StepType, Transition
 
 _LAST = int(StepType.LAST)
 _SLICE = 0.1  # seconds after which a wait looks whether the buffer was closed
-_SETTLE = 0.2  # seconds that items which may go in need at most
+_SETTLE = 0.1  # seconds that items which may go in need at most
 _REFRESH = 1.0  # seconds between questions for the largest priority
 
 

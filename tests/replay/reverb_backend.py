@@ -19,10 +19,9 @@ INSTALLED = light_reverb.available()
 DIFFERENT = {
     "test_any_history_agrees_with_the_model": "the oldest item of all environments makes room, and "
     "a full fifo waits: test_reverb.py has what holds instead",
-    "test_no_setting_keeps_a_single_process_waiting_for_ever": "test_reverb_rules.py plays the "
-    "limiter through, and test_reverb.py a few settings for real",
     "test_room_for_less_than_a_batch_is_refused": "max_size_per_env bounds only the total",
-    "test_fifo_full_drops_the_oldest_and_counts": "a full fifo waits",
+    "test_fifo_full_drops_the_oldest_and_counts": "a full fifo waits as "
+    "soon as items are under way: own in test_reverb.py",
     "test_a_broken_item_takes_its_turn": "an item never made pushes nothing out",
     "test_load_goes_on_as_if_never_interrupted[reverb-uniform]": "the generator is the server's",
     "test_load_goes_on_as_if_never_interrupted[reverb-prioritized]": "so it is here",
@@ -31,6 +30,8 @@ DIFFERENT = {
     "own in test_reverb.py",
     "test_uniform_is_uniform": "holds more items where starts are refused: own in test_reverb.py",
 }
+# Tests that take a minute, because every add and sample asks the server.
+SLOW = {"test_no_setting_keeps_a_single_process_waiting_for_ever"}
 
 
 def spec() -> Any:
@@ -41,6 +42,8 @@ def spec() -> Any:
 
 class Backends:
     """Makes buffers, each with a server of its own; ends them all."""
+
+    waits = True  # for room, where others drop
 
     def __init__(self) -> None:
         self._open: list[contextlib.ExitStack] = []
@@ -74,12 +77,15 @@ def no_reverb_server_left():
     make.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
         if "[reverb" not in item.name:
             continue
         item.add_marker(pytest.mark.reference)
         item.add_marker(pytest.mark.skipif(not INSTALLED, reason="Reverb is not installed"))
+        if item.originalname in SLOW:
+            item.add_marker(pytest.mark.slow)
         for name, reason in DIFFERENT.items():
             if item.name == name or item.name.split("[")[0] == name:
                 item.add_marker(pytest.mark.skip(reason=f"Reverb: {reason}"))
