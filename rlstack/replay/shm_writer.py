@@ -10,31 +10,24 @@ from collections.abc import Callable
 import numpy as np
 
 from rlstack.replay.backoff import Backoff
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
+from rlstack.replay.base import ReplayClosedError, ReplayConfig
 from rlstack.replay.clock import EnvClock
 from rlstack.replay.shm_block import birth
+from rlstack.replay.shm_room import Ids, Room
 from rlstack.replay.shm_steps import (
-    ASKED,
     CLOSED,
     ENDED,
-    INSERTS,
     NEWS,
     OWNER_BIRTH,
     OWNER_PID,
-    SAMPLES,
-    SIZE,
-    STARVED,
     SharedSteps,
     fence,
 )
-from rlstack.replay.sizes import layout
 from rlstack.types import StepType, Transition
 
 _LAST = int(StepType.LAST)
 _HANDOVER = 2.0  # seconds that a writer waits for the one before it to end
 _CHECK_PERIOD = 1.0  # seconds between two looks at whether the owner lives
-
-_Ids = slice | np.ndarray
 
 
 class SharedMemWriter:
@@ -65,11 +58,14 @@ class SharedMemWriter:
         self._cfg, self._num_envs, self._where = cfg, num_envs, where
         self._shared, self._numbers = shared, shared.counters
         self._length, self._period = cfg.unroll_length, cfg.step_period
-        self._room = layout(cfg, num_envs).items * self._period + self._length
+        self._room = Room(cfg, num_envs, shared.counters, where)
         self._ids = EnvClock(num_envs)  # for its check of ids
         self._steps = np.zeros(num_envs, np.int64)  # as far as they are this writer's
         self.mine = np.zeros(num_envs, bool)  # the environments it has taken
         self._all_mine = False
+        self._in_step: slice | None = None  # environments that are at the same step,
+        self._step = 0  # this one
+        self._last_gap = int(shared.counters.unbroken.max())  # no item from here on is broken
         self._resumes = resumes
         self._me = (os.getpid(), birth(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
@@ -109,73 +105,49 @@ class SharedMemWriter:
             self.wait(lambda: self.obstacle(ids), timeout)
         self.write(ids, leaves)
 
-    def prepare(self, env_ids: np.ndarray | None, transition: Transition) -> tuple[_Ids, list]:
+    def prepare(self, env_ids: np.ndarray | None, transition: Transition) -> tuple[Ids, list]:
         """Checks ids and leaves, and takes environments that are new; returns both."""
-        ids = None
-        if env_ids is not None:
-            ids = self._ids.check_ids(f"{self._where}.add", env_ids)
-        count = self._num_envs if ids is None else len(ids)
+        ids = self._checked(env_ids, "add")
+        count = ids.stop - ids.start if isinstance(ids, slice) else len(ids)
         leaves = self._shared.ring.leaves(transition, count)
+        self._claim_new(ids)
+        return ids, leaves
+
+    def _checked(self, env_ids: np.ndarray | None, where: str) -> Ids:
+        """Returns ids as a slice if they are neighbours in order, else checked one by one."""
+        if env_ids is None:
+            return slice(0, self._num_envs)
+        if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind in "iu" and env_ids.ndim == 1:
+            first = int(env_ids[0]) if len(env_ids) else 0
+            order = self._ids.envs[first : first + len(env_ids)] if first >= 0 else env_ids[:0]
+            if len(order) == len(env_ids) == np.count_nonzero(env_ids == order):
+                return slice(first, first + len(order))
+        ids = self._ids.check_ids(f"{self._where}.{where}", env_ids)
+        return slice(0, self._num_envs) if ids is None else ids
+
+    def _claim_new(self, ids: Ids) -> None:
         if not self._all_mine:
-            every = self._ids.envs if ids is None else ids
-            fresh = every[~self.mine[every]]
+            envs = self._ids.envs[ids]
+            fresh = envs[~self.mine[envs]]
             if fresh.size:
                 self.claim(fresh)
-        return self._as_slice(ids), leaves
 
-    def _as_slice(self, ids: np.ndarray | None) -> _Ids:
-        if ids is None:
-            return slice(0, self._num_envs)
-        if not ids.size:
-            return slice(0, 0)
-        first = int(ids[0])
-        if np.count_nonzero(ids == self._ids.envs[: len(ids)] + first) == len(ids):
-            return slice(first, first + len(ids))
-        return ids
+    def obstacle(self, ids: Ids) -> str:
+        """Returns why the next step of these environments may not be added now, or nothing."""
+        step = self._common_step(ids)
+        return self._room.obstacle(ids, self._steps[ids] if step is None else step)
 
-    def obstacle(self, ids: _Ids) -> str:
-        """Returns why the next step of these environments may not be added now, or nothing.
-
-        full: an environment has all the items waiting that fit.
-        queue: all environments together have. Less than a batch is never too much, since the
-          reader could not make room.
-        ahead: the reader has yet to sample what samples_per_insert asks for. With
-          ``d = samples_per_insert * (inserts - min_size) - samples`` a batch of B must wait while
-          ``d < B - tolerance``, and a writer while ``d > max(tolerance, B - tolerance)``: never
-          both. B is what was asked for, if that is more than the config's. A reader that waits for
-          another reason (STARVED), such as that all items were sampled often enough and left, is
-          given a batch beyond the ratio each time that it looks.
-        """
-        cfg, numbers = self._cfg, self._numbers
-        head, steps = numbers.head, self._steps[ids]
-        if cfg.sampler == "fifo":
-            if np.count_nonzero(steps >= numbers.released[ids] + self._room):
-                return "full"
-            starts = steps - self._length
-            coming = np.count_nonzero((starts >= 0) & (starts % self._period == 0))
-            if coming:
-                waiting = self._uncounted() + int(head[SIZE])
-                if waiting >= cfg.batch_size and waiting + coming > cfg.max_size:
-                    return "queue"
-        if cfg.samples_per_insert is not None:
-            uncounted, batch = self._uncounted(), max(cfg.batch_size, int(head[ASKED]))
-            inserts = uncounted + int(head[INSERTS])
-            due = cfg.samples_per_insert * (inserts - cfg.min_size) - int(head[SAMPLES])
-            if due > max(cfg.tolerance, batch - cfg.tolerance) and not (
-                head[STARVED] and uncounted < batch
-            ):
-                return "ahead"
-        return ""
-
-    def _uncounted(self) -> int:
-        """Returns how many items writers have completed that the reader has not counted.
-
-        The reader puts its counts before ``seen``, so that what is read in between is counted
-        twice rather than not at all.
-        """
-        seen, steps = self._numbers.seen, self._numbers.steps
-        ended = [np.maximum(0, (n - 1 - self._length) // self._period + 1) for n in (steps, seen)]
-        return int((ended[0] - ended[1]).sum())
+    def _common_step(self, ids: Ids) -> int | None:
+        """Returns the step at which neighbouring environments are, None if they are apart."""
+        if not isinstance(ids, slice):
+            return None
+        if self._in_step == ids:
+            return self._step
+        steps = self._steps[ids]
+        if not len(steps) or np.count_nonzero(steps == steps[0]) < len(steps):
+            return None
+        self._in_step, self._step = ids, int(steps[0])
+        return self._step
 
     def wait(self, obstacle: Callable[[], str], timeout: float | None) -> None:
         """Waits until there is no obstacle any more.
@@ -195,50 +167,52 @@ class SharedMemWriter:
                     return
                 numbers.waiting[mine] = 1 + news
                 if not backoff.sleep():
-                    raise self._timed_out(found)
+                    raise self._room.timed_out(found)
                 self._check_open("add")
         finally:
             numbers.waiting[mine] = 0
             numbers.waited[mine[0]] += int(backoff.seconds * 1e6)
 
-    def _timed_out(self, obstacle: str) -> ReplayTimeoutError:
-        rule = {
-            "full": "an environment's items must be fewer than max_size_per_env",
-            "queue": f"the items waiting must be fewer than max_size ({self._cfg.max_size})",
-            "ahead": "inserts must not be ahead of samples by more than samples_per_insert allows",
-        }[obstacle]
-        return ReplayTimeoutError(
-            f"{self._where}.add: {rule}, for a step to be added; nothing was sampled in time. Is "
-            "the learner alive, and fast enough? Raise timeout_seconds, or that limit."
-        )
-
-    def write(self, ids: _Ids, leaves: list) -> None:
+    def write(self, ids: Ids, leaves: list) -> None:
         """Publishes one step of each of these environments, in the order that readers rely on."""
         shared, numbers = self._shared, self._numbers
-        steps = self._steps[ids]
-        after = steps + 1
-        numbers.reserved[ids] = after
-        fence()
-        in_step = isinstance(ids, slice) and np.count_nonzero(steps == steps[:1]) == len(steps)
-        if in_step and len(steps):
+        step = self._common_step(ids)
+        if step is not None:
             assert isinstance(ids, slice)
-            shared.ring.write_columns(int(steps[0]), ids, leaves)
-        else:
-            every = self._ids.envs[ids]
-            shared.ring.write(steps, every, leaves)
-        self._mark(ids, steps)
+            numbers.reserved[ids] = step + 1
+            fence()
+            shared.ring.write_columns(step, ids, leaves)
+            self._mark_all(ids, step)
+            fence()
+            numbers.steps[ids] = self._steps[ids] = self._step = step + 1
+            return
+        self._in_step = None
+        envs, steps = self._ids.envs[ids], self._steps[ids]
+        numbers.reserved[ids] = steps + 1
         fence()
-        numbers.steps[ids] = after
-        self._steps[ids] = after
+        shared.ring.write(steps, envs, leaves)
+        self._mark(envs, steps)
+        fence()
+        numbers.steps[ids] = self._steps[ids] = steps + 1
 
-    def _mark(self, ids: _Ids, steps: np.ndarray) -> None:
-        """Marks the steps that end a whole item."""
+    def _mark_all(self, ids: slice, step: int) -> None:
+        """Marks a step if it ends whole items; an old mark is no harm, it names an older step."""
+        start = step - self._length
+        if start < 0 or start % self._period:
+            return
+        if start < self._last_gap or self._cfg.starts == "not_last":
+            self._mark(self._ids.envs[ids], self._steps[ids])
+        else:
+            self._shared.marks[step % self._shared.ring.rows, ids] = step + 1
+
+    def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
+        """Marks those of some steps that end a whole item."""
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._period == 0)
         if not np.count_nonzero(due):
-            return  # an old mark is no harm: it names an older step
-        shared, envs = self._shared, self._ids.envs[ids]
-        due &= self._numbers.unbroken[ids] <= starts
+            return
+        shared = self._shared
+        due &= self._numbers.unbroken[envs] <= starts
         if self._cfg.starts == "not_last":
             due &= shared.ring.step_type[starts % shared.ring.rows, envs] != _LAST
         shared.marks[steps % shared.ring.rows, envs] = np.where(due, steps + 1, 0)
@@ -246,19 +220,16 @@ class SharedMemWriter:
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step begins afresh."""
         self._check_open("gap")
-        ids = None
-        if env_ids is not None:
-            ids = self._ids.check_ids(f"{self._where}.gap", env_ids)
-        every = self._ids.envs if ids is None else ids
-        fresh = every[~self.mine[every]]
-        if fresh.size:
-            self.claim(fresh)
-        self._break(every)
+        ids = self._checked(env_ids, "gap")
+        self._claim_new(ids)
+        self._break(self._ids.envs[ids])
 
     def _break(self, env_ids: np.ndarray) -> None:
         """Puts the clocks forward to where an item can begin."""
         numbers = self._numbers
         after = -(-self._steps[env_ids] // self._period) * self._period
+        self._in_step = None
+        self._last_gap = max(self._last_gap, int(after.max(initial=0)))
         numbers.unbroken[env_ids] = after
         # It may be ahead: of a step that a writer was killed in, whose row is spoilt.
         numbers.reserved[env_ids] = np.maximum(numbers.reserved[env_ids], after)

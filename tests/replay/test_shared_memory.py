@@ -188,7 +188,7 @@ def dies_at(patch, writer, instant) -> None:
         mark(*arguments)
         raise Killed
 
-    mark = writer._mark
+    mark = writer._mark_all
     fences = iter([None, die] if instant == 5 else [die])
     if instant in (0, 5):
         patch.setattr(shm_writer, "fence", lambda: (next(fences) or (lambda: None))())
@@ -197,9 +197,9 @@ def dies_at(patch, writer, instant) -> None:
     if instant == 2:
         patch.setattr(ring, "write_columns", half)
     if instant == 3:
-        patch.setattr(writer, "_mark", die)
+        patch.setattr(writer, "_mark_all", die)
     if instant == 4:
-        patch.setattr(writer, "_mark", all_but_publish)
+        patch.setattr(writer, "_mark_all", all_but_publish)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
