@@ -87,8 +87,10 @@ def test_eight_writers_one_killed_every_second_for_a_minute(share, sampler, caps
         buffer = share(16, sampler, batch_size=16, unroll_length=4, max_size=512)
         return chaos(buffer, 8, seconds, period)
 
-    calm, _ = run(15.0, 0.0)
+    before, _ = run(8.0, 0.0)
     rate, kills = run(60.0, 1.0)
+    after, _ = run(8.0, 0.0)
+    calm = min(before, after)  # others on the machine come and go
     with capsys.disabled():
         print(f"\n{sampler}: {calm:,.0f} items/s calm, {rate:,.0f} with {kills} kills")
     assert kills > 50 and rate > 0.7 * calm  # an eighth of the writers begins anew each second
