@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from programs.components import make_agent
-from programs.coordinator import OVER
+from programs.coordinator import OVER, RUNNING
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.params import know_records, pull_params
 from programs.seeds import role_key
@@ -50,9 +51,11 @@ class InferenceNode:
         key = role_key(experiment.seed, "inferencer", index)
         if self._line.incarnation:
             key = jax.random.fold_in(key, self._line.incarnation)
-        self._service = InferenceService(
-            experiment.service, agent, params, actors * experiment.env.num_envs, key
-        )
+        cfg = experiment.service
+        if program.pacing == "lock_step" and not experiment.env.wait_num:
+            # Who asks first must change nothing, or a run could not be repeated.
+            cfg = dataclasses.replace(cfg, lock_step=True)
+        self._service = InferenceService(cfg, agent, params, actors * experiment.env.num_envs, key)
         self._line.gauges = self._service.stats
 
     @remote()
@@ -65,6 +68,9 @@ class InferenceNode:
     def run(self) -> None:
         """Serves until all is over."""
         try:
+            while self._line.ask().phase == RUNNING:
+                self._stop.wait(0.1)
+            self._service.close()  # who waits here for an actor that has ended need not
             while self._line.ask().phase != OVER:
                 self._stop.wait(0.1)
         finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rlstack import checkpoint, codec
 from rlstack.learner import Learner
 from rlstack.params import ParamsPublisher
 from rlstack.remote import remote
-from rlstack.replay import ReplayTimeoutError
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 
 _PATIENCE = 0.2  # seconds to wait for items before asking whether the program still runs
 _MEETING_SECONDS = 5.0  # that an actor waits for the others in one call; it calls again
@@ -139,7 +141,10 @@ class LearnerNode:
         return line.ask(now=now)
 
     def _gauges(self) -> dict[str, Any]:
-        replay = {f"replay/{name}": value for name, value in self._replay.stats().items()}
+        stats: Mapping[str, Any] = {}
+        with contextlib.suppress(ReplayTimeoutError, ReplayClosedError):  # a server that has ended
+            stats = self._replay.stats()
+        replay = {f"replay/{name}": value for name, value in stats.items()}
         return {**replay, **self._publisher.stats()}
 
     def _save_if_due(self, orders: Orders) -> None:

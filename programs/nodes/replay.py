@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from programs.components import make_agent
+from programs.components import make_agent, make_stacked
 from programs.coordinator import OVER
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.seeds import role_seed
 from rlstack.actor import transition_spec
-from rlstack.replay import ReplayBuffer
+from rlstack.replay import ReplayBuffer, ReplayConfig
 from rlstack.types import PyTree, Transition
 
 
@@ -52,11 +52,13 @@ class SharedMemory:
         """Finds the buffer; ids are the actor's own."""
         from rlstack.replay.shared_memory import SharedMemHandle
 
-        experiment, spec = self._setup.experiment, _spec(self._setup)
-        handle = SharedMemHandle(
-            learner.replay_name(), experiment.replay, experiment.total_envs, spec
-        )
-        return handle.writer(rank, experiment.num_actors)
+        experiment, name = self._setup.experiment, learner.replay_name()
+
+        def find(cfg: ReplayConfig, spec: Transition) -> Any:
+            handle = SharedMemHandle(name, cfg, experiment.total_envs, spec)
+            return handle.writer(rank, experiment.num_actors)
+
+        return make_stacked(experiment, _spec(self._setup), find)
 
 
 class _SharedMemoryReader:
@@ -64,14 +66,19 @@ class _SharedMemoryReader:
         from rlstack.replay.shared_memory import SharedMemReplayBuffer
 
         experiment = setup.experiment
-        self.buffer = SharedMemReplayBuffer(
-            experiment.replay,
-            experiment.total_envs,
-            seed=role_seed(experiment.seed, "replay"),
-            spec=_spec(setup),
-            num_actors=experiment.num_actors,
-        )
-        self.name = self.buffer.handle().name
+
+        def make(cfg: ReplayConfig, spec: Transition) -> SharedMemReplayBuffer:
+            buffer = SharedMemReplayBuffer(
+                cfg,
+                experiment.total_envs,
+                seed=role_seed(experiment.seed, "replay"),
+                spec=spec,
+                num_actors=experiment.num_actors,
+            )
+            self.name = buffer.handle().name
+            return buffer
+
+        self.buffer = make_stacked(experiment, _spec(setup), make)
 
     def save(self) -> PyTree:
         return self.buffer.save()
@@ -105,18 +112,27 @@ class Reverb:
         from rlstack.replay.reverb import ReverbReplayBuffer
 
         experiment = self._setup.experiment
-        lock_step = experiment.program.pacing == "lock_step"
-        return ReverbReplayBuffer(
-            experiment.replay,
-            experiment.total_envs,
-            self._address,
-            _spec(self._setup),
-            env_ids=env_ids,
-            num_actors=experiment.num_actors,
-            # In lock-step what was added must be there, and nothing be taken before its time.
-            prefetch=0 if lock_step else None,
-            max_pending=0 if lock_step else 64,
-        )
+        prefetch, max_pending = None, 64
+        if experiment.program.pacing == "lock_step":
+            # What was added must be there, and nothing be taken before its time.
+            prefetch = max_pending = 0
+        elif experiment.replay.sampler == "fifo":
+            # What is under way grows old as what waits in the queue does.
+            prefetch, max_pending = experiment.replay.batch_size, experiment.env.num_envs
+
+        def connect(cfg: ReplayConfig, spec: Transition) -> ReverbReplayBuffer:
+            return ReverbReplayBuffer(
+                cfg,
+                experiment.total_envs,
+                self._address,
+                spec,
+                env_ids=env_ids,
+                num_actors=experiment.num_actors,
+                prefetch=prefetch,
+                max_pending=max_pending,
+            )
+
+        return make_stacked(experiment, _spec(self._setup), connect)
 
 
 class _ReverbReader:
@@ -128,7 +144,7 @@ class _ReverbReader:
         self.buffer = buffer
 
     def save(self) -> PyTree:
-        self.buffer.checkpoint()
+        getattr(self.buffer, "stored", self.buffer).checkpoint()
         return ()
 
     def load(self, saved: PyTree) -> None:
@@ -148,13 +164,15 @@ class ReverbNode:
         setup.configure_jax(single_thread=True)
         self._line = Line(coordinator, "replay", stop)
         self._stop = stop
-        self._server = ReverbServer(
-            experiment.replay,
-            experiment.total_envs,
-            _spec(setup),
-            port=port,
-            checkpoint_dir=setup.directory.replay if experiment.checkpoint_replay else None,
-        )
+        directory = setup.directory.replay if experiment.checkpoint_replay else None
+
+        def serve(cfg: ReplayConfig, spec: Transition) -> ReverbServer:
+            return ReverbServer(
+                cfg, experiment.total_envs, spec, port=port, checkpoint_dir=directory
+            )
+
+        server = make_stacked(experiment, _spec(setup), serve)
+        self._server: ReverbServer = getattr(server, "stored", server)
 
     def run(self) -> None:
         """Serves until all is over."""

@@ -76,9 +76,8 @@ class ReverbReader:
             self._client,
             address,
             packing,
+            cfg,
             prefetch=prefetch,
-            min_size=cfg.min_size,
-            fifo=cfg.sampler == "fifo",
             group=cfg.batch_size if is_plentiful(cfg) else 1,
         )
         rows = self._fetcher.rows
@@ -133,6 +132,7 @@ class ReverbReader:
             if self._waiting.in_rounds:
                 size = self._waiting.plan()
                 if not size:
+                    self._after_sample()  # there may be room for more now
                     return "round"
             missing = size - len(fetcher.rows)
             if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
@@ -225,7 +225,7 @@ class ReverbReader:
         trajectory = self._packing.unpack([row[DATA] for row in rows])
         versions = np.asarray(trajectory.params_version, np.int64)
         self._shared.saw_version(int(versions.max()))
-        self._lag = self._shared.version - versions[1]
+        self._lag = self._shared.version - versions[self._cfg.context + 1]
         odds = None
         if self._cfg.sampler == "prioritized":
             odds = np.array([row[PROBABILITY].item() * row[SIZE].item() for row in rows])

@@ -11,6 +11,7 @@ import numpy as np
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb_calls import Shared
 from rlstack.replay.reverb_fetcher import DATA, KEY, Row
+from rlstack.replay.reverb_rules import capacity
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.types import PyTree
 
@@ -21,7 +22,7 @@ class Waiting:
     Attributes:
       looks: whether it matters how old items are, or whose.
       in_rounds: whether batches are rounds.
-      stale: items dropped because they were too old.
+      stale: items dropped because they were too old, or stood in the way of a round.
       late: items of older versions in rounds.
       round_actors: actors that had reported for the last round.
     """
@@ -31,6 +32,7 @@ class Waiting:
     ):
         """Looks after ``rows``, oldest first, which others append to."""
         self._cfg, self._rows, self._shared = cfg, rows, shared
+        self._capacity = capacity(cfg, num_envs)
         self._rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
         self._round: Round | None = None
         self.in_rounds = cfg.min_actors > 0
@@ -54,7 +56,25 @@ class Waiting:
         versions = np.array([row.version for row in self._rows], np.int64)
         now = time.monotonic()
         self._round = self._rounds.decide(env_ids, versions, self._shared.version, now)
-        return 0 if self._round is None else len(self._round.take)
+        if self._round is None:
+            self._make_room(env_ids, versions)
+            return 0
+        return len(self._round.take)
+
+    def _make_room(self, env_ids: np.ndarray, versions: np.ndarray) -> None:
+        """Drops an item if nothing more could come otherwise, as any full fifo does.
+
+        What is no report of the newest version, or not its environment's only one, is in the way:
+        items that came too late for the last round, and those of an actor that runs ahead.
+        """
+        rows = self._rows
+        if len(rows) < self._capacity or self._rounds.waits_for_time:
+            return
+        spare = versions < self._shared.version
+        spare[np.setdiff1d(np.arange(len(rows)), np.unique(env_ids, return_index=True)[1])] = True
+        if spare.any():
+            del rows[int(np.argmax(spare))]
+            self.stale += 1
 
     def take(self, size: int) -> list[Any]:
         """Takes the oldest items, or the planned round."""

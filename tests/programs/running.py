@@ -1,0 +1,157 @@
+"""Small programs for tests, and what they must not leave behind."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import psutil
+
+from agents.ppo import PPOConfig
+from programs import train
+from programs.components import make_env
+from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
+from programs.presets import preset
+from rlstack import checkpoint
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.networks import NetworkConfig
+from rlstack.replay import ReplayConfig
+
+TOPOLOGIES = ("heavy_env", "light_env", "distributed")
+SHARED_MEMORY = ("heavy_env", "light_env")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # SIGALRM is pytest-timeout's
+
+
+def ppo(topology, *, frames=3000, **changes):
+    """PPO on CartPole: an update is 256 frames."""
+    experiment = preset("cartpole-ppo")
+    agent = dataclasses.replace(experiment.agent, num_epochs=2)
+    return _small(experiment, topology, frames, agent=agent, **changes)
+
+
+def dqn(topology, *, frames=2000, **changes):
+    """DQN on CartPole, four environments."""
+    experiment = preset("cartpole-dqn")
+    replay = dataclasses.replace(
+        experiment.replay, batch_size=32, max_size=4000, min_size=200, samples_per_insert=8.0
+    )
+    return _small(experiment, topology, frames, replay=replay, **changes)
+
+
+def recurrent(topology, *, frames=3000, **changes):
+    """Recurrent PPO on a task that needs memory."""
+    experiment = Experiment(
+        preset="memory",
+        agent=PPOConfig(num_epochs=2, num_minibatches=2),
+        env=EnvConfig("rlstack.envs.toy:MemoryCue", num_envs=8),
+        network=NetworkConfig(core="gru", hidden_sizes=(32,), core_size=32),
+        replay=ReplayConfig(sampler="fifo", batch_size=8, unroll_length=16, max_size=16),
+        frames=frames,
+    )
+    return _small(experiment, topology, frames, **changes)
+
+
+def _small(experiment, topology, frames, *, program=None, env=None, replay=None, **changes):
+    program = {"num_actors": 1, "launch": "threads", **(program or {})}
+    if replay is None:
+        replay = experiment.replay
+    elif isinstance(replay, dict):
+        replay = dataclasses.replace(experiment.replay, **replay)
+    return dataclasses.replace(
+        experiment,
+        topology=topology,
+        frames=frames,
+        log_period=500,
+        env=dataclasses.replace(experiment.env, **(env or {})),
+        replay=replay,
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+        program=ProgramConfig(**program),
+        **changes,
+    )
+
+
+def run(experiment, directory):
+    """Runs to the end; returns the result."""
+    return train.run(experiment, directory, stream=io.StringIO())
+
+
+def params(directory):
+    """The params of a run's newest checkpoint, as a list of arrays."""
+    experiment = from_json((directory / "config.json").read_text())
+    with make_env(dataclasses.replace(experiment.env, num_envs=1, wait_num=0), 0) as env:
+        spec = env.spec
+    path = checkpoint.latest(directory / "checkpoints")
+    return jax.tree.leaves(train._restored_params(path, experiment, spec))
+
+
+def same(left, right):
+    """Whether two lists of arrays are equal bit for bit."""
+    return len(left) == len(right) and all(
+        np.array_equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def metrics(directory):
+    """The lines of logs."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+
+
+def series(directory, name):
+    """The values of one log."""
+    return [line[name] for line in metrics(directory) if name in line]
+
+
+def failures(directory):
+    """What was written down of failed nodes."""
+    path = directory / "failures.jsonl"
+    return [json.loads(line) for line in path.open()] if path.exists() else []
+
+
+def blocks():
+    """Blocks of shared memory whose owner is this process, below it, or no more."""
+    ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}
+    return {
+        name
+        for name in os.listdir("/dev/shm")
+        if name.startswith("rlstack-") and not _is_anothers(int(name.split("-")[1]), ours)
+    }
+
+
+def _is_anothers(owner, ours):
+    return owner not in ours and psutil.pid_exists(owner)
+
+
+def threads():
+    """Python threads that run; those that other languages lend to Python do not count."""
+    return {t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """Checks that no process, thread, block of memory or signal handler outlives what is inside."""
+    before = threads(), blocks(), [signal.getsignal(number) for number in _SIGNALS]
+    yield
+    until = time.monotonic() + 10.0
+    while (left := _left(*before)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, f"left behind: {left}"
+
+
+def _left(threads_before, blocks_before, handlers_before):
+    left = [t.name for t in threads() - threads_before]
+    left += sorted(blocks() - blocks_before)
+    children = psutil.Process().children(recursive=True)
+    left += [" ".join(child.cmdline()) for child in children]
+    handlers = [signal.getsignal(number) for number in _SIGNALS]
+    left += [
+        f"handler of {number.name}: {handler}"
+        for number, handler, before in zip(_SIGNALS, handlers, handlers_before, strict=True)
+        if handler is not before
+    ]
+    return left

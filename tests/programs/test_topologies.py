@@ -1,0 +1,178 @@
+"""The three programs of several nodes run, give what a single process gives, and leave nothing."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from programs.experiment import from_json
+from programs.session import Result
+from rlstack import checkpoint
+from tests.programs.running import (
+    SHARED_MEMORY,
+    TOPOLOGIES,
+    dqn,
+    failures,
+    metrics,
+    nothing_left,
+    params,
+    ppo,
+    recurrent,
+    run,
+    same,
+    series,
+)
+
+pytest.importorskip("launchpad")
+# Launchpad's threads take SIGALRM for themselves, so the limit must not need it.
+pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
+
+LOCK_STEP = {"pacing": "lock_step"}
+TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    with nothing_left():
+        yield
+
+
+def check_files(directory, experiment, result):
+    """What every run files."""
+    assert json.loads((directory / "result.json").read_text()) == result._asdict()
+    assert from_json((directory / "config.json").read_text()) == experiment
+    assert checkpoint.latest(directory / "checkpoints") is not None
+    assert failures(directory) == []
+    frames = [line["env_frames"] for line in metrics(directory)]
+    assert frames == sorted(frames)
+    assert np.isfinite(series(directory, "learner/loss")).all()
+    assert series(directory, "actor/episode_return")
+    assert set(series(directory, "program/restarts")) == {0}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_it_trains_in_threads_again_and_again(tmp_path, topology):
+    for make in (ppo, dqn):
+        experiment = make(topology, program=TWO_ACTORS)
+        directory = tmp_path / make.__name__
+        result = run(experiment, directory)
+        assert isinstance(result, Result)
+        assert result.topology == topology
+        assert result.env_frames >= experiment.frames
+        assert result.eval_episodes == 2
+        assert result.learner_steps >= 5
+        check_files(directory, experiment, result)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """Runs single processes, each once; gives the params that they end with."""
+    known = {}
+
+    def params_of(make, frames):
+        if make not in known:
+            directory = tmp_path_factory.mktemp("single") / make.__name__
+            result = run(make("single_process", frames=frames), directory)
+            known[make] = result, params(directory)
+        return known[make]
+
+    return params_of
+
+
+def check_parity(single, make, frames, topology, directory, **changes):
+    expected, its_params = single(make, frames)
+    experiment = make(topology, frames=frames, program=LOCK_STEP, **changes)
+    result = run(experiment, directory)
+    assert (result.env_frames, result.learner_steps) == (
+        expected.env_frames,
+        expected.learner_steps,
+    )
+    assert result.eval_return_mean == expected.eval_return_mean
+    assert same(params(directory), its_params)
+    if experiment.replay.sampler == "fifo":
+        assert set(series(directory, "replay/lag_max")) == {0}
+    return result
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_ppo_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
+    result = check_parity(single, ppo, 5200, topology, tmp_path / "run")
+    assert result.learner_steps >= 20
+
+
+@pytest.mark.parametrize("topology", SHARED_MEMORY)  # the draws of a Reverb server are its own
+def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
+    result = check_parity(single, dqn, 1000, topology, tmp_path / "run")
+    assert result.learner_steps >= 100
+
+
+@pytest.mark.parametrize("topology", ["light_env", "distributed"])
+def test_recurrent_states_held_by_a_service_change_nothing(tmp_path, single, topology):
+    check_parity(single, recurrent, 1500, topology, tmp_path / "run")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology):
+    program = {**LOCK_STEP, **TWO_ACTORS, "num_inferencers": 1 if topology == "light_env" else 2}
+    experiment = ppo(topology, frames=4000, program=program)
+    replay = dataclasses.replace(experiment.replay, batch_size=16, max_size=32)
+    experiment = dataclasses.replace(experiment, replay=replay)
+    results = [run(experiment, tmp_path / name) for name in ("one", "two")]
+    assert results[0].learner_steps == results[1].learner_steps >= 7
+    assert results[0].env_frames == results[1].env_frames
+    one, two = params(tmp_path / "one"), params(tmp_path / "two")
+    if topology == "distributed":  # which actor's items a Reverb server gets first is chance
+        assert all(np.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
+    else:
+        assert same(one, two)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_rounds_take_from_both_actors(tmp_path, topology):
+    rounds = {"min_actors": 2, "grace_seconds": 5.0}
+    experiment = ppo(topology, frames=6000, program=TWO_ACTORS, replay=rounds)
+    assert run(experiment, tmp_path / "run").learner_steps >= 2
+    assert series(tmp_path / "run", "replay/round_actors")[-1] == 2
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_asynchronous_pools_work(tmp_path, topology):
+    env = {"wait_num": 4, "num_workers": 2}
+    result = run(ppo(topology, program=TWO_ACTORS, env=env), tmp_path / "run")
+    assert result.env_frames >= 3000
+    assert np.isfinite(series(tmp_path / "run", "learner/loss")).all()
+
+
+PROCESSES = [
+    pytest.param("heavy_env"),
+    pytest.param("light_env", marks=[pytest.mark.slow, pytest.mark.chosen]),
+    pytest.param("distributed", marks=[pytest.mark.slow, pytest.mark.chosen]),
+]
+
+
+@pytest.mark.parametrize("topology", PROCESSES)
+def test_it_trains_in_processes(tmp_path, topology):
+    experiment = ppo(topology, program={"launch": "processes", **TWO_ACTORS})
+    result = run(experiment, tmp_path / "run")
+    check_files(tmp_path / "run", experiment, result)
+    logs = tmp_path / "run" / "logs"
+    assert {"actor", "learner", "evaluator", "coordinator"} <= {p.name for p in logs.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_processes_in_lock_step_equal_a_single_process_bit_for_bit(tmp_path, single, topology):
+    expected, its_params = single(ppo, 5200)
+    program = {"launch": "processes", **LOCK_STEP}
+    result = run(ppo(topology, frames=5200, program=program), tmp_path / "run")
+    assert result.learner_steps == expected.learner_steps
+    assert same(params(tmp_path / "run"), its_params)
+
+
+@pytest.mark.parametrize("make", [ppo, dqn])
+def test_a_config_that_an_environment_refuses_starts_nothing(tmp_path, make):
+    experiment = make("heavy_env", env={"name": "NoSuchEnvironment-v0"})
+    with pytest.raises(ValueError, match="NoSuchEnvironment"):
+        run(experiment, tmp_path / "run")
+    assert not (tmp_path / "run" / "logs").exists()
