@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from agents import AGENTS
 from programs.experiment import EnvConfig, Experiment, load_object, nearest
@@ -12,7 +14,8 @@ from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
-from rlstack.replay import InProcessReplay
+from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig
+from rlstack.replay.stacked import StackedReplay
 from rlstack.types import EnvSpec, Transition
 
 
@@ -58,14 +61,24 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     return entry.agent(cfg, spec.observation, spec.action, network, policy)
 
 
-def make_replay(experiment: Experiment, spec: Transition) -> InProcessReplay:
+def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
     """Makes the replay of a single process, for steps of this `transition_spec`."""
-    return InProcessReplay(
-        experiment.replay,
-        experiment.env.num_envs,
-        seed=role_seed(experiment.seed, "replay"),
-        spec=spec,
-    )
+    num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
+
+    def make(cfg: ReplayConfig, spec: Transition) -> InProcessReplay:
+        return InProcessReplay(cfg, num_envs, seed=seed, spec=spec)
+
+    return make_stacked(experiment, spec, make)
+
+
+def make_stacked(
+    experiment: Experiment, spec: Transition, make: Callable[[ReplayConfig, Transition], Any]
+) -> Any:
+    """Makes what stores steps, so that it stores stacked frames once if the config says so."""
+    cfg = experiment.replay
+    if cfg.frame_stack:
+        return StackedReplay(cfg, experiment.total_envs, spec, make)
+    return make(cfg, spec)
 
 
 def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:

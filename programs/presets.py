@@ -184,7 +184,8 @@ def breakout_dqn(name: str) -> Experiment:
             batch_size=32,
             unroll_length=3,
             starts="not_last",
-            max_size=100_000,  # 2.8 GB: a step holds its four stacked frames
+            max_size=100_000,  # 0.7 GB: of its four stacked frames a step holds the newest
+            frame_stack=4,
             min_size=20_000,
             samples_per_insert=8.0,  # one update every four steps, as in the paper
             priority_exponent=0.5,

@@ -58,6 +58,12 @@ class ReplayConfig:
     starts: Literal["any", "not_last"] = "any"
     """not_last: no item begins at the end of an episode. For one-step and n-step methods, because
     LAST -> FIRST is no transition. Later boundaries in the item are the loss's to mask."""
+    context: int = 0
+    """Steps at the beginning of every item that only give it what came before: ``starts`` and the
+    item's params version are judged at the step after them. They count in unroll_length."""
+    frame_stack: int = 0
+    """k, to store stacks of k frames one frame a step; see `rlstack.replay.frame_stack`. 0: as
+    they come."""
     min_size: int = 1
     """Items that must have been inserted before the first sample."""
     samples_per_insert: float | None = None
@@ -104,6 +110,10 @@ class ReplayConfig:
             self._refuse("period", f"in 1..unroll_length ({self.unroll_length}), or None")
         if self.max_size_per_env is not None and self.max_size_per_env < 1:
             self._refuse("max_size_per_env", "at least 1, or None")
+        if not 0 <= self.context < self.unroll_length:
+            self._refuse("context", f"in 0..unroll_length - 1 ({self.unroll_length - 1})")
+        if self.frame_stack < 0 or self.frame_stack == 1:
+            self._refuse("frame_stack", "0, or at least 2")
         if self.max_size < self.batch_size:
             self._refuse("max_size", f"at least batch_size ({self.batch_size})")
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:

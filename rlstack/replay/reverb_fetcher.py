@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb_packing import Packing
 from rlstack.replay.reverb_server import ITEMS, table_info
 
@@ -41,10 +42,9 @@ class Fetcher:
         client: Any,
         address: str,
         packing: Packing,
+        cfg: ReplayConfig,
         *,
         prefetch: int,
-        min_size: int,
-        fifo: bool,
         group: int,
     ):
         """Starts the thread.
@@ -53,13 +53,13 @@ class Fetcher:
           client: of the server.
           address: the server's.
           packing: of the items.
+          cfg: the table.
           prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
-          min_size: items that must have been inserted before the first is taken.
-          fifo: whether items come in order, each once.
           group: items that are taken before they are shown.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._min_size, self._fifo = prefetch, min_size, fifo
+        self._prefetch, self._min_size = prefetch, cfg.min_size
+        self._fifo, self._context = cfg.sampler == "fifo", cfg.context
         self.rows: list[list] = []  # Rows, if the sampler is fifo
         self.changed = threading.Condition()
         self.error: Exception | None = None
@@ -132,7 +132,7 @@ class Fetcher:
     def row(self, fields: list, times: int = 0) -> Row:
         """Returns a fifo's item with what must be known of it."""
         row = Row(fields)
-        row.env_id, row.version = self._packing.head(fields[DATA])
+        row.env_id, row.version = self._packing.head(fields[DATA], self._context)
         row.times = times
         return row
 

@@ -118,13 +118,14 @@ class Packing:
         """Returns the environments' ids of rows as a view ``[n, m]`` int64."""
         return self._env_id.of(rows)
 
-    def head(self, item: np.ndarray) -> tuple[int, int]:
+    def head(self, item: np.ndarray, context: int = 0) -> tuple[int, int]:
         """Returns the environment's id and the params version of an item ``[T+1, step_bytes]``.
 
         An item's first step may be the last of the item before, taken before the learner could
-        answer that one. The second step is the first that is the item's own.
+        answer that one. The second step is the first that is the item's own, after what the
+        table's context puts before it.
         """
-        second = item[1:2, None]
+        second = item[context + 1 : context + 2, None]
         return int(self._env_id.of(second)[0, 0]), int(self._fields[-1].of(second)[0, 0])
 
     def unpack(self, items: list[np.ndarray]) -> Trajectory:

@@ -142,7 +142,7 @@ class ReverbWriter:
     def _complete(self, ids: np.ndarray, starts: np.ndarray) -> None:
         """Makes the items that begin at these steps, where they may."""
         if self._cfg.starts == "not_last":
-            may = self._views[0][ids, starts % self._rows] != _LAST
+            may = self._views[0][ids, (starts + self._cfg.context) % self._rows] != _LAST
             ids, starts = ids[may], starts[may]
         if ids.size:
             self._create(ids, starts)

@@ -214,7 +214,8 @@ class SharedMemWriter:
         shared = self._shared
         due &= self._numbers.unbroken[envs] <= starts
         if self._cfg.starts == "not_last":
-            due &= shared.ring.step_type[starts % shared.ring.rows, envs] != _LAST
+            at = (starts + self._cfg.context) % shared.ring.rows
+            due &= shared.ring.step_type[at, envs] != _LAST
         shared.marks[steps % shared.ring.rows, envs] = np.where(due, steps + 1, 0)
 
     def gap(self, env_ids: np.ndarray | None) -> None:

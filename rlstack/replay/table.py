@@ -58,6 +58,7 @@ class Table:
         """
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
         self._length, self._period = cfg.unroll_length, cfg.step_period
+        self._context = cfg.context
         self.items = layout(cfg, num_envs).items
         self.ring, self.clock = ring, EnvClock(num_envs)
         cells = self.items * num_envs
@@ -80,7 +81,7 @@ class Table:
         clock = self.clock
         valid = None if start >= clock.last_gap else clock.unbroken <= start
         if self._cfg.starts == "not_last":
-            inside = self.ring.step_type[start % self.ring.rows] != _LAST
+            inside = self.ring.step_type[(start + self._context) % self.ring.rows] != _LAST
             valid = inside if valid is None else valid & inside
         index = start // self._period
         cell = index % self.items * self._num_envs
@@ -99,7 +100,8 @@ class Table:
             starts, env_ids = starts[due], env_ids[due]
         valid = self.clock.unbroken[env_ids] <= starts
         if self._cfg.starts == "not_last":
-            valid &= self.ring.step_type[starts % self.ring.rows, env_ids] != _LAST
+            at = (starts + self._context) % self.ring.rows
+            valid &= self.ring.step_type[at, env_ids] != _LAST
         keys = starts // self._period * self._num_envs + env_ids
         self.insert(keys, valid)
 
@@ -196,7 +198,8 @@ class Table:
         self.samples += len(keys)
         # An item's first step may be the last of the item before, taken before the learner could
         # answer that one. The second step is the first that is the item's own.
-        self._lag = self.newest_version() - np.asarray(trajectory.params_version[1], np.int64)
+        own = np.asarray(trajectory.params_version[self._context + 1], np.int64)
+        self._lag = self.newest_version() - own
         return Sample(Batch(trajectory, self.sampler.weigh(odds)), keys.astype(np.uint64))
 
     def newest_version(self) -> int:
@@ -208,7 +211,8 @@ class Table:
 
     def _versions(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """Returns the params version that made each item, as `finish` does, [B] int64."""
-        return self.ring.params_version[(starts + 1) % self.ring.rows, env_ids].astype(np.int64)
+        at = (starts + self._context + 1) % self.ring.rows
+        return self.ring.params_version[at, env_ids].astype(np.int64)
 
     def _plan(self, rounds: Rounds) -> None:
         """Makes the next round, if it may go."""

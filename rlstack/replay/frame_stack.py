@@ -1,0 +1,206 @@
+"""Stacked frames, each stored once.
+
+An observation of Atari holds the last k frames, so that every frame is in k observations. Here a
+step keeps the newest frame only, and how old its episode is; a sample puts the stacks together from
+the frames of its own window, which therefore begins k - 1 steps earlier than the item.
+
+The stack at FIRST may repeat the first frame k times (EnvPool, Gymnasium), be padded with zeros, or
+go on from the frames before (EnvPool's episodes of single lives). What comes back is exactly what
+was added; a stack that is none of these is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig, Sample
+from rlstack.replay.sizes import BUFFERS
+from rlstack.types import Batch, PyTree, StepType, Trajectory, Transition
+
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+_ZEROS = 128  # added to the age of a step whose episode began with a stack of zeros
+_CHECKED_STEPS = 256  # in which every stack is looked at, not only those at FIRST
+
+
+class Frames(NamedTuple):
+    """What is stored of an observation with stacks."""
+
+    leaves: list  # of the observation; a stack [k, ...] is its newest frame [...]
+    age: Any  # [] uint8: frames of its own episode before this one, at most k - 1
+
+
+class FrameStacks:
+    """Takes observations apart and puts them together again; used by one thread."""
+
+    def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition) -> None:
+        """Finds the stacks: leaves of the observation of three axes or more, k along the first.
+
+        Args:
+          cfg: whose ``frame_stack`` is k.
+          num_envs: environments that write here.
+          spec: of one environment's step, as `rlstack.actor.transition_spec` gives it.
+
+        Raises:
+          ValueError: there are none.
+        """
+        self._depth = cfg.frame_stack
+        self._context = self._depth - 1
+        self.cfg = dataclasses.replace(
+            cfg,
+            frame_stack=0,
+            context=self._context,
+            unroll_length=cfg.unroll_length + self._context,
+            period=cfg.step_period,
+        )
+        leaves, self._treedef = jax.tree_util.tree_flatten(spec.timestep.observation)
+        self._stacked = [len(x.shape) >= 3 and x.shape[0] == self._depth for x in leaves]
+        if not any(self._stacked):
+            raise ValueError(
+                f"ReplayConfig: frame_stack is {self._depth}, so a leaf of the observation must be "
+                f"a stack [{self._depth}, height, width]; got {[x.shape for x in leaves]}. "
+                "Set frame_stack to 0."
+            )
+        newest = [
+            jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if stacked else x
+            for x, stacked in zip(leaves, self._stacked, strict=True)
+        ]
+        self.spec = _with_observation(
+            spec, Frames(newest, jax.ShapeDtypeStruct((), np.dtype(np.uint8)))
+        )
+        self._envs = np.arange(num_envs)
+        self._age = np.full(num_envs, self._context, np.uint8)
+        self._known = np.zeros(num_envs, bool)  # whether `_last` is the step before the next
+        self._last = [np.zeros((num_envs, *x.shape), x.dtype) for x in leaves]
+        self._steps = 0
+        self._buffers: dict[tuple, np.ndarray] = {}
+        self._next = 0
+
+    def split(self, env_ids: np.ndarray | None, transition: Transition) -> Transition:
+        """Returns the transition with frames in the place of stacks.
+
+        Raises:
+          ValueError: a stack does not follow on the one before, nor begin in a known way.
+        """
+        leaves = [
+            np.asarray(x) for x in self._treedef.flatten_up_to(transition.timestep.observation)
+        ]
+        ids = self._envs if env_ids is None else np.asarray(env_ids)
+        step_type = np.asarray(transition.timestep.step_type)
+        first = step_type == _FIRST
+        age = self._age[ids]
+        age = np.where(age % _ZEROS < self._context, age + 1, age).astype(np.uint8)
+        checks_all = self._steps < _CHECKED_STEPS
+        looked_at = np.flatnonzero(first | checks_all)
+        if looked_at.size:
+            age[looked_at] = self._ages(ids[looked_at], leaves, looked_at, first, age[looked_at])
+        self._steps += 1
+        self._age[ids] = age
+        # Only what FIRST may go on from is remembered: copying all would cost what is saved.
+        self._remember(ids, leaves, np.flatnonzero((step_type == _LAST) | checks_all))
+        newest = [
+            leaf[:, -1] if stacked else leaf
+            for leaf, stacked in zip(leaves, self._stacked, strict=True)
+        ]
+        return _with_observation(transition, Frames(newest, age))
+
+    def _remember(self, ids: np.ndarray, leaves: list, rows: np.ndarray) -> None:
+        """Keeps the stacks of some rows, and no others of these environments."""
+        self._known[ids] = False
+        self._known[ids[rows]] = True
+        for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
+            if stacked and rows.size:
+                last[ids[rows]] = leaf[rows]
+
+    def _ages(
+        self, ids: np.ndarray, leaves: list, rows: np.ndarray, first: np.ndarray, age: np.ndarray
+    ) -> np.ndarray:
+        """Returns how old the steps' episodes are, after a look at their stacks."""
+        repeats = self._all(lambda now, _: now[:, :-1] == now[:, -1:], ids, leaves, rows)
+        zeros = self._all(lambda now, _: now[:, :-1] == 0, ids, leaves, rows)
+        follows = self._all(lambda now, last: now[:, :-1] == last[:, 1:], ids, leaves, rows)
+        begins = first[rows]
+        age = np.where(repeats & begins, 0, np.where(zeros & begins, _ZEROS, age))
+        goes_on = ~(begins & (repeats | zeros))
+        strange = self._known[ids] & goes_on & ~follows
+        if strange.any():
+            raise ValueError(
+                f"ReplayBuffer.add: with frame_stack {self._depth}, a stack must go on from the "
+                "one before, or at FIRST repeat one frame or be padded with zeros; environments "
+                f"{ids[strange].tolist()!r:.100} broke that. Set --replay.frame-stack 0."
+            )
+        return age.astype(np.uint8)
+
+    def _all(self, test: Any, ids: np.ndarray, leaves: list, rows: np.ndarray) -> np.ndarray:
+        """Whether a test holds for all stacks of a step, [n] bool."""
+        found = np.ones(len(rows), bool)
+        for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
+            if stacked:
+                found &= test(leaf[rows], last[ids]).reshape(len(rows), -1).all(1)
+        return found
+
+    def gap(self, env_ids: np.ndarray | None) -> None:
+        """Forgets the last steps of these environments.
+
+        Items begin late enough after a gap to need no frame from before it.
+        """
+        ids = self._envs if env_ids is None else env_ids
+        self._known[ids] = False
+        self._age[ids] = self._context
+
+    def save(self) -> PyTree:
+        """Returns what goes on from step to step, as arrays."""
+        last = [x for x, stacked in zip(self._last, self._stacked, strict=True) if stacked]
+        return {"age": self._age.copy(), "known": self._known.copy(), "last": [*map(np.copy, last)]}
+
+    def load(self, tree: PyTree) -> None:
+        """Puts back what ``save`` returned."""
+        self._age[:], self._known[:] = tree["age"], tree["known"]
+        last = [x for x, stacked in zip(self._last, self._stacked, strict=True) if stacked]
+        for held, saved in zip(last, tree["last"], strict=True):
+            held[:] = saved
+
+    def join(self, sample: Sample) -> Sample:
+        """Returns the sample with stacks in the place of frames, without the steps before items.
+
+        The stacks lie in memory that is used again at the next call but one.
+        """
+        stored = sample.batch.trajectory
+        frames, steps = stored.timestep.observation, slice(self._context, None)
+        trajectory = jax.tree.map(lambda x: x[steps], _with_observation(stored, ()))
+        ages = frames.age[steps]
+        length, batch_size = ages.shape
+        back = self._context - np.arange(self._depth)  # [k], oldest first
+        age = (ages % _ZEROS)[..., None].astype(np.int64)
+        at = np.arange(length)[:, None, None] + self._context - np.minimum(back, age)
+        where = at * batch_size + np.arange(batch_size)[:, None]  # [T+1, B, k]
+        padded = (ages >= _ZEROS)[..., None] & (back > age)
+        self._next = (self._next + 1) % BUFFERS
+        leaves = []
+        for i, (leaf, stacked) in enumerate(zip(frames.leaves, self._stacked, strict=True)):
+            if not stacked:
+                leaves.append(leaf[steps])
+                continue
+            out = self._buffer(i, (*where.shape, *leaf.shape[2:]), leaf.dtype)
+            np.take(leaf.reshape(-1, *leaf.shape[2:]), where, axis=0, out=out, mode="clip")
+            if padded.any():
+                out[padded] = 0
+            leaves.append(out)
+        joined: Trajectory = _with_observation(trajectory, self._treedef.unflatten(leaves))
+        return Sample(Batch(joined, sample.batch.weights), sample.keys)
+
+    def _buffer(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        key = (leaf, self._next, shape)
+        if key not in self._buffers:
+            if len(self._buffers) > 16 * len(self._stacked):  # rounds come in several sizes
+                self._buffers.clear()
+            self._buffers[key] = np.empty(shape, dtype)
+        return self._buffers[key]
+
+
+def _with_observation(transition: Transition, observation: Any) -> Transition:
+    timestep = transition.timestep._replace(observation=observation)
+    return transition._replace(timestep=timestep)
