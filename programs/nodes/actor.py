@@ -42,6 +42,9 @@ class Writes(Protocol):
     ) -> None:
         """Stores one step of some environments."""
 
+    def flush(self) -> None:
+        """Waits until what was added can be sampled."""
+
     def close(self) -> None:
         """Leaves."""
 
@@ -150,7 +153,7 @@ class ActorNode:
                 ids = range(self._rank * num_envs, (self._rank + 1) * num_envs)
                 replay = _PatientReplay(writer, ids, line, experiment.replay.timeout_seconds)
                 line.gauges = replay.gauges
-                self._act(Actor(env, inferencer, replay))
+                self._act(Actor(env, inferencer, replay), writer)
             except (_Stopped, ReplayClosedError):
                 pass  # the learner's end closes the replay, and is the program's
             finally:
@@ -158,7 +161,7 @@ class ActorNode:
                 writer.close()
         line.ask(now=True)
 
-    def _act(self, actor: Actor) -> None:
+    def _act(self, actor: Actor, writer: Writes) -> None:
         line, experiment = self._line, self._setup.experiment
         lock_step = experiment.program.pacing == "lock_step"
         chunk = range(experiment.steps_per_update if lock_step else 1)
@@ -166,8 +169,10 @@ class ActorNode:
             for _ in chunk:
                 line.log(actor.step())
             line.count(env_frames=actor.env_frames)
-            if lock_step and not self._settle(actor.env_frames):
-                return
+            if lock_step:
+                writer.flush()
+                if not self._settle(actor.env_frames):
+                    return
 
     def _settle(self, env_frames: int) -> bool:
         """Lets the learner learn; says whether to go on."""

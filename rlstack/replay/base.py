@@ -207,6 +207,13 @@ class ReplayBuffer(Protocol):
         when their turn comes. An ordinary end of an episode is no gap.
         """
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until every item that was completed can be sampled; at once where it is memory.
+
+        Raises:
+          ReplayTimeoutError: they were not in time.
+        """
+
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now. Cheap enough to ask after every step."""
 

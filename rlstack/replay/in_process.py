@@ -106,6 +106,9 @@ class InProcessReplay:
                 ids = self._clock.check_ids("InProcessReplay.gap", env_ids)
             self._table.gap(self._clock.envs if ids is None else ids)
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Does nothing: what was added is there."""
+
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
         size = self._cfg.batch_size if batch_size is None else batch_size

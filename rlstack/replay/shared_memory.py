@@ -152,6 +152,9 @@ class SharedMemReplayBuffer:
             self._reader.poll()
             self._reader.publish()
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Does nothing: what was added is there."""
+
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
         size = self._cfg.batch_size if batch_size is None else batch_size

@@ -218,6 +218,9 @@ class SharedMemWriter:
             due &= shared.ring.step_type[at, envs] != _LAST
         shared.marks[steps % shared.ring.rows, envs] = np.where(due, steps + 1, 0)
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Does nothing: what was added is there."""
+
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step begins afresh."""
         self._check_open("gap")

@@ -45,6 +45,10 @@ class StackedReplay:
         self._stacks.gap(env_ids)
         self.stored.gap(env_ids)
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until every completed item can be sampled."""
+        self.stored.flush(timeout)
+
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
         return self.stored.can_sample(batch_size)
