@@ -1,0 +1,111 @@
+"""The command line in a process of its own, whose nodes can be found and killed."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from rlstack import checkpoint
+from tests.programs.running import failures, metrics
+
+FAST = ("--log-period", "1000", "--evaluator.episodes", "2", "--evaluator.num-envs", "2")
+
+
+class Launched:
+    """`rlstack train` on a program of several nodes."""
+
+    def __init__(self, run_dir, *args):
+        self.run_dir = run_dir
+        self._stderr = open(run_dir.with_suffix(".stderr"), "ab+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "programs", "train", *map(str, args)],
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        self._seen = {}  # processes below, by pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.processes()
+        self.process.kill()
+        self.process.wait()
+        for process in self._seen.values():
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(list(self._seen.values()), timeout=5.0)
+        self._stderr.close()
+
+    @property
+    def stderr(self):
+        return self.run_dir.with_suffix(".stderr").read_text(errors="replace")
+
+    def processes(self):
+        """All processes below that were ever seen."""
+        if self.process.poll() is None:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            self._seen.update({p.pid: p for p in below})
+        return list(self._seen.values())
+
+    def nodes(self):
+        """The nodes proper that run now, by name."""
+        found, record = {}, str(self.run_dir / "failures.jsonl")
+        for process in self.processes():
+            try:
+                command, children = process.cmdline(), process.children()
+            except psutil.NoSuchProcess:
+                continue
+            if record in command and children:
+                found[command[command.index(record) + 1]] = children[0]
+        return found
+
+    def kill(self, name):
+        """Sends SIGKILL to a node."""
+        self.nodes()[name].kill()
+
+    def wait_for(self, condition, what, timeout=90.0):
+        """Waits until something is so, while the program runs."""
+        until = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, self.stderr
+            assert time.monotonic() < until, f"{what} did not come within {timeout:g} s"
+            time.sleep(0.1)
+        self.processes()
+
+    def wait_for_log(self, name, at_least=-float("inf"), timeout=90.0):
+        """Waits until a log has such a value."""
+
+        def is_there():
+            if not (self.run_dir / "metrics.jsonl").exists():
+                return False
+            values = [line[name] for line in metrics(self.run_dir) if name in line]
+            return bool(values) and values[-1] >= at_least
+
+        self.wait_for(is_there, f"{name} >= {at_least}", timeout)
+
+    def wait_for_update(self):
+        """Waits until the program learns."""
+        self.wait_for_log("learner/loss")
+
+    def wait_for_checkpoint(self):
+        """Waits for the first checkpoint."""
+        self.wait_for(lambda: self.saved_frames() > 0, "a checkpoint")
+
+    def saved_frames(self):
+        """The frames of the newest checkpoint, 0 without one."""
+        path = checkpoint.latest(self.run_dir / "checkpoints")
+        return 0 if path is None else checkpoint.read_metadata(path)["env_frames"]
+
+    def end(self, timeout):
+        """Waits for the end; returns the exit code and what is left 10 s later at most."""
+        self.processes()
+        code = self.process.wait(timeout)
+        _, alive = psutil.wait_procs(self.processes(), timeout=10.0)
+        return code, [" ".join(p.cmdline()[-6:]) for p in alive if p.is_running()]
+
+    def failures(self):
+        """What was written down of failed nodes."""
+        return failures(self.run_dir)

@@ -1,0 +1,242 @@
+"""Nodes are killed: programs go on where that is safe, else end, and leave nothing behind."""
+
+import dataclasses
+import io
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from agents.ppo import PPOConfig
+from programs import train
+from programs.experiment import EnvConfig, Experiment, ProgramConfig
+from programs.session import ProgramError
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.replay import ReplayConfig
+from tests.programs.launched import FAST, Launched
+from tests.programs.running import SHARED_MEMORY, TOPOLOGIES, failures, nothing_left, series
+
+pytest.importorskip("launchpad")
+# Launchpad's threads take SIGALRM for themselves, so the limit must not need it.
+pytestmark = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
+
+ENDLESS = ("--frames", 100_000_000)
+TWO = ("--program.num-actors", 2, "--program.num-inferencers", 2)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    with nothing_left():
+        yield
+
+
+def ppo(topology, *more):
+    return ("cartpole-ppo", "--topology", topology, *TWO, *FAST, *more)
+
+
+def dqn(topology, *more):
+    """Updates of some hundred bytes, so that frames come quickly."""
+    return (
+        "cartpole-dqn", "--topology", topology, *FAST, "--replay.batch-size", 32,
+        "--replay.samples-per-insert", 4, *more,
+    )  # fmt: skip
+
+
+def faulty(topology, flag=None, **program):
+    """PPO on environments of which one raises at its third step; once, if there is a flag."""
+    options = {"fault": "raise"} | ({"flag": str(flag)} if flag else {})
+    return Experiment(
+        preset="faulty",
+        agent=PPOConfig(num_epochs=1, num_minibatches=1),
+        env=EnvConfig(
+            "rlstack.envs.faulty:Faulty",
+            num_envs=4,
+            type="for_loop",
+            options=options,
+            eval_options={"fault": "none"},
+        ),
+        replay=ReplayConfig(sampler="fifo", batch_size=4, unroll_length=16, max_size=8),
+        frames=3000,
+        topology=topology,
+        log_period=200,
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+        program=ProgramConfig(**program),
+    )
+
+
+def check_gone(program, code, left):
+    assert left == []
+    assert not [f for f in program.failures() if f["node"] in ("learner", "coordinator", "replay")]
+    assert code in (0, 130, 143), program.stderr
+
+
+def check_restart(topology, name, tmp_path, frames=150_000):
+    run_dir = tmp_path / "run"
+    with Launched(run_dir, *ppo(topology, "--frames", frames, "--run-dir", run_dir)) as program:
+        program.wait_for_update()
+        program.kill(name)
+        program.wait_for_log("program/restarts", at_least=1)
+        code, left = program.end(120)
+        check_gone(program, code, left)
+        assert code == 0
+        (failure,) = program.failures()
+    assert (failure["node"], failure["reason"]) == (name, "killed by SIGKILL")
+    assert (failure["incarnation"], failure["restarts"]) == (0, True)
+    assert series(run_dir, "program/restarts")[-1] == 1
+    assert np.isfinite(series(run_dir, "learner/loss")).all()
+    assert (run_dir / "result.json").exists()
+
+
+@pytest.mark.timeout(120, method="thread")
+def test_a_killed_actor_is_started_again(tmp_path):
+    check_restart("heavy_env", "actor/1", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [
+        ("light_env", "actor/0"),
+        ("distributed", "actor/1"),
+        ("light_env", "inferencer/0"),
+        ("distributed", "inferencer/1"),
+        ("heavy_env", "evaluator"),
+    ],
+)
+def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, name):
+    check_restart(topology, name, tmp_path)
+
+
+@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("topology", ["heavy_env", "light_env"])
+def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
+    experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)
+    result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert result.env_frames >= 3000
+    failed = failures(tmp_path / "run")
+    assert {f["node"] for f in failed} <= {"actor/0", "actor/1"}
+    assert all(f["restarts"] for f in failed if "exit code" in f["reason"])
+    assert any("told to fail" in f.get("traceback", "") for f in failed)
+    assert series(tmp_path / "run", "program/restarts")[-1] in (1, 2)  # both may come to it at once
+
+
+@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_actor_that_always_fails_ends_the_program_with_its_traceback(tmp_path, launch):
+    experiment = faulty("heavy_env", num_actors=1, launch=launch, max_restarts=0)
+    with pytest.raises(ProgramError, match="actor/0") as caught:
+        train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert "ArithmeticError: told to fail" in str(caught.value)
+    assert "rlstack/envs/faulty.py" in str(caught.value)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_an_actor_that_fails_again_and_again_is_given_up(tmp_path):
+    experiment = faulty("light_env", num_actors=1, launch="threads", max_restarts=2)
+    with pytest.raises(ProgramError, match="told to fail"):
+        train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert [f["restarts"] for f in failures(tmp_path / "run")] == [True, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
+def test_a_killed_learner_ends_the_program_which_resumes_with_its_replay(tmp_path, topology):
+    run_dir = tmp_path / "run"
+    periods = ("--checkpoint-period", 4000, "--run-dir", run_dir)
+    with Launched(run_dir, *dqn(topology, *ENDLESS, *periods)) as program:
+        program.wait_for_checkpoint()
+        program.wait_for_log("learner/loss")
+        program.kill("learner")
+        killed = time.monotonic()
+        code, left = program.end(20)
+        assert time.monotonic() - killed < 10.0
+        assert code not in (0, 130, 143)
+        assert left == []
+        *_, said = program.stderr.strip().splitlines()
+        assert "node learner failed: killed by SIGKILL" in program.stderr[-1500:], said
+        saved = program.saved_frames()
+    before = len(series(run_dir, "replay/inserts"))
+    again = ("--resume", run_dir, "--frames", saved + 4000)
+    with Launched(run_dir, *again) as program:
+        code, left = program.end(120)
+        assert (code, left) == (0, []), program.stderr
+    inserts = series(run_dir, "replay/inserts")[before:]
+    assert inserts[0] >= 0.9 * (saved - 1000)  # an item starts at nearly every frame
+    steps = series(run_dir, "learner/steps")
+    assert steps[-1] > steps[before] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replay", "coordinator"])
+def test_a_killed_replay_or_coordinator_ends_the_program(tmp_path, name):
+    run_dir = tmp_path / "run"
+    args = ppo("distributed", *ENDLESS, "--run-dir", run_dir)
+    with Launched(run_dir, *args) as program:
+        program.wait_for_update()
+        program.kill(name)
+        killed = time.monotonic()
+        code, left = program.end(20)
+        assert time.monotonic() - killed < 10.0
+        assert code not in (0, 130, 143)
+        assert left == []
+        assert f"node {name} failed: killed by SIGKILL" in program.stderr[-1500:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_ends_everything(tmp_path, topology, number, expected):
+    run_dir = tmp_path / "run"
+    with Launched(run_dir, *ppo(topology, *ENDLESS, "--run-dir", run_dir)) as program:
+        program.wait_for_update()
+        program.process.send_signal(number)
+        sent = time.monotonic()
+        code, left = program.end(20)
+        assert time.monotonic() - sent < 10.0
+        check_gone(program, code, left)
+        assert code == expected
+        assert "everything is saved" in program.stderr
+        assert program.saved_frames() > 0
+    assert not (run_dir / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_nodes_start_ends_everything(tmp_path, number):
+    run_dir = tmp_path / "run"
+    with Launched(run_dir, *ppo("light_env", *ENDLESS, "--run-dir", run_dir)) as program:
+        program.wait_for(lambda: "actor/0" in program.nodes(), "an actor")
+        program.process.send_signal(number)
+        sent = time.monotonic()
+        code, left = program.end(20)
+        assert time.monotonic() - sent < 10.0
+        assert code == 128 + number
+        assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", [*SHARED_MEMORY, "distributed"])
+def test_the_death_of_the_parent_saves_and_ends_everything(tmp_path, topology):
+    run_dir = tmp_path / "run"
+    with Launched(run_dir, *ppo(topology, *ENDLESS, "--run-dir", run_dir)) as program:
+        program.wait_for_update()
+        program.process.kill()
+        killed = time.monotonic()
+        _, left = program.end(20)
+        assert left == []
+        assert time.monotonic() - killed < 12.0
+        assert program.saved_frames() > 0
+        saved = program.saved_frames()
+    again = ("--resume", run_dir, "--frames", saved + 3000)
+    with Launched(run_dir, *again) as program:
+        assert program.end(120) == (0, []), program.stderr
+
+
+def test_threads_of_a_program_that_failed_are_gone_and_another_runs(tmp_path):
+    experiment = faulty("light_env", num_actors=2, launch="threads", max_restarts=0)
+    with pytest.raises(ProgramError):
+        train.run(experiment, tmp_path / "one", stream=io.StringIO())
+    env = dataclasses.replace(experiment.env, options={"fault": "none"})
+    whole = dataclasses.replace(experiment, env=env)
+    assert train.run(whole, tmp_path / "two", stream=io.StringIO()).env_frames >= 3000
