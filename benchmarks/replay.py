@@ -74,8 +74,11 @@ def make_buffer(kind: str, sampler: str, batch_size: int, stack: ExitStack) -> A
     make: Any = {"in_process": InProcessReplay, "shared_memory": SharedMemReplayBuffer}[kind]
     buffer = make(cfg, NUM_ENVS, seed=0, spec=spec)
     stack.callback(buffer.close)
+    writer = buffer.handle().attach() if kind == "shared_memory" else buffer
     for _ in range(ROWS + 1):
-        buffer.add(None, step)
+        writer.add(None, step)
+    if kind == "shared_memory":
+        writer.close()
     return buffer
 
 
@@ -104,8 +107,10 @@ def gathering(batch_size: int, samples: int) -> Rate:
 
 
 def ours_inserting(buffer: Any, steps: int) -> Rate:
-    """Returns environment steps per second."""
+    """Returns environment steps per second of a writer."""
     step = make_step(1)
+    if isinstance(buffer, SharedMemReplayBuffer):
+        buffer = buffer.handle().attach()  # as another process would write
 
     def work() -> None:
         for _ in range(steps):

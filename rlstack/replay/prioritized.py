@@ -10,7 +10,8 @@ from rlstack.types import PyTree
 
 PRIORITY_FLOOR = 1e-6  # keeps an item whose error is 0 in play (Schaul et al. 2016, section 3.3)
 
-_FAN = 16  # children of a node: few levels, and a node's children fill two cache lines
+_FAN = 16  # children of a node, which fill two cache lines
+_TOP = 4096  # nodes of the highest level at most, which one running sum goes over at a draw
 
 
 class SumTree:
@@ -21,10 +22,10 @@ class SumTree:
     """
 
     def __init__(self, size: int):
-        self._levels = []  # masses first, the root's children last; each a multiple of the fan
+        self._levels = []  # masses first, each a multiple of the fan; then sums of their children
         while True:
             self._levels.append(np.zeros(-(-size // _FAN) * _FAN))
-            if size <= _FAN:
+            if size <= _TOP:
                 break
             size = -(-size // _FAN)
         self.leaves = self._levels[0]  # write here, then call `update`
@@ -47,9 +48,12 @@ class SumTree:
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Returns the leaves in whose stretch of ``[0, total)`` the points lie, [n]."""
-        nodes = np.zeros(len(points), np.int64)
+        ends = self._levels[-1].cumsum()
+        points = np.minimum(points, np.nextafter(ends[-1], 0))
+        nodes = ends.searchsorted(points, side="right")
+        points = points - np.where(nodes > 0, ends[nodes - 1], 0)
         rows = np.arange(len(points))
-        for level in reversed(self._levels):
+        for level in reversed(self._levels[:-1]):
             sums = level.reshape(-1, _FAN)[nodes].cumsum(1)
             # Rounding may put a point just past the end; it belongs to the last mass there is.
             points = np.minimum(points, np.nextafter(sums[:, -1], 0))

@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+# All pages are mapped at once: a fault for each, later, would cost more than the copy into it.
+_MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the latter on Linux alone
 _NAME = re.compile(r"rlstack-(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]+")
 
 
@@ -87,7 +89,7 @@ class Block:
                 os.posix_fallocate(fd, 0, num_bytes)
             else:
                 os.ftruncate(fd, num_bytes)
-            return cls(name, mmap.mmap(fd, num_bytes), pid)
+            return cls(name, mmap.mmap(fd, num_bytes, _MAPPING), pid)
         except BaseException:
             os.unlink(path)
             raise
@@ -103,7 +105,7 @@ class Block:
         """
         fd = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(name, mmap.mmap(fd, os.fstat(fd).st_size))
+            return cls(name, mmap.mmap(fd, os.fstat(fd).st_size, _MAPPING))
         finally:
             os.close(fd)
 

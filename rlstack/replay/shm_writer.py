@@ -200,10 +200,16 @@ class SharedMemWriter:
         start = step - self._length
         if start < 0 or start % self._period:
             return
-        if start < self._last_gap or self._cfg.starts == "not_last":
+        if start < self._last_gap:
             self._mark(self._ids.envs[ids], self._steps[ids])
+            return
+        ring = self._shared.ring
+        marks = self._shared.marks[step % ring.rows, ids]
+        if self._cfg.starts == "not_last":
+            first = ring.step_type[(start + self._cfg.context) % ring.rows, ids]
+            np.multiply(first != _LAST, step + 1, out=marks)
         else:
-            self._shared.marks[step % self._shared.ring.rows, ids] = step + 1
+            marks[:] = step + 1
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
         """Marks those of some steps that end a whole item."""

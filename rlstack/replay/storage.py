@@ -8,6 +8,8 @@ be handed out as a view.
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import numpy as np
 
@@ -203,6 +205,10 @@ class StepRing:
                 for _ in range(BUFFERS)
             ]
         self._next_buffer = (self._next_buffer + 1) % BUFFERS
+        # Memory that nobody looks at any more is taken again at once: it is in the cache.
+        for arrays in buffers:
+            if _references(arrays) == _UNUSED:
+                return arrays
         return buffers[self._next_buffer]
 
     def save(self, steps: int) -> PyTree:
@@ -232,3 +238,11 @@ class StepRing:
             rings.append(ring)
         if rings:
             self._set_rings(treedef, rings)
+
+
+def _references(arrays: list[np.ndarray]) -> int:
+    """The most references that any of these has."""
+    return max(map(sys.getrefcount, arrays), default=0)
+
+
+_UNUSED = _references([np.empty(0)])
