@@ -57,8 +57,20 @@ def test_lock_step_returns_after_environments_went_apart():
 def test_gathered_batches_reuse_memory():
     buffer = InProcessReplay(config(max_size=100), 2, seed=0)
     feed(buffer, 2, 0, 30)
-    seen = [addresses(buffer.sample()) for _ in range(4)]
+    held = [buffer.sample() for _ in range(4)]
+    seen = [addresses(sample) for sample in held]
     assert seen[0] == seen[2] != seen[1] == seen[3]
+
+
+def test_memory_that_nobody_looks_at_is_taken_again_at_once():
+    buffer = InProcessReplay(config(max_size=100), 2, seed=0)
+    feed(buffer, 2, 0, 30)
+    first = addresses(buffer.sample())
+    assert [addresses(buffer.sample()) for _ in range(3)] == [first] * 3
+    view = buffer.sample().batch.trajectory.timestep.reward[1:]  # a part of it holds it too
+    kept = view.copy()
+    assert addresses(buffer.sample()) != first
+    np.testing.assert_array_equal(view, kept)
 
 
 @pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
