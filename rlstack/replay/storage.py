@@ -35,7 +35,7 @@ class StepRing:
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # of a leaf of all environments
         self._buffers: dict[int, list[list[np.ndarray]]] = {}
-        self._next_buffer = 0
+        self._last_buffer = 0
 
     @property
     def step_type(self) -> np.ndarray:
@@ -204,12 +204,10 @@ class StepRing:
                 [np.empty((self._length, batch_size, *f.shape[1:]), f.dtype) for f in self._flat]
                 for _ in range(BUFFERS)
             ]
-        self._next_buffer = (self._next_buffer + 1) % BUFFERS
         # Memory that nobody looks at any more is taken again at once: it is in the cache.
-        for arrays in buffers:
-            if _references(arrays) == _UNUSED:
-                return arrays
-        return buffers[self._next_buffer]
+        unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
+        self._last_buffer = next(unused, (self._last_buffer + 1) % BUFFERS)
+        return buffers[self._last_buffer]
 
     def save(self, steps: int) -> PyTree:
         """Returns a copy of the rings as far as ``steps`` have used them, () for no steps."""
