@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Protocol
 
 from programs.components import make_agent, make_stacked
@@ -12,6 +13,8 @@ from programs.seeds import role_seed
 from rlstack.actor import transition_spec
 from rlstack.replay import ReplayBuffer, ReplayConfig
 from rlstack.types import PyTree, Transition
+
+_LINGER = 3.0  # seconds in which a learner that is told to end saves the server's content
 
 
 class Reads(Protocol):
@@ -179,5 +182,7 @@ class ReverbNode:
         try:
             while self._line.ask().phase != OVER:
                 self._stop.wait(0.1)
+            if self._stop.is_set():  # the learner was told just now, too, and saves
+                time.sleep(_LINGER)
         finally:
             self._server.close()

@@ -123,8 +123,6 @@ class SharedSteps:
         num_envs = len(seen)
         sizes = layout(cfg, num_envs)
         newest = int(seen.max())
-        if not newest:
-            return ()
         rows = np.arange(sizes.rows if newest > sizes.rows else newest)[:, None]
         steps = _latest(seen, rows, sizes.rows)
         if newest > sizes.rows:
