@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -89,44 +88,56 @@ def _environment_spec(experiment: Experiment) -> EnvSpec:
 
 def _run_processes(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes under a launcher of their own; returns the signal that came, or 0."""
-    with Signals() as signals, _launcher(setup) as process:
-        address = ""
-        watch: _Watch | None = None
-        told = 0.0
-        while process.poll() is None:
-            if watch is None and (address := address or _read_address(process)):
-                watch = _Watch(address, display)
-            if signals.received and not told:
-                told = time.monotonic()
-                if watch is None or not watch.interrupt(signals.received):
-                    process.terminate()
-            if told and time.monotonic() > told + _PATIENCE:
-                process.terminate()
-                told = time.monotonic()
-            time.sleep(_LOOK)
-        if watch is not None:
-            watch.close()
+    with Signals() as signals, _launcher(setup.directory) as process:
+        plan = launcher.plan(setup)  # while the launcher starts
+        try:
+            _send(plan.commands, process)
+            _watch(process, plan.address, signals, display)
+        finally:
+            plan.forget()
         return signals.received or 0
 
 
+def _watch(
+    process: subprocess.Popen[bytes], address: str, signals: Signals, display: ProgressDisplay
+) -> None:
+    """Until the launcher ends; passes signals on."""
+    watch: _Watch | None = None
+    told = 0.0
+    while process.poll() is None:
+        if watch is None and _has_launched(process):
+            watch = _Watch(address, display)
+        if signals.received and not told:
+            told = time.monotonic()
+            if watch is None or not watch.interrupt(signals.received):
+                process.terminate()
+        if told and time.monotonic() > told + _PATIENCE:
+            process.terminate()
+            told = time.monotonic()
+        time.sleep(_LOOK)
+    if watch is not None:
+        watch.close()
+
+
 @contextlib.contextmanager
-def _launcher(setup: Setup) -> Iterator[subprocess.Popen[bytes]]:
+def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher's process, in a session of its own: a terminal's Ctrl-C is for us alone."""
-    setup.directory.node_logs.mkdir(exist_ok=True)
-    with open(setup.directory.node_logs / "launcher", "ab") as log:
+    directory.node_logs.mkdir(exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "LAUNCHPAD_LOGGING_DIR": str(directory.node_logs),
+    }
+    with open(directory.node_logs / "launcher", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "programs.launcher"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment,
         )
     try:
-        assert process.stdin is not None and process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            pickle.dump(setup, process.stdin)
         yield process
     finally:
         process.terminate()
@@ -135,14 +146,22 @@ def _launcher(setup: Setup) -> Iterator[subprocess.Popen[bytes]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
         process.stdout.close()
         _sweep()
 
 
-def _read_address(process: subprocess.Popen[bytes]) -> str:
+def _send(commands: list[dict[str, Any]], process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(json.dumps(commands).encode() + b"\n")
+
+
+def _has_launched(process: subprocess.Popen[bytes]) -> bool:
     assert process.stdout is not None
-    return (process.stdout.readline() or b"").decode().strip()
+    return bool(process.stdout.readline())
 
 
 def _run_threads(setup: Setup, display: ProgressDisplay) -> int:
@@ -161,7 +180,7 @@ def _run_threads(setup: Setup, display: ProgressDisplay) -> int:
     watch = _Watch(address, display)
     try:
         with contextlib.suppress(Exception):  # the nodes have written it down
-            manager.wait()
+            launcher.wait(manager)
     finally:
         manager.wait(raise_error=False)
         watch.close()

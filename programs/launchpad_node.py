@@ -6,6 +6,7 @@ event by which Launchpad ends a node. Handles among them become clients (`rlstac
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 import traceback
@@ -34,6 +35,7 @@ class _Runs:
     setup: Setup
     name: str
     restartable: bool
+    niceness: int = 0
     _instance: Any
 
     def run(self) -> None:
@@ -93,7 +95,9 @@ def _supervised(node: _Runs, launched: Any) -> Any:
     grace = _GRACE if node.restartable else _GRACE_OF_OWNERS
     record = str(node.setup.directory.failures)
     supervisor = [sys.executable, supervise.__file__, record, node.name, str(limit), str(grace)]
-    launched.command_as_list[:] = [*supervisor, *command]
+    nice = shutil.which("nice") if node.niceness else None
+    steps_back = [nice, "-n", str(node.niceness)] if nice else []
+    launched.command_as_list[:] = [*supervisor, *steps_back, *command]
     return launched
 
 
@@ -105,6 +109,7 @@ class WorkerNode(_Runs, lp.PyClassNode):
     ) -> None:
         super().__init__(_Construct(cls), setup, *args)
         self.setup, self.name, self.restartable = setup, name, restartable
+        self.niceness = getattr(cls, "niceness", 0)
 
 
 class ServiceNode(_Runs, lp.CourierNode):

@@ -13,7 +13,13 @@ from rlstack import codec
 
 
 class EvaluatorNode:
-    """Plays whole episodes with the greedy policy, in environments of its own."""
+    """Plays whole episodes with the greedy policy, in environments of its own.
+
+    Attributes:
+      niceness: as a process it takes what processors the others leave, also while all start.
+    """
+
+    niceness = 10
 
     def __init__(self, setup: Setup, learner: Any, coordinator: Any, stop: threading.Event) -> None:
         """Prepares to judge; the environments are made for each evaluation."""

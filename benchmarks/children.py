@@ -1,0 +1,80 @@
+"""Processes that a benchmark starts, talks to by lines of JSON, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_PATIENCE = 30.0  # seconds in which a child ends by itself
+
+
+class Child:
+    """A module that runs in a process of its own."""
+
+    def __init__(self, module: str, *arguments: str):
+        self._module = module
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, value: Any) -> None:
+        """Sends one line."""
+        assert self.process.stdin is not None
+        print(json.dumps(value), file=self.process.stdin, flush=True)
+
+    def hear(self) -> Any:
+        """Waits for one line.
+
+        Raises:
+          RuntimeError: the child ended instead; what it printed tells why.
+        """
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            raise RuntimeError(f"Child.hear: {self._module} ended with exit code {code}.")
+        return json.loads(line)
+
+    def close(self, signal_number: int | None = None) -> None:
+        """Ends it: by the end of its standard input, or by a signal."""
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        if signal_number is not None:
+            process.send_signal(signal_number)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def children(*started: Child) -> Iterator[tuple[Child, ...]]:
+    """Ends children when the block ends."""
+    try:
+        yield started
+    finally:
+        for child in started:
+            child.close()
+
+
+def requests() -> Iterator[Any]:
+    """In a child: what the parent says, until it closes the line."""
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def answer(value: Any) -> None:
+    """In a child: says one line to the parent."""
+    print(json.dumps(value), flush=True)

@@ -1,0 +1,246 @@
+"""Programs of several nodes: `python -m benchmarks.topologies [--quick] [--only TEXT]`.
+
+- heavy: frames/s of N actors in heavy_env over N times those of one, with an environment whose step
+  sleeps 10 ms; counted once all actors act.
+- service: environments served per second by the inference service over bare Courier, with one call
+  an environment ("each", what a target is for) or one a client ("all").
+- learner: updates/s fed by a Reverb server in another process over the same fed from memory.
+- startup: 12 s over the seconds from `programs.train.run` to the first update of a distributed
+  program of six processes, as the logs have it.
+
+Each program runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agents.ppo import PPOConfig
+from benchmarks import topologies_learner, topologies_service
+from benchmarks.children import Child, answer
+from benchmarks.report import Comparison, Result, alternate
+from programs import train
+from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
+from programs.presets import preset
+from programs.session import Interrupted
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.networks import NetworkConfig
+from rlstack.replay import ReplayConfig
+
+NAME = "topologies"
+START_SECONDS = 12.0
+# What the ratios of settings should reach, by the beginning of their names.
+TARGETS = {"heavy/": 0.9, "service/each/": 5.0, "learner/": 0.8, "startup/": 1.0}
+_NEVER = 10**9  # frames
+_PATIENCE = 180.0  # seconds for a program to get somewhere
+
+
+class Setting(NamedTuple):
+    """One measurement."""
+
+    name: str
+    measure: Callable[[Setting, Result], None]
+    size: int  # actors, or clients, or items of a batch
+    seconds: float  # of a measurement; updates for learners
+    repeats: int
+
+
+class _Program:
+    """A program that runs in a child, seen through its logs."""
+
+    def __init__(self, experiment: Experiment, directory: Path) -> None:
+        self._metrics = directory / "run" / "metrics.jsonl"
+        config = directory / "config.json"
+        config.write_text(to_json(experiment))
+        self._child = Child("benchmarks.topologies", "--run", str(config), str(directory / "run"))
+        self.began = self._child.hear()
+
+    def wait(self, found: Callable[[], Any]) -> Any:
+        """Returns what `found` finds, once it is not None."""
+        until = time.monotonic() + _PATIENCE
+        while (value := found()) is None:
+            if self._child.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("_Program: it ended, or got nowhere; see what it printed above.")
+            time.sleep(0.05)
+        return value
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of its logs so far."""
+        text = self._metrics.read_text() if self._metrics.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def first(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+        """The first line of which something holds."""
+        return next((row for row in self.rows() if holds(row)), None)
+
+    def close(self) -> None:
+        """Has it end by itself."""
+        self._child.close(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _running(experiment: Experiment) -> Iterator[tuple[_Program, Path]]:
+    with tempfile.TemporaryDirectory() as folder:
+        program = _Program(experiment, Path(folder))
+        try:
+            yield program, Path(folder)
+        finally:
+            program.close()
+
+
+def _heavy_experiment(num_actors: int, started: Path) -> Experiment:
+    env = EnvConfig(
+        "benchmarks.slow_env:Slow", num_envs=1, type="for_loop", options={"started": str(started)}
+    )
+    return Experiment(
+        preset="benchmark-heavy",
+        agent=PPOConfig(num_epochs=2, num_minibatches=1),
+        env=env,
+        network=NetworkConfig(hidden_sizes=(64,)),
+        replay=ReplayConfig(sampler="fifo", batch_size=8, unroll_length=16, max_size=64),
+        frames=_NEVER,
+        topology="heavy_env",
+        program=ProgramConfig(num_actors=num_actors),
+        log_period=20,
+        checkpoint_period=_NEVER,
+    )
+
+
+def _frames_per_second(num_actors: int, seconds: float) -> float:
+    """Of a program whose actors all act, over so many seconds."""
+    with tempfile.TemporaryDirectory() as notes:
+        started = Path(notes) / "started"
+
+        def all_act() -> bool | None:
+            lines = started.read_text().splitlines() if started.exists() else []
+            return True if len(set(lines)) == num_actors else None
+
+        with _running(_heavy_experiment(num_actors, started)) as (program, _):
+            program.wait(all_act)
+            start = time.time() + 2.0  # the first update compiles
+            last = program.wait(lambda: program.first(lambda r: r["wall_time"] > start + seconds))
+            first = program.first(lambda row: row["wall_time"] > start)
+            assert first is not None
+            frames = last["env_frames"] - first["env_frames"]
+            return frames / (last["wall_time"] - first["wall_time"])
+
+
+def _measure_heavy(setting: Setting, result: Result) -> None:
+    comparison = alternate(
+        lambda: _frames_per_second(setting.size, setting.seconds),
+        lambda: setting.size * _frames_per_second(1, setting.seconds),
+        setting.repeats,
+    )
+    result.add(setting.name, comparison, {})
+
+
+def _measure_service(setting: Setting, result: Result) -> None:
+    _, way, sizes = setting.name.split("/")
+    clients, num_envs = map(int, sizes.split("x"))
+    found = topologies_service.measure(
+        topologies_service.Setting(clients, num_envs, setting.seconds, setting.repeats), way
+    )
+    result.add(setting.name, found.comparison, {})
+    for side, latencies in found.latency_ms.items():
+        for percentile, value in latencies.items():
+            result.medians[setting.name][f"{side}_latency_ms_{percentile}"] = value
+
+
+def _measure_learner(setting: Setting, result: Result) -> None:
+    kind = setting.name.split("/")[1].split("_")[0]
+    chosen = topologies_learner.Setting(kind, setting.size, int(setting.seconds), setting.repeats)
+    result.add(setting.name, *topologies_learner.measure(chosen))
+
+
+def _start_seconds() -> float:
+    """From the call of `train.run` to the first update."""
+    experiment = dataclasses.replace(
+        preset("cartpole-ppo"),
+        topology="distributed",
+        frames=_NEVER,
+        program=ProgramConfig(num_actors=1),
+        evaluator=EvaluatorConfig(episodes=1, num_envs=1),
+        log_period=64,
+    )
+    with _running(experiment) as (program, _):
+        row = program.wait(lambda: program.first(lambda row: row.get("learner/steps", 0) >= 1))
+        return row["wall_time"] - program.began
+
+
+def _measure_startup(setting: Setting, result: Result) -> None:
+    seconds = [_start_seconds() for _ in range(setting.repeats)]
+    comparison = Comparison(tuple(1 / s for s in seconds), (1 / START_SECONDS,) * len(seconds))
+    result.add(setting.name, comparison, {})
+    result.medians[setting.name] = {"seconds": round(sorted(seconds)[len(seconds) // 2], 2)}
+    # The table wants starts per second, which say nothing to anybody.
+    result.medians[setting.name] |= {"ours": 1 / seconds[0], "reference": 1 / START_SECONDS}
+
+
+FULL = (
+    Setting("heavy/8_actors", _measure_heavy, 8, 15.0, 3),
+    Setting("service/each/4x32", _measure_service, 4, 2.0, 9),
+    Setting("service/all/4x32", _measure_service, 4, 2.0, 9),
+    Setting("learner/dqn_128", _measure_learner, 128, 400, 9),
+    Setting("learner/dqn_256", _measure_learner, 256, 300, 9),
+    Setting("learner/ppo_8", _measure_learner, 8, 150, 9),
+    Setting("startup/6_processes", _measure_startup, 6, 0.0, 5),
+)
+QUICK = (
+    Setting("heavy/2_actors", _measure_heavy, 2, 4.0, 1),
+    Setting("service/each/4x32", _measure_service, 4, 0.5, 3),
+    Setting("service/all/4x32", _measure_service, 4, 0.5, 3),
+    Setting("learner/dqn_128", _measure_learner, 128, 50, 3),
+    Setting("learner/ppo_8", _measure_learner, 8, 20, 3),
+    Setting("startup/6_processes", _measure_startup, 6, 0.0, 1),
+)
+
+
+def _run(config: str, run_dir: str) -> None:
+    """The child's part: runs a program until it is interrupted."""
+    experiment = from_json(Path(config).read_text(), config)
+    answer(time.time())
+    with contextlib.suppress(Interrupted):
+        train.run(experiment, run_dir, stream=io.StringIO())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints a table, and one line of JSON last."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
+    parser.add_argument("--quick", action="store_true", help="a few minutes, fewer actors")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.run:
+        _run(*args.run)
+        return
+    settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
+    if not settings:
+        parser.error(f"--only: no setting's name has {args.only!r} in it")
+    result = Result.empty(NAME)
+    for setting in settings:
+        load = os.getloadavg()[0]
+        print(f"{setting.name} (load {load:.1f}) ...", file=sys.stderr, flush=True)
+        setting.measure(setting, result)
+    print(result.table(0.0))
+    for name, ratio in result.ratios.items():
+        for kind, target in TARGETS.items():
+            if name.startswith(kind):
+                verdict = "reached" if ratio >= target else "MISSED"
+                print(f"{name}: {ratio:.2f}, target {target:g}: {verdict}")
+    print(result.line())
+
+
+if __name__ == "__main__":
+    main()

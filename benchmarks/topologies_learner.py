@@ -1,0 +1,140 @@
+"""The learner fed by a Reverb server against the same fed from memory; see `topologies`.
+
+The server is a process of its own, as in the distributed topology, and serves what was put there
+before the clock runs: what is compared is how fast samples come, not how fast actors are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.children import Child, answer, children
+from benchmarks.report import Comparison, Timed, Timers, alternate, rate
+from programs import xla
+from programs.components import make_agent, make_env
+from programs.experiment import Experiment
+from programs.presets import preset
+from rlstack.actor import transition_spec
+from rlstack.learner import Learner
+from rlstack.replay import InProcessReplay, ReplayConfig
+from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.types import Transition
+
+MODULE = "benchmarks.topologies_learner"
+_ITEMS = 2048
+
+
+class Setting(NamedTuple):
+    """What is learned from."""
+
+    agent: str  # "dqn" or "ppo"
+    batch_size: int
+    updates: int  # of a measurement
+    repeats: int
+
+
+def measure(setting: Setting) -> tuple[Comparison, dict[str, dict[str, float]]]:
+    """Returns updates per second from Reverb over those from memory, and where time goes."""
+    xla.configure(convolutions=False)
+    cfg, spec = _experiment(setting), _step_spec(setting)
+    with children(Child(MODULE, setting.agent, str(setting.batch_size))) as (server,):
+        far = ReverbReplayBuffer(cfg.replay, cfg.env.num_envs, server.hear(), spec)
+        near = InProcessReplay(cfg.replay, cfg.env.num_envs, seed=0, spec=spec)
+        _fill(cfg, spec, far, near)
+        sides = [_Side(cfg, replay) for replay in (far, near)]
+        for side in sides:
+            side.learn(3)
+        comparison = alternate(
+            lambda: rate(setting.updates, lambda: sides[0].learn(setting.updates)),
+            lambda: rate(setting.updates, lambda: sides[1].learn(setting.updates)),
+            setting.repeats,
+        )
+        names = ("ours", "reference")
+        where = {n: s.where(setting.updates) for n, s in zip(names, sides, strict=True)}
+        far.close()
+        near.close()
+    return comparison, where
+
+
+class _Side:
+    """A learner and what feeds it."""
+
+    def __init__(self, cfg: Experiment, replay: Any) -> None:
+        with make_env(dataclasses.replace(cfg.env, num_envs=1), 0) as env:
+            agent = make_agent(cfg, env.spec)
+        self._replay = replay
+        self._learner = Learner(cfg.learner, agent, replay, jax.random.PRNGKey(0))
+
+    def learn(self, updates: int) -> None:
+        """Makes updates as the learner's node does."""
+        for _ in range(updates):
+            self._learner.step(self._replay.sample())
+            self._replay.set_params_version(self._learner.version)
+
+    def where(self, updates: int) -> dict[str, float]:
+        """Returns the shares of the time of sampling and learning."""
+        timers, methods = Timers(), [Timed(self._replay, "sample", "sample")]
+        with timers.on(*methods, Timed(self._learner, "step", "learn")):
+            seconds = updates / rate(updates, lambda: self.learn(updates))
+        return timers.shares(seconds)
+
+
+def _experiment(setting: Setting) -> Experiment:
+    chosen = preset(f"cartpole-{setting.agent}")
+    replay = dataclasses.replace(chosen.replay, batch_size=setting.batch_size)
+    if setting.agent == "ppo":  # unrolls that stay, because here nobody makes new ones
+        length = replay.unroll_length
+        replay = ReplayConfig(
+            sampler="uniform",
+            batch_size=setting.batch_size,
+            unroll_length=length,
+            period=length,
+            max_size=_ITEMS,
+        )
+    else:
+        replay = dataclasses.replace(
+            replay, max_size=_ITEMS, min_size=setting.batch_size, samples_per_insert=None
+        )
+    return dataclasses.replace(chosen, replay=replay)
+
+
+def _step_spec(setting: Setting) -> Transition:
+    cfg = _experiment(setting)
+    with make_env(dataclasses.replace(cfg.env, num_envs=1), 0) as env:
+        return transition_spec(make_agent(cfg, env.spec), env.spec)
+
+
+def _fill(cfg: Experiment, spec: Transition, *replays: Any) -> None:
+    num_envs, rng = cfg.env.num_envs, np.random.default_rng(0)
+    steps = _ITEMS // num_envs * (cfg.replay.period or 1) + cfg.replay.unroll_length
+    for _ in range(steps):
+        step = jax.tree.map(lambda leaf: _random(rng, num_envs, leaf), spec)
+        step = step._replace(timestep=step.timestep._replace(step_type=np.ones(num_envs, np.int32)))
+        for replay in replays:
+            replay.add(None, step)
+    replays[0].flush()
+
+
+def _random(rng: np.random.Generator, num_envs: int, leaf: Any) -> np.ndarray:
+    shape = (num_envs, *leaf.shape)
+    if leaf.dtype.kind == "f":
+        return rng.random(shape, np.float32).astype(leaf.dtype)
+    return np.zeros(shape, leaf.dtype)
+
+
+def _serve(setting: Setting) -> None:
+    """The server's process."""
+    cfg = _experiment(setting)
+    server = ReverbServer(cfg.replay, cfg.env.num_envs, _step_spec(setting))
+    answer(server.address)
+    sys.stdin.read()
+    server.close()
+
+
+if __name__ == "__main__":
+    _serve(Setting(sys.argv[1], int(sys.argv[2]), 0, 0))

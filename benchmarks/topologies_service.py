@@ -1,0 +1,240 @@
+"""The inference service against bare Courier; a part of `benchmarks.topologies`.
+
+One process serves both, others are its clients, as actors would be. All act with the same network
+on observations like CartPole's, without environments. Bare Courier is a handler that acts at once
+on what it is sent, pickled: one environment a call ("each", with the calls of all environments
+under way at once), or all those of a client ("all"). A call's latency is from when it is made, or
+could be, to its answer.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.children import Child, answer, children, requests
+from benchmarks.report import Comparison, alternate
+from programs.components import make_agent, make_env
+from programs.experiment import EnvConfig, Experiment, ProgramConfig
+from programs.nodes.inference import InferenceNode
+from programs.nodes.line import Setup
+from programs.nodes.params import know_records
+from programs.presets import preset
+from programs.run_dir import RunDir
+from rlstack import codec
+from rlstack.rpc import RemoteObject, serve
+from rlstack.types import Array, EnvSpec, TimeStep
+
+MODULE = "benchmarks.topologies_service"
+
+
+class Setting(NamedTuple):
+    """How many ask for how much."""
+
+    clients: int
+    num_envs: int  # of each client
+    seconds: float  # of a measurement
+    repeats: int
+
+
+class Found(NamedTuple):
+    """What the clients of one side saw."""
+
+    comparison: Comparison
+    latency_ms: dict[str, dict[str, float]]  # "p50" and "p99" of a call, by side
+
+
+def measure(setting: Setting, way: str) -> Found:
+    """Compares the service to one way of using bare Courier, "each" or "all"."""
+    sizes = [str(setting.clients), str(setting.num_envs)]
+    with children(Child(MODULE, "serve", *sizes)) as (server,):
+        addresses = server.hear()
+        started = [
+            Child(MODULE, "call", *sizes, str(rank), *addresses) for rank in range(setting.clients)
+        ]
+        with children(*started) as clients:
+            for client in clients:
+                client.hear()
+            latencies: dict[str, list[float]] = {"ours": [], "reference": []}
+
+            def rate(side: str, which: str, seconds: float) -> float:
+                for client in clients:
+                    client.tell([which, seconds])
+                found = [client.hear() for client in clients]
+                latencies[side].extend(x for _, times in found for x in times)
+                return sum(per_second for per_second, _ in found)
+
+            rate("ours", "service", 1.0)
+            rate("reference", way, 0.5)
+            for times in latencies.values():
+                times.clear()  # those saw things compile
+            comparison = alternate(
+                lambda: rate("ours", "service", setting.seconds),
+                lambda: rate("reference", way, setting.seconds),
+                setting.repeats,
+            )
+    latency_ms = {
+        side: {f"p{p}": round(1e3 * float(np.percentile(times, p)), 3) for p in (50, 99)}
+        for side, times in latencies.items()
+    }
+    return Found(comparison, latency_ms)
+
+
+def experiment(clients: int, num_envs: int) -> Experiment:
+    """Returns PPO with its default network for so many actors."""
+    chosen = preset("cartpole-ppo")
+    return Experiment(
+        preset="benchmark-service",
+        agent=chosen.agent,
+        env=EnvConfig("CartPole-v1", num_envs=num_envs),
+        replay=chosen.replay,
+        frames=1,
+        topology="light_env",
+        program=ProgramConfig(num_actors=clients, launch="threads"),
+    )
+
+
+def _spec() -> EnvSpec:
+    with make_env(EnvConfig("CartPole-v1", num_envs=1), 0) as env:
+        return env.spec
+
+
+def _timestep(num_envs: int) -> TimeStep:
+    rng = np.random.default_rng(0)
+    ones = np.ones(num_envs, np.float32)
+    return TimeStep(ones.astype(np.int32), ones, ones, rng.random((num_envs, 4), np.float32))
+
+
+class _FixedParams:
+    """A learner that has stopped learning."""
+
+    def __init__(self, params: Any) -> None:
+        self._encoded = codec.encode(params)
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
+        """Returns the one version there is."""
+        return (0, self._encoded) if newer_than < 0 else None
+
+
+class _NoCoordinator:
+    """Nobody to report to."""
+
+    def report(self, *news: Any) -> dict[str, Any]:
+        """Hears nothing and orders nothing."""
+        del news
+        return {}
+
+
+class _Bare:
+    """Acts on what one call brings."""
+
+    def __init__(self, agent: Any, params: Any) -> None:
+        def act(rng_key: Array, params: Any, timestep: TimeStep) -> tuple[Array, Any]:
+            rng_key, step_key = jax.random.split(rng_key)
+            return rng_key, agent.actor_step(step_key, params, timestep, ())[0]
+
+        self._act, self._params = jax.jit(act), params
+        self._rng_key = jax.random.PRNGKey(0)
+        self._lock = threading.Lock()
+
+    def act(self, payload: bytes) -> bytes:
+        """Takes a pickled timestep, returns a pickled answer."""
+        timestep = TimeStep(*pickle.loads(payload))
+        with self._lock:
+            self._rng_key, output = self._act(self._rng_key, self._params, timestep)
+            arrays = tuple(np.asarray(leaf) for leaf in output)
+        return pickle.dumps(arrays, protocol=5)
+
+
+def _serve(clients: int, num_envs: int) -> None:
+    """The server's process."""
+    import courier
+
+    setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
+    setup.configure_jax(single_thread=True)
+    agent = make_agent(setup.experiment, setup.spec)
+    params = jax.jit(agent.initial_params)(jax.random.PRNGKey(0))
+    stop = threading.Event()
+    node = InferenceNode(setup, 0, _FixedParams(params), _NoCoordinator(), stop)
+    runs = threading.Thread(target=node.run)
+    bare = courier.Server()
+    bare.Bind("act", _Bare(agent, params).act)
+    bare.Start()
+    with serve(node) as server:
+        runs.start()
+        answer([server.address, bare.address])
+        sys.stdin.read()
+        stop.set()
+        runs.join()
+    bare.Stop()
+    bare.Join()
+
+
+def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> None:
+    """A client's process."""
+    import courier
+
+    setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
+    know_records(make_agent(setup.experiment, setup.spec), setup.spec)
+    ids = np.arange(rank * num_envs, (rank + 1) * num_envs, dtype=np.int32)
+    timestep = _timestep(num_envs)
+    remote = RemoteObject(service, InferenceNode, name="inferencer/0")
+    client = courier.Client(bare)
+
+    def payload(rows: slice) -> bytes:
+        return pickle.dumps(tuple(leaf[rows] for leaf in timestep), protocol=5)
+
+    def use_service() -> list[float]:
+        begun = time.perf_counter()
+        remote.inference(rank, 0, ids, timestep)
+        return [time.perf_counter() - begun]
+
+    def use_all() -> list[float]:
+        begun = time.perf_counter()
+        pickle.loads(client.act(payload(slice(None))))
+        return [time.perf_counter() - begun]
+
+    def use_each() -> list[float]:
+        begun = [0.0] * num_envs
+        futures = []
+        for env in range(num_envs):
+            begun[env] = time.perf_counter()
+            futures.append(client.futures.act(payload(slice(env, env + 1))))
+        times = []
+        for env, future in enumerate(futures):
+            pickle.loads(future.result())
+            times.append(time.perf_counter() - begun[env])
+        return times
+
+    ways: dict[str, Callable[[], list[float]]] = {
+        "service": use_service,
+        "all": use_all,
+        "each": use_each,
+    }
+    for way in ways.values():
+        way()
+    answer("ready")
+    for which, seconds in requests():
+        times: list[float] = []
+        rounds, begun = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begun) < seconds:
+            times.extend(ways[which]())
+            rounds += 1
+        answer([rounds * num_envs / passed, times])
+    remote.close()
+
+
+if __name__ == "__main__":
+    role, *rest = sys.argv[1:]
+    if role == "serve":
+        _serve(*map(int, rest))
+    else:
+        _call(*map(int, rest[:3]), *rest[3:])  # type: ignore[arg-type]
