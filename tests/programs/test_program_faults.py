@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import random
 import signal
 import time
 
@@ -240,3 +241,33 @@ def test_threads_of_a_program_that_failed_are_gone_and_another_runs(tmp_path):
     env = dataclasses.replace(experiment.env, options={"fault": "none"})
     whole = dataclasses.replace(experiment, env=env)
     assert train.run(whole, tmp_path / "two", stream=io.StringIO()).env_frames >= 3000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400, method="thread")
+@pytest.mark.parametrize(("topology", "seconds"), [("light_env", 60), ("heavy_env", 30)])
+def test_chaos_does_not_keep_a_program_from_learning(tmp_path, topology, seconds):
+    """Every 5 s one random actor or service is killed."""
+    run_dir, draw, kills = tmp_path / "run", random.Random(1), 0
+    more = ("--program.num-actors", 4, "--program.max-restarts", 100, "--replay.max-size", 64)
+    with Launched(run_dir, *ppo(topology, *ENDLESS, *more, "--run-dir", run_dir)) as program:
+        program.wait_for_update()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            names = [n for n in program.nodes() if n.startswith(("actor", "inferencer"))]
+            program.kill(draw.choice(sorted(names)))
+            kills += 1
+            time.sleep(5.0)
+            assert program.process.poll() is None, program.stderr
+        # What the preset takes to learn it, in updates.
+        program.wait_for_log("learner/steps", at_least=590, timeout=200)
+        program.process.send_signal(signal.SIGINT)
+        code, left = program.end(20)
+        check_gone(program, code, left)
+        assert code == 130
+        killed = [f for f in program.failures() if f["reason"] == "killed by SIGKILL"]
+        assert len(killed) == kills
+        assert all(f["restarts"] for f in killed)
+    assert np.isfinite(series(run_dir, "learner/loss")).all()
+    assert 0.5 * kills <= series(run_dir, "program/restarts")[-1] <= len(program.failures())
+    assert train.evaluate(run_dir, episodes=20).returns.mean() >= 475
