@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from benchmarks.report import Rate, Result, alternate, rate
-from rlstack.replay import ReplayConfig, light_reverb
-from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.replay import ReplayConfig
+from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
 from rlstack.types import TimeStep, Transition
 
 NAME = "replay_reverb"
@@ -144,7 +144,7 @@ def _our_insert(setting: Setting, address: str) -> tuple[Rate, Callable[[], None
 
 
 def _bare_insert(setting: Setting, address: str) -> tuple[Rate, Callable[[], None]]:
-    reverb = light_reverb.load()
+    reverb = binding.load()
     leaves = jax.tree.leaves(make_step(setting.steps))
     length = setting.unroll_length
     writer = reverb.Client(address).NewTrajectoryWriter(reverb.ConstantChunkerOptions(1, 1), 3000)
@@ -185,7 +185,7 @@ def _our_sample(setting: Setting, address: str) -> tuple[Rate, Callable[[], None
 
 
 def _bare_sample(setting: Setting, address: str) -> tuple[Rate, Callable[[], None]]:
-    sampler = light_reverb.load().Client(address).NewSampler("items", -1, _AHEAD)
+    sampler = binding.load().Client(address).NewSampler("items", -1, _AHEAD)
     first: Any = [sampler.GetNextTrajectory() for _ in range(setting.batch_size)]
     out = [np.stack([row[i] for row in first], axis=1) for i in range(4, len(first[0]))]
 

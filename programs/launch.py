@@ -244,6 +244,6 @@ def _first_failure(directory: RunDir) -> str:
 
 def _sweep() -> None:
     """Removes what killed nodes left in shared memory."""
-    from rlstack.replay import shm_block
+    from rlstack.replay.shared_memory import block
 
-    shm_block.sweep()
+    block.sweep()

@@ -36,7 +36,7 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 # Heavy packages, and the only files that may import them.
 HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
-    "reverb": r"rlstack/replay/light_reverb\.py",
+    "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"programs/(?!single_process)\w+\.py",
     "courier": r"rlstack/rpc_courier\.py",
     "tyro": r"programs/cli\.py",

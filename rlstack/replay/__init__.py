@@ -8,9 +8,11 @@ from rlstack.replay.base import (
     Sample,
 )
 from rlstack.replay.in_process import InProcessReplay
-from rlstack.replay.shared_memory import SharedMemReplayBuffer
-from rlstack.replay.shm_handle import SharedMemHandle
-from rlstack.replay.shm_writer import SharedMemWriter
+from rlstack.replay.shared_memory import (
+    SharedMemHandle,
+    SharedMemReplayBuffer,
+    SharedMemWriter,
+)
 from rlstack.replay.sizes import bytes_needed
 
 __all__ = [

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import pytest
 
-from rlstack.replay import light_reverb
-from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
 from tests.replay.replay_model import make_transition
 
-INSTALLED = light_reverb.available()
+INSTALLED = binding.available()
 
 # Tests of the contract suite that ask for what Reverb has not, and why.
 DIFFERENT = {

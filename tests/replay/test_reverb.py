@@ -268,8 +268,8 @@ def test_errors_name_the_way_out(make):
 
 def test_tensorflow_is_not_imported():
     code = (
-        "import sys\nfrom rlstack.replay import light_reverb, reverb\n"
-        "assert 'reverb.libpybind' not in sys.modules\nlight_reverb.load()\n"
+        "import sys\nfrom rlstack.replay import reverb\nfrom rlstack.replay.reverb import binding\n"
+        "assert 'reverb.libpybind' not in sys.modules\nbinding.load()\n"
         "print(sorted({'tensorflow', 'reverb'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstack.replay import light_reverb
-from rlstack.replay.reverb_packing import LARGE, Packing
-from rlstack.replay.reverb_rules import capacity, is_whole, limits
+from rlstack.replay.reverb import binding
+from rlstack.replay.reverb.packing import LARGE, Packing
+from rlstack.replay.reverb.rules import capacity, is_whole, limits
 from tests.replay.replay_model import config, make_transition
 
 
@@ -83,7 +83,7 @@ def test_whole_items_unless_that_repeats_much():
 
 
 def test_without_reverb_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(light_reverb, "available", lambda: False)
-    monkeypatch.delitem(sys.modules, light_reverb._NAME, raising=False)
+    monkeypatch.setattr(binding, "available", lambda: False)
+    monkeypatch.delitem(sys.modules, binding._NAME, raising=False)
     with pytest.raises(ImportError, match="Use the reference lane"):
-        light_reverb.load()
+        binding.load()

@@ -20,9 +20,9 @@ from rlstack.replay import (
     ReplayTimeoutError,
     SharedMemReplayBuffer,
     room,
-    shm_writer,
 )
-from rlstack.replay.shm_block import FOLDER
+from rlstack.replay.shared_memory import writer as shm_writer
+from rlstack.replay.shared_memory.block import FOLDER
 from tests.replay.replay_model import (
     MID,
     SPEC,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlstack.replay import ReplayClosedError, SharedMemReplayBuffer
-from rlstack.replay.shm_block import FOLDER, birth
+from rlstack.replay.shared_memory.block import FOLDER, birth
 from tests.replay.replay_model import config
 from tests.replay.shm_actors import SPEC, Actors, check, once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
-from rlstack.replay.shm_steps import ASKED, INSERTS, SAMPLES, SIZE, STARVED, Counters
+from rlstack.replay.shared_memory.steps import ASKED, INSERTS, SAMPLES, SIZE, STARVED, Counters
 from rlstack.replay.sizes import layout
 
 Ids = slice | np.ndarray

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.reverb_calls import Shared
-from rlstack.replay.reverb_fetcher import DATA, KEY, Row
-from rlstack.replay.reverb_rules import capacity
+from rlstack.replay.reverb.calls import Shared
+from rlstack.replay.reverb.fetcher import DATA, KEY, Row
+from rlstack.replay.reverb.rules import capacity
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.types import PyTree
 

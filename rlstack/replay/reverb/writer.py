@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.replay import light_reverb
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
 from rlstack.replay.clock import EnvClock
-from rlstack.replay.reverb_calls import Calls, Shared
-from rlstack.replay.reverb_packing import Packing
-from rlstack.replay.reverb_rules import is_whole
-from rlstack.replay.reverb_server import (
+from rlstack.replay.reverb import binding
+from rlstack.replay.reverb.calls import Calls, Shared
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.rules import is_whole
+from rlstack.replay.reverb.server import (
     ITEMS,
     connect,
     get_largest_priority,
@@ -93,7 +93,7 @@ class ReverbWriter:
         if self._whole or self._length == 1:
             chunk = 1
         keep = 1 if self._whole else max(chunk, self._rows)
-        options = light_reverb.load().ConstantChunkerOptions(chunk, keep)
+        options = binding.load().ConstantChunkerOptions(chunk, keep)
         return self._client.NewTrajectoryWriter(options, 3000)
 
     def add(self, env_ids: np.ndarray | None, transition: Transition, timeout: float) -> None:

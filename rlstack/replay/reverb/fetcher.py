@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.reverb_packing import Packing
-from rlstack.replay.reverb_server import ITEMS, table_info
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.server import ITEMS, table_info
 
 _ASK = 0.02  # seconds between questions whether min_size is reached
 

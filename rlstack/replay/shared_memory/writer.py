@@ -12,9 +12,9 @@ import numpy as np
 from rlstack.replay.backoff import Backoff
 from rlstack.replay.base import ReplayClosedError, ReplayConfig
 from rlstack.replay.clock import EnvClock
-from rlstack.replay.shm_block import birth
-from rlstack.replay.shm_room import Ids, Room
-from rlstack.replay.shm_steps import (
+from rlstack.replay.shared_memory.block import birth
+from rlstack.replay.shared_memory.room import Ids, Room
+from rlstack.replay.shared_memory.steps import (
     CLOSED,
     ENDED,
     NEWS,

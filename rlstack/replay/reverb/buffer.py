@@ -29,12 +29,12 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.reverb_calls import Shared
-from rlstack.replay.reverb_packing import Packing
-from rlstack.replay.reverb_reader import ReverbReader
-from rlstack.replay.reverb_rules import capacity
-from rlstack.replay.reverb_server import ReverbServer
-from rlstack.replay.reverb_writer import ReverbWriter
+from rlstack.replay.reverb.calls import Shared
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.reader import ReverbReader
+from rlstack.replay.reverb.rules import capacity
+from rlstack.replay.reverb.server import ReverbServer
+from rlstack.replay.reverb.writer import ReverbWriter
 from rlstack.types import Logs, PyTree, Transition
 
 __all__ = ["ReverbReplayBuffer", "ReverbServer"]

@@ -2,7 +2,7 @@
 
 The process that samples, usually the learner's, owns the buffer: it alone holds the items and the
 sampler, as an `InProcessReplay` does. Writers share with it only the steps and a few counters (see
-``shm_steps``), so they need no lock, neither among each other nor against the reader.
+``steps``), so they need no lock, neither among each other nor against the reader.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ import numpy as np
 from rlstack.replay.backoff import Backoff
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample, as_logs
 from rlstack.replay.room import check_room
-from rlstack.replay.shm_block import FOLDER, Block, birth
-from rlstack.replay.shm_handle import NAME, SharedMemHandle
-from rlstack.replay.shm_reader import SharedMemReader
-from rlstack.replay.shm_steps import CLOSED, OWNER_BIRTH, OWNER_PID, SharedSteps, total_bytes
-from rlstack.replay.shm_writer import SharedMemWriter
+from rlstack.replay.shared_memory.block import FOLDER, Block, birth
+from rlstack.replay.shared_memory.handle import NAME, SharedMemHandle
+from rlstack.replay.shared_memory.reader import SharedMemReader
+from rlstack.replay.shared_memory.steps import (
+    CLOSED,
+    OWNER_BIRTH,
+    OWNER_PID,
+    SharedSteps,
+    total_bytes,
+)
+from rlstack.replay.shared_memory.writer import SharedMemWriter
 from rlstack.replay.storage import StepRing
 from rlstack.replay.table import Table
 from rlstack.types import Logs, PyTree, Transition

@@ -14,16 +14,16 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.reverb_calls import Calls, Shared, result_of
-from rlstack.replay.reverb_fetcher import DATA, KEY, PROBABILITY, SIZE, Fetcher
-from rlstack.replay.reverb_packing import Packing
-from rlstack.replay.reverb_priorities import Priorities
-from rlstack.replay.reverb_rules import TableInfo, capacity, explain, is_plentiful, shortage
-from rlstack.replay.reverb_server import (
+from rlstack.replay.reverb.calls import Calls, Shared, result_of
+from rlstack.replay.reverb.fetcher import DATA, KEY, PROBABILITY, SIZE, Fetcher
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.priorities import Priorities
+from rlstack.replay.reverb.rules import TableInfo, capacity, explain, is_plentiful, shortage
+from rlstack.replay.reverb.server import (
     connect,
     table_info,
 )
-from rlstack.replay.reverb_waiting import Waiting
+from rlstack.replay.reverb.waiting import Waiting
 from rlstack.types import Batch, Logs, PyTree
 
 _FETCHING = "fetching"

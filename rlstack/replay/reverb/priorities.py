@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.replay import light_reverb
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.prioritized import PRIORITY_FLOOR
-from rlstack.replay.reverb_calls import Calls, Shared, result_of
-from rlstack.replay.reverb_server import ITEMS, put_largest_priority
+from rlstack.replay.reverb import binding
+from rlstack.replay.reverb.calls import Calls, Shared, result_of
+from rlstack.replay.reverb.server import ITEMS, put_largest_priority
 
 _GROWTH = 1.01  # factor by which the largest priority must have grown for writers to be told
 _WHERE = "ReverbReplayBuffer.update_priorities"
@@ -89,7 +89,7 @@ class Priorities:
         self._client.MutatePriorities(ITEMS, pairs, [])
         largest = self._shared.largest_priority
         if largest > self._told * (1.0 if self._at_once else _GROWTH):
-            put_largest_priority(light_reverb.load(), self._client, largest)
+            put_largest_priority(binding.load(), self._client, largest)
             self._told = largest
 
     def _await(self) -> None:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rlstack.replay.base import ReplayClosedError, ReplayConfig
-from rlstack.replay.shm_block import Block
-from rlstack.replay.shm_steps import SharedSteps
-from rlstack.replay.shm_writer import SharedMemWriter
+from rlstack.replay.shared_memory.block import Block
+from rlstack.replay.shared_memory.steps import SharedSteps
+from rlstack.replay.shared_memory.writer import SharedMemWriter
 from rlstack.types import Transition
 
 NAME = "SharedMemReplayBuffer"  # in messages

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.replay import light_reverb
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
-from rlstack.replay.reverb_packing import Packing
-from rlstack.replay.reverb_rules import ENDLESS, TableInfo, capacity, is_whole, limits
+from rlstack.replay.reverb import binding
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.rules import ENDLESS, TableInfo, capacity, is_whole, limits
 from rlstack.types import PyTree, Transition
 
 ITEMS = "items"
@@ -52,7 +52,7 @@ class ReverbServer:
           ValueError: somebody listens on the port, or the checkpoint is of another table.
           ImportError: Reverb is not installed.
         """
-        self._reverb = light_reverb.load()
+        self._reverb = binding.load()
         self._cfg, self._num_envs = cfg, num_envs
         self._directory = None if checkpoint_dir is None else Path(checkpoint_dir)
         step_bytes = Packing(spec).step_bytes
@@ -159,7 +159,7 @@ def connect(address: str, timeout: float, closed: Callable[[], bool]) -> Any:
       ReplayTimeoutError: nobody answered in time.
       ReplayClosedError: ``closed`` said so meanwhile.
     """
-    client = light_reverb.load().Client(address)
+    client = binding.load().Client(address)
     deadline = time.monotonic() + timeout
     while True:
         try:

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.shm_block import Block
+from rlstack.replay.shared_memory.block import Block
 from rlstack.replay.sizes import layout, reader_bytes, step_bytes
 from rlstack.replay.storage import StepRing
 from rlstack.types import PyTree, Transition

@@ -6,8 +6,8 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig, Sample
 from rlstack.replay.samplers import Fifo
-from rlstack.replay.shm_block import birth
-from rlstack.replay.shm_steps import (
+from rlstack.replay.shared_memory.block import birth
+from rlstack.replay.shared_memory.steps import (
     ASKED,
     DEAD,
     INSERTS,
