@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+import jax
 
 from agents import AGENTS
 from programs.experiment import EnvConfig, Experiment, load_object, nearest
@@ -14,7 +17,10 @@ from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
-from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig
+from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
+from rlstack.replay.room import check_room
+from rlstack.replay.shared_memory.block import FOLDER
+from rlstack.replay.shared_memory.steps import total_bytes
 from rlstack.replay.stacked import StackedReplay
 from rlstack.types import EnvSpec, Transition
 
@@ -69,6 +75,34 @@ def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
         return InProcessReplay(cfg, num_envs, seed=seed, spec=spec)
 
     return make_stacked(experiment, spec, make)
+
+
+def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) -> None:
+    """Says how much memory the replay takes, before anything takes it.
+
+    Args:
+      experiment: whose replay.
+      spec: of one environment's step, as `rlstack.actor.transition_spec` gives it.
+      stream: where to.
+
+    Raises:
+      ValueError: there is not that much.
+    """
+    in_shared_memory = experiment.topology in ("heavy_env", "light_env")
+
+    def count(cfg: ReplayConfig, spec: Transition) -> SimpleNamespace:
+        num_envs = experiment.total_envs
+        if in_shared_memory:
+            shared, beside = total_bytes(cfg, num_envs, spec)
+            check_room(shared, "replay", FOLDER)
+            return SimpleNamespace(bytes=shared + beside)
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), spec)
+        return SimpleNamespace(bytes=bytes_needed(cfg, example, num_envs))
+
+    counted = make_stacked(experiment, spec, count)
+    size = getattr(counted, "stored", counted).bytes
+    check_room(size, "replay")
+    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
 
 
 def make_stacked(

@@ -37,7 +37,8 @@ class SingleProcess:
         self.env = make_env(experiment.env, role_seed(seed, "env"))
         try:
             agent = make_agent(experiment, self.env.spec)
-            self.replay = make_replay(experiment, transition_spec(agent, self.env.spec))
+            self.step_spec = transition_spec(agent, self.env.spec)
+            self.replay = make_replay(experiment, self.step_spec)
             self.learner = Learner(
                 experiment.learner, agent, self.replay, role_key(seed, "learner")
             )

@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from programs import xla
-from programs.components import make_agent, make_evaluation_env, make_evaluator
+from programs.components import (
+    announce_replay,
+    make_agent,
+    make_evaluation_env,
+    make_evaluator,
+)
 from programs.display import ProgressDisplay
 from programs.dumps import with_dump
 from programs.experiment import Experiment, from_json, to_json
@@ -129,6 +134,7 @@ def _run(
     try:
         program = SingleProcess(experiment)
         try:
+            announce_replay(experiment, program.step_spec, stream or sys.stderr)
             if restored is not None:
                 program.load(checkpoint.restore(restored, program.template()))
             result = _train(experiment, directory, program, logger)

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from programs import train
+from programs.components import announce_replay, make_agent, make_env
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.presets import preset
 from programs.single_process import SingleProcess
+from rlstack.actor import transition_spec
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.learner import NonFiniteError
 
@@ -231,3 +233,27 @@ def test_the_config_of_a_run_can_be_run_again_as_it_is(tmp_path):
     second = train.run(again, tmp_path / "b", stream=io.StringIO())
     assert second.eval_return_mean == first.eval_return_mean
     assert to_json(again) == to_json(experiment)
+
+
+@pytest.mark.parametrize("topology", ["single_process", "heavy_env"])
+def test_a_replay_that_does_not_fit_is_refused_before_anything_starts(tmp_path, topology):
+    if topology != "single_process":
+        pytest.importorskip("launchpad")
+    base = preset("cartpole-dqn")
+    replay = dataclasses.replace(base.replay, max_size=10**13)
+    experiment = dataclasses.replace(base, replay=replay, topology=topology)
+    with pytest.raises(ValueError, match="must fit into what is free of"):
+        train.run(experiment, tmp_path / "run", stream=io.StringIO())
+
+
+def test_the_size_of_the_replay_is_said(tmp_path):
+    experiment, stream = preset("breakout-dqn"), io.StringIO()
+    with make_env(dataclasses.replace(experiment.env, num_envs=1), seed=0) as env:
+        spec = transition_spec(make_agent(experiment, env.spec), env.spec)
+    announce_replay(experiment, spec, stream)
+    said = int(stream.getvalue().split()[1].replace(",", ""))
+    assert 84 * 84 < said / experiment.replay.max_size < 1.1 * 84 * 84  # batches included
+
+    stream = io.StringIO()
+    train.run(small(), tmp_path / "run", stream=stream)
+    assert stream.getvalue().startswith("replay: ")
