@@ -141,6 +141,7 @@ def test_an_actor_that_fails_again_and_again_is_given_up(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
 def test_a_killed_learner_ends_the_program_which_resumes_with_its_replay(tmp_path, topology):
     run_dir = tmp_path / "run"
@@ -234,6 +235,8 @@ def test_the_death_of_the_parent_saves_and_ends_everything(tmp_path, topology):
         assert program.end(120) == (0, []), program.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_threads_of_a_program_that_failed_are_gone_and_another_runs(tmp_path):
     experiment = faulty("light_env", num_actors=2, launch="threads", max_restarts=0)
     with pytest.raises(ProgramError):

@@ -30,6 +30,10 @@ pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
 
 LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
+# Where one topology will do for a quick look.
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+HEAVY_FIRST = ["heavy_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[1:])]
+SHARED_FIRST = [*SHARED_MEMORY, pytest.param("distributed", marks=_LATER)]
 
 
 @pytest.fixture(autouse=True)
@@ -107,12 +111,12 @@ def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
     assert result.learner_steps >= 100
 
 
-@pytest.mark.parametrize("topology", ["light_env", "distributed"])
+@pytest.mark.parametrize("topology", ["light_env"])
 def test_recurrent_states_held_by_a_service_change_nothing(tmp_path, single, topology):
     check_parity(single, recurrent, 1500, topology, tmp_path / "run")
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", SHARED_FIRST)
 def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology):
     program = {**LOCK_STEP, **TWO_ACTORS, "num_inferencers": 1 if topology == "light_env" else 2}
     experiment = ppo(topology, frames=4000, program=program)
@@ -128,7 +132,7 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology):
         assert same(one, two)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", SHARED_FIRST)
 def test_rounds_take_from_both_actors(tmp_path, topology):
     rounds = {"min_actors": 2, "grace_seconds": 5.0}
     experiment = ppo(topology, frames=6000, program=TWO_ACTORS, replay=rounds)
@@ -136,7 +140,7 @@ def test_rounds_take_from_both_actors(tmp_path, topology):
     assert series(tmp_path / "run", "replay/round_actors")[-1] == 2
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", HEAVY_FIRST)
 def test_asynchronous_pools_work(tmp_path, topology):
     env = {"wait_num": 4, "num_workers": 2}
     result = run(ppo(topology, program=TWO_ACTORS, env=env), tmp_path / "run")
@@ -144,14 +148,7 @@ def test_asynchronous_pools_work(tmp_path, topology):
     assert np.isfinite(series(tmp_path / "run", "learner/loss")).all()
 
 
-PROCESSES = [
-    pytest.param("heavy_env"),
-    pytest.param("light_env", marks=[pytest.mark.slow, pytest.mark.chosen]),
-    pytest.param("distributed", marks=[pytest.mark.slow, pytest.mark.chosen]),
-]
-
-
-@pytest.mark.parametrize("topology", PROCESSES)
+@pytest.mark.parametrize("topology", HEAVY_FIRST)
 def test_it_trains_in_processes(tmp_path, topology):
     experiment = ppo(topology, program={"launch": "processes", **TWO_ACTORS})
     result = run(experiment, tmp_path / "run")
