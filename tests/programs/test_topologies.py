@@ -134,9 +134,9 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology):
 
 @pytest.mark.parametrize("topology", SHARED_FIRST)
 def test_rounds_take_from_both_actors(tmp_path, topology):
-    rounds = {"min_actors": 2, "grace_seconds": 5.0}
+    rounds = {"min_actors": 2, "grace_seconds": 5.0, "max_size": 64}
     experiment = ppo(topology, frames=6000, program=TWO_ACTORS, replay=rounds)
-    assert run(experiment, tmp_path / "run").learner_steps >= 2
+    assert run(experiment, tmp_path / "run").learner_steps >= 1
     assert series(tmp_path / "run", "replay/round_actors")[-1] == 2
 
 
