@@ -18,6 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rlstack.agent import Agent, EpochAgent
 from rlstack.types import Batch, LearnerOutput, LearnerState, Logs, Params, PRNGKey, PyTree
 
+# Initial params are made once, and their random draws take XLA long: a second less at each start.
+_QUICKLY = {"xla_backend_optimization_level": 1}
+
 _Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, LearnerOutput]]
 
 
@@ -92,7 +95,7 @@ class Learner:
         self._cfg = cfg
         self._replay = replay
         params_key, learner_key = jax.random.split(rng_key)
-        self.params = jax.jit(agent.initial_params)(params_key)
+        self.params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
         self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
         self.version = 0
         self._shard, self._everywhere = _sharding(cfg.num_devices)
@@ -109,6 +112,17 @@ class Learner:
         if self._everywhere is None:
             return self.version, self.params
         return self.version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
+
+    def compile(self, batch: Batch) -> None:
+        """Compiles the update before there is a batch, where it is one jitted function.
+
+        Args:
+          batch: shapes and dtypes of the batches to come (``jax.ShapeDtypeStruct``); an update of
+            others is compiled at its first call.
+        """
+        lower = getattr(self._step, "lower", None)
+        if lower is not None and self._everywhere is None:
+            lower(self.params, self.learner_state, batch).compile()
 
     def step(self, sample: Sampled) -> Logs:
         """Makes one update; returns its logs as numpy scalars.

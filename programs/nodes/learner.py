@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from programs.components import make_agent
 from programs.coordinator import OVER, RUNNING
@@ -20,10 +21,12 @@ from programs.nodes.params import know_records
 from programs.nodes.replay import OpensReplay
 from programs.seeds import role_key
 from rlstack import checkpoint, codec
+from rlstack.actor import transition_spec
 from rlstack.learner import Learner
 from rlstack.params import ParamsPublisher
 from rlstack.remote import remote
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.types import Batch
 
 _PATIENCE = 0.2  # seconds to wait for items before asking whether the program still runs
 _MEETING_SECONDS = 5.0  # that an actor waits for the others in one call; it calls again
@@ -51,7 +54,7 @@ class LearnerNode:
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
         self._line = Line(coordinator, "learner", stop)
-        agent = make_agent(experiment, setup.spec)
+        agent = self._agent = make_agent(experiment, setup.spec)
         know_records(agent, setup.spec)
         self._reads = replay.reader()
         self._replay = self._reads.buffer
@@ -90,6 +93,8 @@ class LearnerNode:
     def run(self) -> None:
         """Learns until told to stop, saves, and hands out params until all is over."""
         try:
+            if not self._setup.experiment.replay.min_actors:  # a round's size is not known before
+                self._learner.compile(self._batch_spec())  # while actors make the first batch
             if self._setup.experiment.program.pacing == "lock_step":
                 self._learn_in_lock_step()
             else:
@@ -103,6 +108,16 @@ class LearnerNode:
             self._meeting.close()
             self._publisher.close()
             self._replay.close()
+
+    def _batch_spec(self) -> Batch:
+        replay = self._setup.experiment.replay
+        shape = (replay.unroll_length + 1, replay.batch_size)
+        steps = transition_spec(self._agent, self._setup.spec)
+        trajectory = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), steps
+        )
+        weights: Any = jax.ShapeDtypeStruct((replay.batch_size,), np.float32)
+        return Batch(trajectory, weights)
 
     def _learn(self) -> None:
         while (orders := self._ask()).phase == RUNNING:
