@@ -3,7 +3,9 @@
 Steps are those of Atari: four stacked frames of 84 x 84, from 32 environments. The limits:
 
 - sample: numpy's own gather of the same bytes by index into memory that is used again and again.
-- insert: numpy's copy of the same bytes to where they end up.
+- insert: numpy's copy of the same bytes to memory of the kind where they end up. Pages of shared
+  memory are small where the system says so (/sys/kernel/mm/transparent_hugepage/shmem_enabled), and
+  copying into it is slower then; "anonymous" compares with memory of large pages all the same.
 
 Peers (flashbax, Stable-Baselines3) are measured where they are installed, doing the same work in
 their own way; they are no dependency.
@@ -23,6 +25,7 @@ import numpy as np
 from benchmarks.report import Rate, Result, alternate, rate
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
+from rlstack.replay.shared_memory.block import Block
 from rlstack.types import StepType, TimeStep, Transition
 
 NAME = "replay"
@@ -119,10 +122,16 @@ def ours_inserting(buffer: Any, steps: int) -> Rate:
     return lambda: rate(steps * NUM_ENVS, work)
 
 
-def copying(steps: int) -> Rate:
+def copying(steps: int, shared: bool, stack: ExitStack) -> Rate:
     """Returns environment steps per second of copying their observations."""
     observation = make_step(1).timestep.observation
-    ring = np.zeros((ROWS, *observation.shape), np.uint8)
+    shape = (ROWS, *observation.shape)
+    if shared:
+        block = Block.create(int(np.prod(shape)))
+        stack.callback(block.unlink)
+        ring: np.ndarray = np.ndarray(shape, np.uint8, block.memory)
+    else:
+        ring = np.zeros(shape, np.uint8)
 
     def work() -> None:
         for i in range(steps):
@@ -214,7 +223,12 @@ def measure(samples: int, steps: int, repeats: int) -> Result:
             sampling, inserting = ours_sampling(uniform, samples), ours_inserting(uniform, steps)
             limit = gathering(BATCH, samples)
             result.add(f"sample/uniform/{kind}", alternate(sampling, limit, repeats), {})
-            result.add(f"insert/{kind}", alternate(inserting, copying(steps), repeats), {})
+            limit = copying(steps, kind == "shared_memory", stack)
+            result.add(f"insert/{kind}", alternate(inserting, limit, repeats), {})
+            if kind == "shared_memory":
+                limit = copying(steps, False, stack)
+                inserted = alternate(inserting, limit, repeats)
+                result.add(f"insert/{kind}/anonymous", inserted, {})
             for name, (package, make_rates) in PEERS.items():
                 if importlib.util.find_spec(package) is not None:
                     their_sampling, their_inserting = make_rates(samples, steps)
@@ -224,6 +238,7 @@ def measure(samples: int, steps: int, repeats: int) -> Result:
                     result.add(f"insert/{kind}/{name}", inserted, {})
         with ExitStack() as stack:
             prioritized = make_buffer(kind, "prioritized", BATCH, stack)
+            limit = gathering(BATCH, samples)
             sampled = alternate(ours_sampling(prioritized, samples), limit, repeats)
             result.add(f"sample/prioritized/{kind}", sampled, {})
     return result
