@@ -68,7 +68,7 @@ def main(command: str, args: list[str]) -> int:
     try:
         return commands[command](args)
     except Interrupted as stop:
-        _fail(f"rlstack {command}: {stop}; everything is saved.")
+        _fail(f"rlstack {command}: {stop}")
         return stop.exit_code
     except FloatingPointError:  # JAX_DEBUG_NANS was asked for the place, which the traceback tells
         raise

@@ -67,7 +67,7 @@ def run_program(
     if directory.result.exists():
         return Result(**json.loads(directory.result.read_text()))
     if received:
-        raise Interrupted(received)
+        raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
     raise ProgramError(_first_failure(directory))
 
 

@@ -18,10 +18,11 @@ from rlstack.loggers import Logger
 
 
 class Interrupted(Exception):  # noqa: N818, it is no error
-    """A signal asked the run to end; everything was saved."""
+    """A signal asked the run to end; everything there was to save is saved."""
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+    def __init__(self, signal_number: int, *, saved: bool = True) -> None:
+        what = "everything is saved" if saved else "there was nothing to save yet"
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}; {what}.")
         self.exit_code = 128 + signal_number
 
 
