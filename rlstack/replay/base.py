@@ -221,7 +221,8 @@ class ReplayBuffer(Protocol):
         """Draws ``batch_size`` (by default the config's) items, or a round of them.
 
         The arrays belong to the buffer and must not be written to. They keep their values until
-        the next call but one to ``sample``, except that a fifo batch may be a view of the storage:
+        the next call but one to ``sample``, and while they are referred to by a few threads that
+        each hold one, except that a fifo batch may be a view of the storage:
         such a batch also ends when ``items_per_env * period`` further steps of an environment have
         been added since its items were completed. Copy what must live longer, and let work on a
         batch that was handed to a device asynchronously finish before then.

@@ -19,6 +19,7 @@ from rlstack.replay.sizes import BUFFERS, layout, reader_bytes, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
 _SIZES = 4  # batch sizes whose buffers are kept
+_MOST_BUFFERS = 8  # batches that may be held at a time, if their holders do not let go of them
 
 
 class StepRing:
@@ -201,13 +202,22 @@ class StepRing:
             while len(self._buffers) >= _SIZES:
                 del self._buffers[next(iter(self._buffers))]
             buffers = self._buffers[batch_size] = [
-                [np.empty((self._length, batch_size, *f.shape[1:]), f.dtype) for f in self._flat]
-                for _ in range(BUFFERS)
+                self._new_buffer(batch_size) for _ in range(BUFFERS)
             ]
         # Memory that nobody looks at any more is taken again at once: it is in the cache.
         unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
-        self._last_buffer = next(unused, (self._last_buffer + 1) % BUFFERS)
-        return buffers[self._last_buffer]
+        chosen = next(unused, None)
+        if chosen is None and len(buffers) < _MOST_BUFFERS:  # each of several readers holds one
+            buffers.append(self._new_buffer(batch_size))
+            chosen = len(buffers) - 1
+        elif chosen is None:
+            chosen = (self._last_buffer + 1) % len(buffers)
+        self._last_buffer = chosen
+        return buffers[chosen]
+
+    def _new_buffer(self, batch_size: int) -> list[np.ndarray]:
+        shape = self._length, batch_size
+        return [np.empty((*shape, *f.shape[1:]), f.dtype) for f in self._flat]
 
     def save(self, steps: int) -> PyTree:
         """Returns a copy of the rings as far as ``steps`` have used them, () for no steps."""

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -69,6 +70,41 @@ def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float
         assert once(items) and buffer.stats()["dropped"] == 0
     assert {env for env, _, _ in items} == set(range(buffer._num_envs))
     return rate, kills
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_several_threads_read(share, sampler):
+    """Each holds its batch while others sample; of a fifo every item goes to one of them."""
+    buffer = share(6, sampler, batch_size=4, unroll_length=4, max_size=48)
+    found, failures = [[], [], []], []
+
+    def read(items):
+        try:
+            while True:
+                sample = buffer.sample()
+                time.sleep(0.002)
+                items += check(sample)
+        except ReplayClosedError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=(items,)) for items in found]
+    with Actors(buffer.handle(), 3) as actors:
+        for rank in range(3):
+            actors.start(rank)
+        for reader in readers:
+            reader.start()
+        time.sleep(2.0)
+        buffer.close()
+        for reader in readers:
+            reader.join(20)
+        assert all(ends(pid) for pid in actors.pids.values())
+    assert not failures
+    assert all(len(items) > 20 for items in found)
+    if sampler == "fifo":
+        assert once([item for items in found for item in items])
 
 
 @pytest.mark.timeout(60)

@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class SharedMemReplayBuffer:
-    """A ``ReplayBuffer`` for many writing processes and one that samples.
+    """A ``ReplayBuffer`` for many writing processes and one that samples, with any threads.
+
+    Learners in several processes each make a buffer, for the actors of their share.
 
     A full fifo makes ``add`` wait. If all writers wait and yet no batch can come together, nobody
     could end that, so the oldest items go then, and count as dropped.
