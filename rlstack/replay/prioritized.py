@@ -14,6 +14,43 @@ _FAN = 16  # children of a node, which fill two cache lines
 _TOP = 4096  # nodes of the highest level at most, which one running sum goes over at a draw
 
 
+def checked_priorities(
+    where: str, keys: np.ndarray, priorities: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys ``[B]`` and priorities ``[B]`` float64 as arrays.
+
+    Raises:
+      ValueError: they are not that, or a priority is negative or not finite.
+    """
+    keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+    if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}.update_priorities: keys and priorities must both be [B], keys ints; got "
+            f"{keys.dtype}{keys.shape} and {priorities.shape}."
+        )
+    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+        raise ValueError(
+            f"{where}.update_priorities: priorities must be finite and at least 0; got "
+            f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
+        )
+    return keys, priorities
+
+
+def importance_weights(cfg: ReplayConfig, odds: np.ndarray, drawn: int) -> np.ndarray:
+    """Returns ``(N P(i))^-beta``, divided by the largest of the batch, [B] float32.
+
+    Args:
+      cfg: says how beta moves.
+      odds: N * P(i), how much likelier than on average each item was drawn, [B].
+      drawn: items drawn before these.
+    """
+    beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
+    if until:
+        beta += min(1.0, drawn / until) * (cfg.importance_exponent_final - beta)
+    weights = odds**-beta
+    return (weights / weights.max()).astype(np.float32)
+
+
 class SumTree:
     """Non-negative masses, to be changed and drawn from many at a time.
 
@@ -118,14 +155,9 @@ class Prioritized(Uniform):
 
     def weigh(self, odds: np.ndarray) -> np.ndarray:
         """Returns importance weights and counts towards beta's annealing."""
-        cfg = self._cfg
-        beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
-        if until:
-            done = min(1.0, self._drawn / until)
-            beta += done * (cfg.importance_exponent_final - beta)
+        weights = importance_weights(self._cfg, odds, self._drawn)
         self._drawn += len(odds)
-        weights = odds**-beta
-        return (weights / weights.max()).astype(np.float32)
+        return weights
 
     def save(self) -> PyTree:
         """Returns the state as arrays."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.clock import EnvClock
-from rlstack.replay.prioritized import Prioritized
+from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
 from rlstack.replay.sizes import layout
@@ -242,17 +242,7 @@ class Table:
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; items that left are ignored."""
-        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
-        if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
-            raise ValueError(
-                f"{self._where}.update_priorities: keys and priorities must both be [B], keys "
-                f"ints; got {keys.dtype}{keys.shape} and {priorities.shape}."
-            )
-        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-            raise ValueError(
-                f"{self._where}.update_priorities: priorities must be finite and at least 0; got "
-                f"{priorities.min()} to {priorities.max()}. Has the learner diverged?"
-            )
+        keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 
     def stats(self) -> Logs:

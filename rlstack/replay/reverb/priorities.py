@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.prioritized import PRIORITY_FLOOR
+from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
 from rlstack.replay.reverb.server import ITEMS, put_largest_priority
@@ -53,28 +53,13 @@ class Priorities:
           odds: how much likelier than on average each item was drawn, N * P, [B]; None for not.
           samples: items sampled before.
         """
-        cfg = self._cfg
         if odds is None:
             return np.ones(count, np.float32)
-        beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
-        if until:
-            beta += min(1.0, samples / until) * (cfg.importance_exponent_final - beta)
-        weights = odds**-beta
-        return (weights / weights.max()).astype(np.float32)
+        return importance_weights(self._cfg, odds, samples)
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys."""
-        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
-        if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
-            raise ValueError(
-                f"{_WHERE}: keys and priorities must both be [B], keys ints; got "
-                f"{keys.dtype}{keys.shape} and {priorities.shape}."
-            )
-        if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
-            raise ValueError(
-                f"{_WHERE}: priorities must be finite and at least 0; got {priorities.min()} to "
-                f"{priorities.max()}. Has the learner diverged?"
-            )
+        keys, priorities = checked_priorities("ReverbReplayBuffer", keys, priorities)
         if self._cfg.sampler != "prioritized" or not keys.size:
             return
         priorities = np.maximum(priorities, PRIORITY_FLOOR)
