@@ -183,7 +183,7 @@ def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> No
     import courier
 
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
-    know_records(make_agent(setup.experiment, setup.spec), setup.spec)
+    know_records(make_agent(setup.experiment, setup.spec), setup.step)
     ids = np.arange(rank * num_envs, (rank + 1) * num_envs, dtype=np.int32)
     timestep = _timestep(num_envs)
     remote = RemoteObject(service, InferenceNode, name="inferencer/0")

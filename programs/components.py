@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, TextIO
 
 import jax
@@ -18,6 +17,7 @@ from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
 from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
+from rlstack.replay.frame_stack import FrameStacks
 from rlstack.replay.room import check_room
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
@@ -88,21 +88,25 @@ def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) ->
     Raises:
       ValueError: there is not that much.
     """
-    in_shared_memory = experiment.topology in ("heavy_env", "light_env")
-
-    def count(cfg: ReplayConfig, spec: Transition) -> SimpleNamespace:
-        num_envs = experiment.total_envs
-        if in_shared_memory:
-            shared, beside = total_bytes(cfg, num_envs, spec)
-            check_room(shared, "replay", FOLDER)
-            return SimpleNamespace(bytes=shared + beside)
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), spec)
-        return SimpleNamespace(bytes=bytes_needed(cfg, example, num_envs))
-
-    counted = make_stacked(experiment, spec, count)
-    size = getattr(counted, "stored", counted).bytes
+    (cfg, stored), num_envs = as_stored(experiment, spec), experiment.total_envs
+    if experiment.topology in ("heavy_env", "light_env"):
+        shared, beside = total_bytes(cfg, num_envs, stored)
+        check_room(shared, "replay", FOLDER)
+        size = shared + beside
+    else:
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored)
+        size = bytes_needed(cfg, example, num_envs)
     check_room(size, "replay")
     print(f"replay: {size:,} bytes at most", file=stream, flush=True)
+
+
+def as_stored(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:
+    """Returns the config and the spec of what is stored, which differ where frames are stacked."""
+    cfg = experiment.replay
+    if not cfg.frame_stack:
+        return cfg, spec
+    stacks = FrameStacks(cfg, experiment.total_envs, spec)
+    return stacks.cfg, stacks.spec
 
 
 def make_stacked(

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from programs.experiment import Experiment
-from programs.run_dir import RunDir, git_commit
-from programs.session import Result, Session
+from programs.run_dir import RunDir
+from programs.session import Session
 from rlstack.evaluator import Evaluation
 from rlstack.loggers import Fanout, Logger
 from rlstack.remote import remote
@@ -156,7 +156,10 @@ class Coordinator:
             evaluation = Evaluation(np.asarray(returns), np.asarray(lengths))
             self._logger.write(env_frames, {"evaluator/episode_return": evaluation.returns.mean()})
             if last:
-                self._directory.write_result(self._result(evaluation)._asdict())
+                result = self._session.result(
+                    evaluation, self._frames, self._learner_steps, self._train_seconds
+                )
+                self._directory.write_result(result._asdict())
                 self._move_to(OVER)
 
     @remote(idempotent=True)
@@ -226,19 +229,3 @@ class Coordinator:
             "program/restarts": sum(node.incarnation for node in self._nodes.values()),
             **{name: float(np.mean(found)) for name, found in values.items()},
         }
-
-    def _result(self, evaluation: Evaluation) -> Result:
-        experiment, session = self._experiment, self._session
-        return Result(
-            eval_return_mean=float(evaluation.returns.mean()),
-            eval_return_std=float(evaluation.returns.std()),
-            eval_episodes=len(evaluation.returns),
-            env_frames=self._frames,
-            learner_steps=self._learner_steps,
-            wall_seconds=self._train_seconds,
-            frames_per_second=session.frames_here(self._frames) / self._train_seconds,
-            seed=experiment.seed,
-            topology=experiment.topology,
-            preset=experiment.preset,
-            git_commit=git_commit(),
-        )

@@ -145,6 +145,11 @@ class Experiment:
             raise ValueError(f"Experiment: seed must fit 31 bits; got {self.seed}.")
 
     @property
+    def may_convolve(self) -> bool:
+        """Whether the network may have convolutions; of a user's own nothing is known."""
+        return bool(self.network_factory) or self.network.torso != "mlp"
+
+    @property
     def num_actors(self) -> int:
         """Actors of the topology."""
         return 1 if self.topology == "single_process" else self.program.num_actors

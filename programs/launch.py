@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from programs import launcher
-from programs.components import announce_replay, make_agent, make_env
+from programs.components import announce_replay, make_env
 from programs.coordinator import Coordinator
 from programs.display import ProgressDisplay
 from programs.experiment import Experiment
@@ -25,7 +25,6 @@ from programs.nodes.line import Setup
 from programs.run_dir import RunDir
 from programs.session import Interrupted, ProgramError, Result, Signals
 from rlstack import checkpoint
-from rlstack.actor import transition_spec
 from rlstack.remote import ClosedError, RemoteError, UnavailableError
 from rlstack.rpc import RemoteObject
 from rlstack.types import EnvSpec
@@ -54,9 +53,8 @@ def run_program(
     _check_packages(experiment)
     spec = _environment_spec(experiment)
     # An agent that does not fit, or too large a replay, is refused here, before any launch.
-    step = transition_spec(make_agent(experiment, spec), spec)
-    announce_replay(experiment, step, stream or sys.stderr)
     setup = Setup(experiment, directory, spec, restored)
+    announce_replay(experiment, setup.step, stream or sys.stderr)
     frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
     directory.failures.unlink(missing_ok=True)
     directory.result.unlink(missing_ok=True)

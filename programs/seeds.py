@@ -15,6 +15,12 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
     return jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), _number(role)), rank)
 
 
+def acting_key(seed: int, rank: int, incarnation: int = 0) -> PRNGKey:
+    """Returns the key that an inferencer acts with; one that was restarted draws anew."""
+    key = role_key(seed, "inferencer", rank)
+    return jax.random.fold_in(key, incarnation) if incarnation else key
+
+
 def role_seed(seed: int, role: str, rank: int = 0) -> int:
     """Returns an integer seed of 30 bits, which leaves room to add an environment's number."""
     return int(np.random.SeedSequence([seed, _number(role), rank]).generate_state(1)[0] >> 2)

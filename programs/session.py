@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from programs.experiment import Experiment
+from programs.run_dir import git_commit
+from rlstack.evaluator import Evaluation
 from rlstack.loggers import Logger
 
 
@@ -144,6 +146,25 @@ class Session:
             self._write(frames, more)
         if frames != self._saved_frames:
             self.save(frames)
+
+    def result(
+        self, evaluation: Evaluation, env_frames: int, learner_steps: int, seconds: float
+    ) -> Result:
+        """Returns how the run ended, after so many seconds of training."""
+        experiment = self._experiment
+        return Result(
+            eval_return_mean=float(evaluation.returns.mean()),
+            eval_return_std=float(evaluation.returns.std()),
+            eval_episodes=len(evaluation.returns),
+            env_frames=env_frames,
+            learner_steps=learner_steps,
+            wall_seconds=seconds,
+            frames_per_second=self.frames_here(env_frames) / seconds,
+            seed=experiment.seed,
+            topology=experiment.topology,
+            preset=experiment.preset,
+            git_commit=git_commit(),
+        )
 
     @staticmethod
     def _after(frames: int, period: int) -> float:

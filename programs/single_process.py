@@ -16,7 +16,7 @@ from programs.components import (
     make_replay,
 )
 from programs.experiment import Experiment
-from programs.seeds import role_key, role_seed
+from programs.seeds import acting_key, role_key, role_seed
 from programs.session import Session
 from rlstack import checkpoint
 from rlstack.actor import Actor, transition_spec
@@ -47,7 +47,7 @@ class SingleProcess:
                 agent,
                 self.learner,
                 experiment.env.num_envs,
-                role_key(seed, "inferencer"),
+                acting_key(seed, rank=0),
             )
             self.actor = Actor(self.env, self.inferencer, self.replay)
             self._evaluator = make_evaluator(experiment, self.env.spec)

@@ -22,7 +22,7 @@ from programs.components import (
 from programs.display import ProgressDisplay
 from programs.dumps import with_dump
 from programs.experiment import Experiment, from_json, to_json
-from programs.run_dir import RunDir, git_commit
+from programs.run_dir import RunDir
 from programs.session import Interrupted, Result, Session, Signals
 from programs.single_process import SingleProcess
 from rlstack import checkpoint
@@ -124,8 +124,7 @@ def _run(
         from programs.launch import run_program  # Launchpad is not for single processes
 
         return run_program(experiment, directory, restored, stream)
-    own_network = bool(experiment.network_factory)
-    xla.configure(convolutions=own_network or experiment.network.torso != "mlp")
+    xla.configure(convolutions=experiment.may_convolve)
     start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
     display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=start_frames)
     logger = Fanout(
@@ -170,19 +169,7 @@ def _train(
         if signals.received is not None:
             raise Interrupted(signals.received)
     evaluation = program.evaluate()
-    return Result(
-        eval_return_mean=float(evaluation.returns.mean()),
-        eval_return_std=float(evaluation.returns.std()),
-        eval_episodes=len(evaluation.returns),
-        env_frames=program.env_frames,
-        learner_steps=program.learner.version,
-        wall_seconds=seconds,
-        frames_per_second=session.frames_here(program.env_frames) / seconds,
-        seed=experiment.seed,
-        topology=experiment.topology,
-        preset=experiment.preset,
-        git_commit=git_commit(),
-    )
+    return session.result(evaluation, program.env_frames, program.learner.version, seconds)
 
 
 def _restored_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from programs.components import make_agent, make_env
@@ -18,7 +17,7 @@ from programs.coordinator import RUNNING
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.meeting import ACT, ATTEND
 from programs.nodes.params import know_records, pull_params
-from programs.seeds import role_key, role_seed
+from programs.seeds import acting_key, role_seed
 from rlstack.actor import Actor
 from rlstack.inferencer import Inference, Inferencer
 from rlstack.remote import RemoteError, UnavailableError
@@ -139,7 +138,7 @@ class ActorNode:
         self._line = Line(coordinator, f"actor/{rank}", stop)
         setup.configure_jax(single_thread=True)
         self._agent = make_agent(setup.experiment, setup.spec)
-        know_records(self._agent, setup.spec)
+        know_records(self._agent, setup.step)
         self._attended = -1  # meetings with the learner, in its own count
 
     def run(self) -> None:
@@ -195,9 +194,7 @@ class ActorNode:
             ids = range(first, first + num_envs)
             return _RemoteInferencer(self._service, self._rank, ids, line, timeout), lambda: None
         params, close = pull_params(experiment.program, self._learner)
-        key = role_key(experiment.seed, "inferencer", self._rank)
-        if line.incarnation:
-            key = jax.random.fold_in(key, line.incarnation)
+        key = acting_key(experiment.seed, self._rank, line.incarnation)
         num_envs = experiment.env.num_envs
         return Inferencer(experiment.inferencer, self._agent, params, num_envs, key), close
 

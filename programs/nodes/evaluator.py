@@ -28,7 +28,7 @@ class EvaluatorNode:
         self._stop = stop
         self._line = Line(coordinator, "evaluator", stop)
         self._evaluator = make_evaluator(setup.experiment, setup.spec)
-        know_records(self._evaluator.agent, setup.spec)
+        know_records(self._evaluator.agent, setup.step)
 
     def run(self) -> None:
         """Judges until all is over."""

@@ -6,14 +6,13 @@ import dataclasses
 import threading
 from typing import Any
 
-import jax
 import numpy as np
 
 from programs.components import make_agent
 from programs.coordinator import OVER, RUNNING
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.params import know_records, pull_params
-from programs.seeds import role_key
+from programs.seeds import acting_key
 from rlstack.inference_service import InferenceService
 from rlstack.inferencer import Inference
 from rlstack.remote import remote
@@ -44,13 +43,11 @@ class InferenceNode:
         experiment, self._stop = setup.experiment, stop
         self._line = Line(coordinator, f"inferencer/{index}", stop)
         agent = make_agent(experiment, setup.spec)
-        know_records(agent, setup.spec)
+        know_records(agent, setup.step)
         program = experiment.program
         actors = len(range(index, program.num_actors, program.num_inferencers))
         params, self._close_params = pull_params(program, learner)
-        key = role_key(experiment.seed, "inferencer", index)
-        if self._line.incarnation:
-            key = jax.random.fold_in(key, self._line.incarnation)
+        key = acting_key(experiment.seed, index, self._line.incarnation)
         cfg = experiment.service
         if program.pacing == "lock_step" and not experiment.env.wait_num:
             # Who asks first must change nothing, or a run could not be repeated.

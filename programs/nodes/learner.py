@@ -21,7 +21,6 @@ from programs.nodes.params import know_records
 from programs.nodes.replay import OpensReplay
 from programs.seeds import role_key
 from rlstack import checkpoint, codec
-from rlstack.actor import transition_spec
 from rlstack.learner import Learner
 from rlstack.params import ParamsPublisher
 from rlstack.remote import remote
@@ -54,8 +53,8 @@ class LearnerNode:
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
         self._line = Line(coordinator, "learner", stop)
-        agent = self._agent = make_agent(experiment, setup.spec)
-        know_records(agent, setup.spec)
+        agent = make_agent(experiment, setup.spec)
+        know_records(agent, setup.step)
         self._reads = replay.reader()
         self._replay = self._reads.buffer
         self._learner = Learner(
@@ -112,9 +111,8 @@ class LearnerNode:
     def _batch_spec(self) -> Batch:
         replay = self._setup.experiment.replay
         shape = (replay.unroll_length + 1, replay.batch_size)
-        steps = transition_spec(self._agent, self._setup.spec)
         trajectory = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), steps
+            lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), self._setup.step
         )
         weights: Any = jax.ShapeDtypeStruct((replay.batch_size,), np.float32)
         return Batch(trajectory, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -13,12 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from programs import xla
+from programs.components import make_agent
 from programs.coordinator import OVER, RUNNING
 from programs.experiment import Experiment
 from programs.run_dir import RunDir
 from programs.supervise import INCARNATION
+from rlstack.actor import transition_spec
 from rlstack.remote import UnavailableError
-from rlstack.types import EnvSpec
+from rlstack.types import EnvSpec, Transition
 
 _PERIOD = 0.2  # seconds between two reports
 _GIVE_UP = 5.0  # seconds without a coordinator after which a program counts as over
@@ -35,11 +38,14 @@ class Setup:
     spec: EnvSpec  # of one environment
     restored: Path | None = None  # the checkpoint to go on from
 
+    @functools.cached_property
+    def step(self) -> Transition:
+        """The `transition_spec`; who asks before the setup is pickled saves the nodes the work."""
+        return transition_spec(make_agent(self.experiment, self.spec), self.spec)
+
     def configure_jax(self, *, single_thread: bool) -> None:
         """Suits XLA to this node, before JAX computes anything here."""
-        network = self.experiment.network
-        convolutions = bool(self.experiment.network_factory) or network.torso != "mlp"
-        xla.configure(convolutions=convolutions, single_thread=single_thread)
+        xla.configure(convolutions=self.experiment.may_convolve, single_thread=single_thread)
 
 
 class Orders(NamedTuple):

@@ -9,19 +9,18 @@ import jax
 
 from programs.experiment import ProgramConfig
 from rlstack import codec
-from rlstack.actor import transition_spec
 from rlstack.agent import Agent
 from rlstack.inferencer import Inference, ParamsSource
 from rlstack.params import BackgroundParams, EncodedParams
-from rlstack.types import EnvSpec, PyTree
+from rlstack.types import PyTree, Transition
 
 _PATIENCE = 30.0  # seconds for which pulls may fail: the program ends sooner when its learner died
 
 
-def know_records(agent: Agent, spec: EnvSpec) -> None:
-    """Lets this process read the agent's own records out of messages."""
+def know_records(agent: Agent, step: Transition) -> None:
+    """Lets this process read the agent's own records, of this `transition_spec`, from messages."""
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
-    codec.register(Inference, *_records(params), *_records(transition_spec(agent, spec)))
+    codec.register(Inference, *_records(params), *_records(step))
 
 
 def pull_params(cfg: ProgramConfig, learner: Any) -> tuple[ParamsSource, Callable[[], None]]:

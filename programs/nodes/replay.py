@@ -6,11 +6,10 @@ import threading
 import time
 from typing import Any, Protocol
 
-from programs.components import make_agent, make_stacked
+from programs.components import as_stored, make_stacked
 from programs.coordinator import OVER
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.seeds import role_seed
-from rlstack.actor import transition_spec
 from rlstack.replay import ReplayBuffer, ReplayConfig
 from rlstack.types import PyTree, Transition
 
@@ -61,7 +60,7 @@ class SharedMemory:
             handle = SharedMemHandle(name, cfg, experiment.total_envs, spec)
             return handle.writer(rank, experiment.num_actors)
 
-        return make_stacked(experiment, _spec(self._setup), find)
+        return make_stacked(experiment, self._setup.step, find)
 
 
 class _SharedMemoryReader:
@@ -81,17 +80,13 @@ class _SharedMemoryReader:
             self.name = buffer.handle().name
             return buffer
 
-        self.buffer = make_stacked(experiment, _spec(setup), make)
+        self.buffer = make_stacked(experiment, setup.step, make)
 
     def save(self) -> PyTree:
         return self.buffer.save()
 
     def load(self, saved: PyTree) -> None:
         self.buffer.load(saved)
-
-
-def _spec(setup: Setup) -> Transition:
-    return transition_spec(make_agent(setup.experiment, setup.spec), setup.spec)
 
 
 class Reverb:
@@ -135,7 +130,7 @@ class Reverb:
                 max_pending=max_pending,
             )
 
-        return make_stacked(experiment, _spec(self._setup), connect)
+        return make_stacked(experiment, self._setup.step, connect)
 
 
 class _ReverbReader:
@@ -168,14 +163,10 @@ class ReverbNode:
         self._line = Line(coordinator, "replay", stop)
         self._stop = stop
         directory = setup.directory.replay if experiment.checkpoint_replay else None
-
-        def serve(cfg: ReplayConfig, spec: Transition) -> ReverbServer:
-            return ReverbServer(
-                cfg, experiment.total_envs, spec, port=port, checkpoint_dir=directory
-            )
-
-        server = make_stacked(experiment, _spec(setup), serve)
-        self._server: ReverbServer = getattr(server, "stored", server)
+        cfg, spec = as_stored(experiment, setup.step)
+        self._server = ReverbServer(
+            cfg, experiment.total_envs, spec, port=port, checkpoint_dir=directory
+        )
 
     def run(self) -> None:
         """Serves until all is over."""
