@@ -13,11 +13,13 @@ of the structure. Arrays are kept as host arrays, so a checkpoint can be restore
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -292,7 +294,20 @@ def _quiet_orbax() -> Iterator[Any]:
         import orbax.checkpoint as ocp
 
         logger.setLevel(logging.CRITICAL)
+        shown = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_unless_late, shown)
         try:
             yield ocp
+            sys.unraisablehook = shown  # after an error the late ones are still to come
         finally:
             logger.setLevel(level)
+
+
+def _unless_late(shown: Any, error: sys.UnraisableHookArgs) -> None:
+    """Show an error of a thread that has no caller, but for those of writers that come too late.
+
+    When one array cannot be written Orbax closes its event loop under the other arrays' writers,
+    and each of their threads prints a traceback about that in the middle of what others print.
+    """
+    if str(error.exc_value) != "Event loop is closed":
+        shown(error)

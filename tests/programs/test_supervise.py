@@ -36,10 +36,10 @@ class Supervised:
 
     def wait_for_output(self, lines=1):
         until = time.monotonic() + 20.0
-        while len(found := self.out.read_text().splitlines()) < lines:
-            assert time.monotonic() < until, found
+        while (text := self.out.read_text()).count("\n") < lines:  # a line may come in parts
+            assert time.monotonic() < until, text
             time.sleep(0.01)
-        return found
+        return text.splitlines()
 
     def failures(self):
         return [json.loads(line) for line in self.record.open()] if self.record.exists() else []
