@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from agents import dqn
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
 from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.networks import Network, actor_critic, q_network
+
+
+def _sample(cfg: Any, num_envs: int) -> exploration.Policy:
+    del cfg, num_envs
+    return exploration.Sample()
 
 
 class Entry(NamedTuple):
@@ -22,25 +28,12 @@ class Entry(NamedTuple):
     # (obs_spec, action_spec, cfg=NetworkConfig) -> network, unless the user brings one
     network: Callable[..., Network]
     # (agent cfg, environments in all) -> the policy that explores
-    policy: Callable[[Any, int], exploration.Policy]
-
-
-def _dqn_policy(cfg: DQNConfig, num_envs: int) -> exploration.Policy:
-    return exploration.EpsilonGreedy(
-        exploration.Linear(
-            cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs
-        )
-    )
-
-
-def _ppo_policy(cfg: PPOConfig, num_envs: int) -> exploration.Policy:
-    del cfg, num_envs
-    return exploration.Sample()
+    policy: Callable[[Any, int], exploration.Policy] = _sample
 
 
 AGENTS: dict[type, Entry] = {
-    DQNConfig: Entry(DQN, q_network, _dqn_policy),
-    PPOConfig: Entry(PPO, actor_critic, _ppo_policy),
+    DQNConfig: Entry(DQN, q_network, dqn.behaviour_policy),
+    PPOConfig: Entry(PPO, actor_critic),
 }
 
 AgentConfig = DQNConfig | PPOConfig

@@ -17,7 +17,14 @@ import optax
 
 from rlstack import distributions, returns
 from rlstack.agent import Agent
-from rlstack.exploration import Counts, initial_counts, next_counts
+from rlstack.exploration import (
+    Counts,
+    EpsilonGreedy,
+    Linear,
+    Policy,
+    initial_counts,
+    next_counts,
+)
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.types import (
@@ -209,3 +216,10 @@ class DQN(Agent):
         return learner_state._replace(
             opt_state=opt_state, target_params=target, num_updates=num_updates
         )
+
+
+def behaviour_policy(cfg: DQNConfig, num_envs: int) -> Policy:
+    """Returns epsilon-greedy, with an epsilon that falls over the frames of all environments."""
+    return EpsilonGreedy(
+        Linear(cfg.epsilon_start, cfg.epsilon_end, cfg.epsilon_frames, num_envs=num_envs)
+    )

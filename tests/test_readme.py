@@ -142,7 +142,7 @@ def test_the_examples_do_what_the_text_says(reader):
     assert '"eval_episodes": 10' in stdout_of("rlstack eval")
     assert "exit code 1" in stdout_of("reward-scale inf")
     assert re.search(r"^loss +(nan|-?inf)$", stdout_of("reward-scale inf"), re.M)
-    assert float(stdout_of("class A2C")) > 150, "the agent learns nothing"
+    assert float(stdout_of("class ActorCritic")) > 150, "the agent learns nothing"
     learned = re.search(r"greedy return (\S+)", stdout_of("my_env:Corridor"))
     assert float(learned[1]) == 1.0
     assert '"network_factory": "my_net:make"' in (folder / "runs/net/config.json").read_text()
