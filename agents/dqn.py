@@ -54,10 +54,6 @@ class DQNConfig:
     """Share of the params that the target takes over at each update; 0 copies by period."""
     huber_delta: float = 1.0
     """TD error beyond which the loss is linear; 0 squares all errors."""
-    reward_scale: float = 1.0
-    """Factor on rewards in learning; reported returns are not scaled."""
-    clip_reward: float = 0.0
-    """Rewards are clipped to plus or minus this in learning; 0 does not clip."""
     max_grad_norm: float = 10.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -185,12 +181,9 @@ class DQN(Agent):
             choosing_values, _ = self.network.apply(None, params, end, ())
         best = distributions.categorical(choosing_values, mask).mode()
         value = jnp.take_along_axis(target_values, best[:, None], axis=-1)[:, 0]
-        reward = after.reward * self.cfg.reward_scale
-        if self.cfg.clip_reward:
-            reward = jnp.clip(reward, -self.cfg.clip_reward, self.cfg.clip_reward)
         values = jnp.zeros((num_steps + 1, batch_size)).at[index + 1, columns].set(value)
         return returns.discounted_returns(
-            rewards=reward,
+            rewards=after.reward,
             discounts=after.discount * self.cfg.discount,
             values=values,
             mask=~after.first(),

@@ -5,7 +5,7 @@ networks. Deviations from the paper are the field's customs (Huang et al. 2022, 
 implementation details of PPO"): advantages normalised by minibatch, gradients clipped by global
 norm, value loss optionally clipped. Two are ours: a truncated episode is bootstrapped from its true
 last observation, and LAST -> FIRST pairs of steps, which are no transitions, are left out of every
-mean. Statistics that normalise observations stay fixed while a batch is learned from.
+mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack import distributions, normalise, returns, shuffle
+from rlstack import distributions, returns, shuffle
 from rlstack.agent import EpochAgent
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
@@ -59,10 +59,6 @@ class PPOConfig:
     """Gradient steps a pass; a recurrent network splits the batch by environments."""
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Whether float observations are standardised by running statistics."""
-    reward_scale: float = 1.0
-    """Factor on rewards in learning; reported returns are not scaled."""
     max_grad_norm: float = 0.5
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -95,18 +91,10 @@ class PPOOutput(NamedTuple):
     value: Array  # [B] float32
 
 
-class PPOParams(NamedTuple):
-    """What the learner publishes."""
-
-    network: Params
-    observation_statistics: normalise.RunningStatistics
-
-
 class PPOLearnerState(NamedTuple):
     """What the learner keeps."""
 
     opt_state: Any
-    pending_statistics: normalise.RunningStatistics  # join the params when the batch is done
     rng_key: PRNGKey
 
 
@@ -139,33 +127,29 @@ class PPO(EpochAgent):
             cfg.max_grad_norm,
         )
 
-    def initial_params(self, rng_key: PRNGKey) -> PPOParams:
-        """Returns fresh network parameters and empty observation statistics."""
-        return PPOParams(self.network.init(rng_key), normalise.initial_statistics(self.obs_spec))
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh network parameters."""
+        return self.network.init(rng_key)
 
     def initial_state(self, batch_size: int) -> AgentState:
         """Returns the recurrent core's initial state, ``[B, ...]``, or ()."""
         return self.network.initial_state(batch_size)
 
-    def initial_learner_state(self, rng_key: PRNGKey, params: PPOParams) -> PPOLearnerState:
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> PPOLearnerState:
         """Returns the optimizer's initial state and the learner's key."""
-        return PPOLearnerState(
-            self._optimizer.init(params.network), params.observation_statistics, rng_key
-        )
+        return PPOLearnerState(self._optimizer.init(params), rng_key)
 
     def actor_step(
-        self, rng_key: PRNGKey, params: PPOParams, timestep: TimeStep, state: AgentState
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PPOOutput, AgentState]:
         """Draws actions for ``[B, ...]`` steps from the policy."""
-        output, state = self.network.apply(
-            None, params.network, self._normalised(params.observation_statistics, timestep), state
-        )
+        output, state = self.network.apply(None, params, timestep, state)
         distribution = self._distribution(output, timestep)
         action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
         return PPOOutput(action, distribution.log_prob(action), output.value), state
 
     def prepare(
-        self, params: PPOParams, learner_state: PPOLearnerState, batch: Batch
+        self, params: Params, learner_state: PPOLearnerState, batch: Batch
     ) -> tuple[PPOLearnerState, PPORows, Array]:
         """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
         rows = self._rows(batch.trajectory)
@@ -181,19 +165,14 @@ class PPO(EpochAgent):
         schedule = shuffle.permutations(shuffle_key, self.cfg.num_epochs, num_rows)
         # A remainder that fills no minibatch is left out, a different one each epoch.
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
-        statistics = learner_state.pending_statistics
-        if self.cfg.normalise_observations:
-            seen = jax.tree.map(lambda x: x[:-1], batch.trajectory.timestep.observation)
-            statistics = normalise.update_statistics(statistics, seen)
-        learner_state = learner_state._replace(pending_statistics=statistics, rng_key=rng_key)
-        return learner_state, rows, schedule
+        return learner_state._replace(rng_key=rng_key), rows, schedule
 
     def _rows(self, trajectory: Trajectory) -> PPORows:
         before = jax.tree.map(lambda x: x[:-1], trajectory)
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
         mask = ~after.first()
         advantage, target = returns.gae(
-            rewards=after.reward * self.cfg.reward_scale,
+            rewards=after.reward,
             discounts=after.discount * self.cfg.discount,
             values=trajectory.agent_output.value,
             gae_lambda=self.cfg.gae_lambda,
@@ -206,25 +185,21 @@ class PPO(EpochAgent):
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
 
     def compute_gradients(
-        self, params: PPOParams, learner_state: PPOLearnerState, batch: PPORows
+        self, params: Params, learner_state: PPOLearnerState, batch: PPORows
     ) -> tuple[Params, LearnerOutput]:
-        """Returns the gradient of `loss` with respect to the network, and its logs."""
+        """Returns the gradient of `loss`, and its logs."""
         del learner_state
-        grads, logs = jax.grad(self.loss, has_aux=True)(
-            params.network, params.observation_statistics, batch
-        )
+        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
-    def loss(
-        self, network: Params, statistics: normalise.RunningStatistics, rows: PPORows
-    ) -> tuple[Array, Logs]:
+    def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
         if self._is_recurrent:
             state, rows = rows.state, _swap_axes(rows._replace(state=()))
             run = self.network.unroll
         else:
             state, run = (), self.network.apply
-        output, _ = run(None, network, self._normalised(statistics, rows.timestep), state)
+        output, _ = run(None, params, rows.timestep, state)
         weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
 
         def mean(x: Array) -> Array:
@@ -259,30 +234,17 @@ class PPO(EpochAgent):
         return jnp.maximum(error, (rows.output.value + move - rows.target) ** 2)
 
     def apply_gradients(
-        self, params: PPOParams, learner_state: PPOLearnerState, grads: Params
-    ) -> tuple[PPOParams, Any, Logs]:
-        """Applies the optimizer to the network."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params.network)
-        network = optax.apply_updates(params.network, updates)
-        return params._replace(network=network), opt_state, {}
+        self, params: Params, learner_state: PPOLearnerState, grads: Params
+    ) -> tuple[Params, Any, Logs]:
+        """Applies the optimizer."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
-        self, params: PPOParams, learner_state: PPOLearnerState, opt_state: Any
+        self, params: Params, learner_state: PPOLearnerState, opt_state: Any
     ) -> PPOLearnerState:
         """Keeps the optimizer's state."""
         return learner_state._replace(opt_state=opt_state)
-
-    def finish(
-        self, params: PPOParams, learner_state: PPOLearnerState
-    ) -> tuple[PPOParams, PPOLearnerState]:
-        """Lets the next acting and learning see the observations of this batch."""
-        statistics = learner_state.pending_statistics
-        return params._replace(observation_statistics=statistics), learner_state
-
-    def _normalised(self, statistics: normalise.RunningStatistics, timestep: TimeStep) -> TimeStep:
-        if not self.cfg.normalise_observations:
-            return timestep
-        return timestep._replace(observation=normalise.normalise(statistics, timestep.observation))
 
     def _distribution(
         self, output: ActorCriticOutput, timestep: TimeStep

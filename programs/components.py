@@ -16,6 +16,7 @@ from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
+from rlstack.normalised import normalised
 from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
 from rlstack.replay.frame_stack import FrameStacks
 from rlstack.replay.room import check_room
@@ -64,7 +65,8 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         if greedy
         else functools.partial(entry.policy, cfg, experiment.total_envs)
     )
-    return entry.agent(cfg, spec.observation, spec.action, network, policy)
+    agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
+    return normalised(agent, experiment.normalisation)
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:

@@ -19,6 +19,7 @@ from rlstack.inference_service import ServiceConfig
 from rlstack.inferencer import InferencerConfig
 from rlstack.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
+from rlstack.normalised import NormalisationConfig
 from rlstack.replay import ReplayConfig
 
 Option = int | float | bool | str
@@ -111,6 +112,8 @@ class Experiment:
     """The agent's own kind of network."""
     network_factory: str = ""
     """ "module:callable" (obs_spec, action_spec) -> Network, instead of the agent's own kind."""
+    normalisation: NormalisationConfig = NormalisationConfig()
+    """What the agent sees of observations and rewards."""
     inferencer: InferencerConfig = InferencerConfig()
     """Acting."""
     learner: LearnerConfig = LearnerConfig()

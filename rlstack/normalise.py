@@ -1,7 +1,6 @@
-"""Running mean and variance of observations.
+"""Running mean and variance of observations (and of rewards, which are one number).
 
-The statistics travel with the params. They change only between batches, so that every minibatch of
-an update, and the acting whose log-probabilities it compares with, see the same normalisation.
+`rlstack.normalised` puts them around any agent.
 """
 
 from __future__ import annotations
@@ -32,25 +31,33 @@ def initial_statistics(obs_spec: PyTree) -> RunningStatistics:
     )
 
 
-def update_statistics(stats: RunningStatistics, observation: PyTree) -> RunningStatistics:
+def update_statistics(
+    stats: RunningStatistics, observation: PyTree, mask: Array | None = None
+) -> RunningStatistics:
     """Adds a batch by the parallel algorithm of Chan et al. (1979), equation 2.1.
 
     Args:
       stats: the statistics so far.
       observation: pytree of ``[N, ...]``, or of any leading axes that all entries share.
+      mask: bool, of the leading axes: which rows count; all by default.
     """
     leaves = _float_leaves(observation)
     if not leaves:
         return stats
-    batch_count = leaves[0].size // max(1, np.prod(stats.mean[0].shape, dtype=int))
+    num_rows = leaves[0].size // max(1, np.prod(stats.mean[0].shape, dtype=int))
+    counts = jnp.ones(num_rows) if mask is None else jnp.reshape(mask, -1).astype(jnp.float32)
+    batch_count = counts.sum()
     total = stats.num_seen + batch_count
+    share = counts / jnp.maximum(batch_count, 1)
 
     def merge(mean: Array, variance: Array, x: Array) -> tuple[Array, Array]:
         rows = x.reshape((-1, *mean.shape))
-        delta = rows.mean(axis=0) - mean
-        weight = batch_count / total
+        batch_mean = jnp.tensordot(share, rows, axes=1)
+        batch_variance = jnp.tensordot(share, (rows - batch_mean) ** 2, axes=1)
+        delta = batch_mean - mean
+        weight = batch_count / jnp.maximum(total, 1)
         spread = delta**2 * weight * (1 - weight)
-        return mean + delta * weight, variance * (1 - weight) + rows.var(axis=0) * weight + spread
+        return mean + delta * weight, variance * (1 - weight) + batch_variance * weight + spread
 
     merged = [merge(*args) for args in zip(stats.mean, stats.variance, leaves, strict=True)]
     return RunningStatistics(total, [m for m, _ in merged], [v for _, v in merged])

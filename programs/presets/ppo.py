@@ -9,6 +9,7 @@ from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, on_policy, preset
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
+from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 
 
@@ -46,10 +47,10 @@ def acrobot_ppo(name: str) -> Experiment:
         agent=PPOConfig(
             gae_lambda=0.94,
             entropy_cost=0.0,
-            normalise_observations=True,
             optimizer=OptimizerConfig(learning_rate=1e-3),
         ),
         env=EnvConfig("Acrobot-v1", num_envs=16),
+        normalisation=NormalisationConfig(observations=True),
         replay=on_policy(16, 128),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=500_000,
@@ -65,13 +66,12 @@ def pendulum_ppo(name: str) -> Experiment:
         entropy_cost=0.0,
         num_epochs=10,
         num_minibatches=16,
-        normalise_observations=True,
-        reward_scale=0.1,
     )
     return Experiment(
         preset=name,
         agent=_annealed(agent, 1e-3, frames, 8, 256),
         env=EnvConfig("Pendulum-v1", num_envs=8),
+        normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
         replay=on_policy(8, 256),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=frames,
@@ -100,13 +100,12 @@ def halfcheetah_ppo(name: str) -> Experiment:
         entropy_cost=0.0,
         num_epochs=10,
         num_minibatches=32,
-        normalise_observations=True,
-        reward_scale=0.1,
     )
     return Experiment(
         preset=name,
         agent=_annealed(agent, 3e-4, frames, 8, 256),
         env=EnvConfig("HalfCheetah-v4", num_envs=8),
+        normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
         replay=on_policy(8, 256),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=frames,
