@@ -13,9 +13,10 @@ from typing import Annotated
 import tyro
 
 from programs import train
-from programs.experiment import Experiment, nearest
+from programs.experiment import Experiment
 from programs.presets import PRESETS, describe, preset
 from programs.session import Interrupted, ProgramError, Result
+from rlstack.references import nearest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any, TextIO
 import jax
 
 from agents import AGENTS
-from programs.experiment import EnvConfig, Experiment, load_object, nearest
+from programs.experiment import EnvConfig, Experiment
 from programs.seeds import role_key, role_seed
 from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
 from rlstack.normalised import normalised
+from rlstack.references import load_object, nearest
 from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
 from rlstack.replay.frame_stack import FrameStacks
 from rlstack.replay.room import check_room
@@ -127,8 +128,13 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
 
 
-def make_evaluation_env(experiment: Experiment) -> SyncEnv | AsyncEnv:
-    """Makes the environments of one evaluation; they start alike each time."""
+def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> SyncEnv | AsyncEnv:
+    """Makes the environments of one evaluation; they start alike each time.
+
+    Args:
+      experiment: whose environments, as its evaluation has them.
+      role: by which they are seeded: others start elsewhere.
+    """
     cfg = experiment.env
     env_cfg = dataclasses.replace(
         cfg,
@@ -136,4 +142,4 @@ def make_evaluation_env(experiment: Experiment) -> SyncEnv | AsyncEnv:
         wait_num=0,
         options={**cfg.options, **cfg.eval_options},
     )
-    return make_env(env_cfg, role_seed(experiment.seed, "evaluator"))
+    return make_env(env_cfg, role_seed(experiment.seed, role))

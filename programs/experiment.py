@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ from rlstack.inferencer import InferencerConfig
 from rlstack.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.normalised import NormalisationConfig
+from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
 
 Option = int | float | bool | str
@@ -104,6 +103,9 @@ class Experiment:
     frames: int
     """Environment steps to train for, of all environments together; one Atari step is four
     emulator frames."""
+    data: str = ""
+    """Directory of recorded steps to learn from instead of acting (`rlstack record` makes one);
+    frames then counts the steps learned from, each time they are."""
     seed: int = 1
     """Every random draw of the run derives from it."""
     topology: Topology = "single_process"
@@ -144,6 +146,11 @@ class Experiment:
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
                 f"{self.topology}; got {self.replay.min_actors}."
             )
+        if self.data and self.topology != "single_process":
+            raise ValueError(
+                "Experiment: topology must be single_process with data, since nobody acts; "
+                f"got {self.topology}."
+            )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"Experiment: seed must fit 31 bits; got {self.seed}.")
 
@@ -161,6 +168,10 @@ class Experiment:
     def total_envs(self) -> int:
         """Environments of all actors."""
         return self.num_actors * self.env.num_envs
+
+    def env_ids(self, rank: int) -> range:
+        """The environments of the actor of this rank, among those of all actors."""
+        return range(rank * self.env.num_envs, (rank + 1) * self.env.num_envs)
 
 
 def to_json(experiment: Experiment) -> str:
@@ -204,33 +215,3 @@ def _converter() -> cattrs.Converter:
         lambda value: {"kind": type(value).__name__, **converter.unstructure(value, type(value))},
     )
     return converter
-
-
-def load_object(reference: str) -> Any:
-    """Imports "module:name".
-
-    Raises:
-      ValueError: there is no such module or name.
-    """
-    module_name, _, name = reference.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-        return getattr(module, name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name:
-            raise
-        raise ValueError(
-            f"{reference!r}: there is no module {module_name!r}; run where it can be imported."
-        ) from error
-    except AttributeError as error:
-        raise ValueError(
-            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}."
-        ) from error
-
-
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Returns "; did you mean X?" when a known name is close, else the list of a few."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""

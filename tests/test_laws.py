@@ -28,6 +28,8 @@ PURE = (
     "networks",
     "normalise",
     "optimizers",
+    "policy_gradient",
+    "references",
     "shuffle",
 )
 # What the pure half and the agents may import from outside, beside the standard library.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from programs.experiment import EnvConfig, Experiment, nearest
+from programs.experiment import EnvConfig, Experiment
+from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
 
 PRESETS: dict[str, Callable[[], Experiment]] = {}

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from programs.experiment import EnvConfig, Experiment, from_json, load_object, to_json
+from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
+from rlstack.references import load_object
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

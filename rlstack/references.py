@@ -1,0 +1,40 @@
+"""Names that users give: what they refer to, and what a misspelt one may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+
+def load_object(reference: str) -> Any:
+    """Imports "module:name".
+
+    Raises:
+      ValueError: there is no such module or name.
+    """
+    module_name, _, name = reference.partition(":")
+    if not (module_name and name):
+        raise ValueError(f'{reference!r}: must be of the form "module:name".')
+    try:
+        module = importlib.import_module(module_name)
+        return getattr(module, name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise ValueError(
+            f"{reference!r}: there is no module {module_name!r}; run where it can be imported."
+        ) from error
+    except AttributeError as error:
+        raise ValueError(
+            f"{reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}."
+        ) from error
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """Returns "; did you mean X?" when a known name is close, else the list of a few."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""
