@@ -203,7 +203,6 @@ class ReferencePPO:
         bootstrap = self._forward(params, last_observation)[1]
         values = jnp.concatenate([values, bootstrap[None]])
         discounts = discounts * self.cfg.discount
-        rewards = rewards * self.cfg.reward_scale
         return gae(rewards, discounts, values, self.cfg.gae_lambda, mask)
 
     def _learn_fn(self, params: Any, opt_state: Any, rollout: Any, schedule: Array) -> Any:
@@ -286,14 +285,10 @@ def _check(cfg: PPOConfig) -> None:
     plain = dataclasses.replace(
         cfg,
         value_clip=0.0,
-        normalise_observations=False,
         optimizer=adam,
         torso_optimizer=None,
         policy_head_optimizer=None,
         value_head_optimizer=None,
     )
     if cfg != plain or not cfg.max_grad_norm:
-        raise ValueError(
-            "ReferencePPO: it knows a constant Adam, clipped gradients and no normalisation of "
-            f"observations; got {cfg}."
-        )
+        raise ValueError("ReferencePPO: it knows a constant Adam and clipped gradients; got {cfg}.")

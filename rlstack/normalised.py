@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.networks.torsos import ACTION_MASK, action_mask
 from rlstack.normalise import RunningStatistics, initial_statistics, normalise, update_statistics
 from rlstack.types import (
     AgentOut,
@@ -186,7 +187,10 @@ class Normalised(Agent):
         cfg = self.normalisation
         observation, reward = timestep.observation, timestep.reward * cfg.reward_scale
         if cfg.observations:
-            observation = normalise(statistics.observation, observation, cfg.observation_clip)
+            shown = normalise(statistics.observation, observation, cfg.observation_clip)
+            if action_mask(observation) is not None:  # no number to standardise, even as floats
+                shown = {**shown, ACTION_MASK: observation[ACTION_MASK]}
+            observation = shown
         if cfg.rewards != "none":
             # Rewards keep their zero: a shift would change which policy is best.
             reward = reward * jax.lax.rsqrt(statistics.reward.variance[0] + 1e-8)

@@ -12,8 +12,10 @@ from dm_env import specs
 from agents import AGENTS
 from agents.dqn import DQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2Config
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig
+from rlstack.normalised import NormalisationConfig, normalised
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Batch, StepType, TimeStep, Transition
 
@@ -32,7 +34,9 @@ STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
-DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000, clip_reward=1.0)
+DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
+R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
+NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 SMALL = NetworkConfig(hidden_sizes=(8,))
 
 
@@ -47,6 +51,7 @@ class Setting(NamedTuple):
     obs_spec: Any
     action_spec: Any
     network: NetworkConfig = SMALL
+    normalisation: NormalisationConfig = NormalisationConfig()
 
 
 def _with(cfg, **changes):
@@ -55,9 +60,16 @@ def _with(cfg, **changes):
 
 SETTINGS = {
     "ppo-separate": Setting(PPO_SMALL, VECTOR, ONE_OF_4),
-    "ppo-masked": Setting(
-        _with(PPO_SMALL, normalise_observations=True, value_clip=0.5), MASKED, ONE_OF_4
+    "ppo-masked": Setting(_with(PPO_SMALL, value_clip=0.5), MASKED, ONE_OF_4),
+    "ppo-normalised": Setting(PPO_SMALL, MASKED, ONE_OF_4, normalisation=NORMALISED),
+    "ppo-gru-normalised": Setting(
+        PPO_SMALL,
+        VECTOR,
+        REAL,
+        _with(SMALL, core="gru", core_size=6),
+        _with(NORMALISED, rewards="reward"),
     ),
+    "dqn-normalised": Setting(DQN_SMALL, VECTOR, ONE_OF_4, normalisation=NORMALISED),
     "ppo-image": Setting(PPO_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature", shared=True)),
     "ppo-shared": Setting(PPO_SMALL, NESTED, ONE_OF_4, _with(SMALL, shared=True)),
     "ppo-several": Setting(PPO_SMALL, VECTOR, SEVERAL),
@@ -73,6 +85,13 @@ SETTINGS = {
         _with(SMALL, duelling=True),
     ),
     "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature")),
+    "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
+    "r2d2-masked": Setting(
+        _with(R2D2_SMALL, rescale_values=False, target_rate=0.01),
+        MASKED,
+        ONE_OF_4,
+        _with(SMALL, core="gru", core_size=6, duelling=True),
+    ),
 }
 
 
@@ -81,13 +100,12 @@ class Case:
 
     def __init__(self, setting: Setting):
         entry = AGENTS[type(setting.cfg)]
-        make = functools.partial(
-            entry.agent,
-            setting.cfg,
-            setting.obs_spec,
-            setting.action_spec,
-            functools.partial(entry.network, cfg=setting.network),
-        )
+        network = functools.partial(entry.network, cfg=setting.network)
+
+        def make(policy):
+            agent = entry.agent(setting.cfg, setting.obs_spec, setting.action_spec, network, policy)
+            return normalised(agent, setting.normalisation)
+
         self.setting = setting
         jit = jax.jit if setting.obs_spec is IMAGE else quick_jit
         self.agent = make(functools.partial(entry.policy, setting.cfg, BATCH))

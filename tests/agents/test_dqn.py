@@ -178,18 +178,6 @@ def test_an_item_that_begins_at_the_end_of_an_episode_teaches_nothing():
     assert np.all(grads == 0) and output.priorities == 0
 
 
-@pytest.mark.parametrize(
-    ("config", "factor"), [({"reward_scale": 3.0}, None), ({"clip_reward": 0.25}, 0.25)]
-)
-def test_rewards_are_scaled_and_clipped_in_learning(config, factor):
-    batch = make_batch([[MID, LAST]] * 8)  # the target is the reward alone
-    reward = batch.trajectory.timestep.reward[1]
-    expected = np.clip(reward, -factor, factor) if factor else 3 * reward
-    targets = targets_of(make(**config), batch)
-    np.testing.assert_allclose(targets, expected, rtol=1e-6)
-    assert (np.abs(reward) > 0.25).any()
-
-
 @pytest.mark.parametrize("config", [{"target_period": 2}, {"target_rate": 0.25}])
 def test_the_target_follows_by_period_or_by_rate(config):
     agent = make(huber_delta=0.0, **config)

@@ -1,4 +1,4 @@
-"""PPO: its loss and minibatches against numpy, its statistics, components and recurrence."""
+"""PPO: its loss and minibatches against numpy, its components and recurrence."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from rlstack.learner import Learner, LearnerConfig
 from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import Sample as ReplaySample
-from rlstack.types import Batch, TimeStep
+from rlstack.types import TimeStep
 from tests.agent_cases import (
     FAST,
     FIRST,
@@ -77,14 +77,14 @@ def test_the_loss_is_the_papers(value_clip, normalise):
         value_clip=value_clip, normalise_advantages=normalise, entropy_cost=0.1, value_cost=0.7
     )
     params = agent.initial_params(jax.random.PRNGKey(0))
-    rows, log_probs = rows_for(params.network)
-    loss, logs = quick_jit(agent.loss)(params.network, params.observation_statistics, rows)
+    rows, log_probs = rows_for(params)
+    loss, logs = quick_jit(agent.loss)(params, rows)
 
     kept = np.flatnonzero(rows.mask)
     advantage = rows.advantage.astype(np.float64)
     if normalise:
         advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
-    value = rows.timestep.observation @ np.asarray(params.network["value_head"])
+    value = rows.timestep.observation @ np.asarray(params["value_head"])
     policy_loss = value_loss = entropy = clipped = 0.0
     sides = set()
     for i in kept:
@@ -120,13 +120,13 @@ def test_the_loss_is_the_papers(value_clip, normalise):
 def test_the_gradient_of_a_clipped_row_vanishes():
     agent = linear_agent(normalise_advantages=False, entropy_cost=0.0, value_cost=0.0)
     params = agent.initial_params(jax.random.PRNGKey(0))
-    rows, _ = rows_for(params.network)
+    rows, _ = rows_for(params)
 
     compiled = quick_jit(jax.grad(agent.loss, has_aux=True))
 
     def gradient(i):
         one = jax.tree.map(lambda x: x[i : i + 1], rows._replace(mask=np.ones(12, bool)))
-        grads = compiled(params.network, params.observation_statistics, one)[0]
+        grads = compiled(params, one)[0]
         return np.abs(grads["policy_head"]).max()
 
     # Row i has ratio (0.5, 0.95, 1.05, 2)[i % 4] and advantage (1, -1, 2, -0.5)[i // 3].
@@ -160,10 +160,7 @@ def test_a_truncation_is_bootstrapped_and_the_pair_after_it_left_out():
     _, other, _ = c.prepare(c.params, c.learner_state, poisoned)
     other = jax.tree.map(np.array, other)
     other.timestep.observation[2 * 4 + 2] = rng.normal(size=3)
-    gradients = [
-        c.gradient(c.params.network, c.params.observation_statistics, chosen)[0]
-        for chosen in (rows, other)
-    ]
+    gradients = [c.gradient(c.params, chosen)[0] for chosen in (rows, other)]
     assert_close(*gradients, atol=1e-7)
 
 
@@ -185,44 +182,20 @@ def test_a_scan_and_calls_learn_the_same(name):
 def test_an_unroll_from_the_stored_state_says_what_acting_said(name):
     c = case(name)
     # A policy far from uniform, or its probabilities would hardly tell one state from another.
-    head = jax.tree.map(lambda x: 100 * x, c.params.network["policy_head"])
-    params = c.params._replace(network={**c.params.network, "policy_head": head})
+    head = jax.tree.map(lambda x: 100 * x, c.params["policy_head"])
+    params = {**c.params, "policy_head": head}
     batch = acted_batch(c, params, step_types())
     _, rows, _ = c.prepare(params, c.learner_state, batch)
-    _, logs = c.loss(params.network, params.observation_statistics, rows)
+    _, logs = c.loss(params, rows)
     assert abs(logs["kl"]) < 1e-8 and logs["clip_fraction"] == 0
     forgetful = rows._replace(state=jax.tree.map(jnp.zeros_like, rows.state))
-    _, logs = c.loss(params.network, params.observation_statistics, forgetful)
+    _, logs = c.loss(params, forgetful)
     assert logs["kl"] > 1e-4
     for t in (0, 2):  # the beginning and the middle of the unroll
         rest = jax.tree.map(lambda x, t=t: x[t:], batch.trajectory)
         begun = jax.tree.map(lambda x: x[0], rest.agent_state)
-        output, _ = c.unroll(None, params.network, rest.timestep, begun)
+        output, _ = c.unroll(None, params, rest.timestep, begun)
         assert_close(output.value, rest.agent_output.value, atol=1e-6)
-
-
-def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_after():
-    c = case("ppo-masked")
-    batches = [acted_batch(c, c.params, step_types(), seed) for seed in (1, 2)]
-    learner_state, _, _ = c.prepare(c.params, c.learner_state, batches[0])
-    params, _, _ = quick_jit(c.agent.update)(
-        c.params, learner_state, c.prepare(c.params, c.learner_state, batches[0])[1]
-    )
-    assert_close(params.observation_statistics, c.params.observation_statistics, 0, 0)
-    params, learner_state, _ = c.learn(c.params, c.learner_state, batches[0])
-    params, learner_state, _ = c.learn(params, learner_state, batches[1])
-    seen = np.concatenate(
-        [b.trajectory.timestep.observation["observation"][:-1].reshape((-1, 3)) for b in batches]
-    )
-    statistics = params.observation_statistics
-    assert statistics.num_seen == len(seen) == 40
-    np.testing.assert_allclose(statistics.mean[1], seen.mean(0), atol=1e-6)
-    np.testing.assert_allclose(statistics.variance[1], seen.var(0), rtol=1e-5)
-    # Acting with them is what learning compares with.
-    acted = acted_batch(c, params, step_types(), seed=3)
-    rows = c.prepare(params, learner_state, acted)[1]
-    _, logs = c.loss(params.network, statistics, rows)
-    assert abs(logs["kl"]) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -242,17 +215,17 @@ def test_a_component_moves_by_its_own_learning_rate(component, core):
     own = dataclasses.replace(base, **{component: OptimizerConfig(name="sgd", learning_rate=0.03)})
     plain, other = (PPO(cfg, VECTOR, ONE_OF_4, network, Sample) for cfg in (base, own))
     params = plain.initial_params(jax.random.PRNGKey(0))
-    grads = jax.tree.map(jnp.ones_like, params.network)
+    grads = jax.tree.map(jnp.ones_like, params)
     moved = [
         agent.apply_gradients(
             params, agent.initial_learner_state(jax.random.PRNGKey(0), params), grads
-        )[0].network
+        )[0]
         for agent in (plain, other)
     ]
     modules = component.removesuffix("_optimizer")
     named = {"torso": ("torso", "core", "lstm")}.get(modules, (modules,))
     tripled = set()
-    for module, leaves in params.network.items():
+    for module, leaves in params.items():
         for name, old in leaves.items():
             once, more = (np.asarray(new[module][name] - old) for new in moved)
             expected = 3 if any(part in module + name for part in named) else 1
@@ -308,23 +281,6 @@ def test_configs_out_of_range_are_refused(changes):
         PPOConfig(**changes)
 
 
-def test_rewards_are_scaled_in_learning_only():
-    c = case("ppo-separate")
-    scaled = PPO(dataclasses.replace(PPO_SMALL, reward_scale=2.0), *c.agent._arguments[1:])
-    doubled = Batch(
-        c.batch.trajectory._replace(
-            timestep=c.batch.trajectory.timestep._replace(
-                reward=2 * c.batch.trajectory.timestep.reward
-            )
-        ),
-        c.batch.weights,
-    )
-    rows = scaled.prepare(c.params, c.learner_state, c.batch)[1]
-    expected = c.prepare(c.params, c.learner_state, doubled)[1]
-    assert_close(rows.target, expected.target)
-    assert_close(rows.timestep.reward, c.batch.trajectory.timestep.reward[:-1].reshape(-1))
-
-
 def test_recurrence_starts_afresh_at_an_episode_in_the_unroll():
     c = case("ppo-lstm")
     trajectory = c.batch.trajectory
@@ -332,8 +288,6 @@ def test_recurrence_starts_afresh_at_an_episode_in_the_unroll():
     assert trajectory.timestep.step_type[2, 2] == LAST
     assert trajectory.timestep.step_type[1, 2] == MID
     tail = jax.tree.map(lambda x: x[3:, 2:3], trajectory)
-    output, _ = c.agent.network.unroll(
-        None, c.params.network, tail.timestep, c.agent.initial_state(1)
-    )
+    output, _ = c.agent.network.unroll(None, c.params, tail.timestep, c.agent.initial_state(1))
     assert_close(output.value, tail.agent_output.value, atol=1e-6)
     assert all(np.all(x[3, 2] == 0) for x in jax.tree.leaves(trajectory.agent_state))

@@ -158,12 +158,11 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
     experiment = single_process.experiment(single_process.Setting("ppo", env, 4, 1, 1))
     with make_env(experiment.env, 1) as pool:
         agent = make_agent(experiment, pool.spec)
-    statistics = agent.initial_params(jax.random.PRNGKey(0)).observation_statistics
     zeros = np.zeros(num_rows, np.float32)
     timestep = TimeStep(zeros.astype(np.int32), zeros, zeros, observation)
     output = PPOOutput(action, log_prob, zeros)
     rows = PPORows(timestep, output, advantage, target, mask, ())
-    ours = jax.value_and_grad(lambda net: agent.loss(net, statistics, rows)[0])(program.params)
+    ours = jax.value_and_grad(lambda net: agent.loss(net, rows)[0])(program.params)
     minibatch = Minibatch(observation, action, log_prob, advantage, target, mask)
     theirs = jax.value_and_grad(program.loss)(program.params, minibatch)
     assert len(jax.tree.leaves(ours)) > 10
@@ -174,7 +173,6 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
 def test_the_reference_refuses_what_it_would_ignore(reference):
     for ignored in (
         {"value_clip": 0.2},
-        {"normalise_observations": True},
         {"optimizer": OptimizerConfig(anneal_steps=10)},
         {"max_grad_norm": 0.0},
     ):

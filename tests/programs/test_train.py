@@ -22,6 +22,7 @@ from programs.single_process import SingleProcess
 from rlstack.actor import transition_spec
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.learner import NonFiniteError
+from rlstack.normalised import NormalisationConfig
 
 
 def small(name="cartpole-ppo", **changes):
@@ -151,7 +152,7 @@ def test_a_nan_stops_the_run_and_leaves_a_dump_that_runs_again(tmp_path):
     experiment = small()
     experiment = dataclasses.replace(
         experiment,
-        agent=dataclasses.replace(experiment.agent, reward_scale=float("inf")),
+        normalisation=NormalisationConfig(reward_scale=float("inf")),
     )
     with pytest.raises(NonFiniteError, match="rlstack rerun") as caught:
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
