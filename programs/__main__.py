@@ -15,6 +15,8 @@ usage: rlstack COMMAND ...
   train PRESET [options]   train a preset; `rlstack train PRESET --help` lists the options
   train --resume RUN_DIR   go on with a run from its newest checkpoint
   eval RUN_DIR             judge the newest params of a run with the greedy policy
+  report RUN_DIR ...       a table and learning curves of finished runs
+  record RUN_DIR           play the newest params of a run and write a dataset, for train --data
   list                     the presets
   doctor                   what is usable on this machine and, for the rest, the way out
   rerun DUMP_DIR           make an update that gave NaN again

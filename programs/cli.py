@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from programs import train
+from programs import record, report, train
 from programs.experiment import Experiment
 from programs.presets import PRESETS, describe, preset
 from programs.session import Interrupted, ProgramError, Result
@@ -49,6 +49,32 @@ class _Eval:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Report:
+    """Writes a table of finished runs, and their learning curves beside it."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories; those of one preset are its seeds."""
+    out: Path = Path("results.md")
+    """The Markdown file; curves go into a folder of its stem's name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """Plays the newest params of a run and writes whole episodes to a dataset."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The run directory."""
+    out: Path | None = None
+    """The dataset's directory, new or empty; RUN_DIR/dataset by default."""
+    frames: int = 20_000
+    """Environment steps to record at least; episodes that have begun are played to their ends."""
+    policy: Literal["greedy", "explore"] = "greedy"
+    """The best action, or exploration as at the end of training."""
+    seed: int | None = None
+    """Of environments and exploration; the run's own by default."""
+
+
+@dataclasses.dataclass(frozen=True)
 class _Rerun:
     """Makes an update that gave NaN again, from its dump, and prints its logs."""
 
@@ -61,7 +87,9 @@ def main(command: str, args: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "record": _record,
         "list": _list,
+        "report": _report_runs,
         "rerun": _rerun,
     }
     if command not in commands:
@@ -114,6 +142,30 @@ def _eval(args: list[str]) -> int:
         "eval_return_mean": float(evaluation.returns.mean()),
         "eval_return_std": float(evaluation.returns.std()),
         "eval_episodes": len(evaluation.returns),
+    }
+    print(json.dumps(found))
+    return 0
+
+
+def _report_runs(args: list[str]) -> int:
+    chosen = tyro.cli(_Report, prog="rlstack report", args=args)
+    command = f"rlstack report RUN_DIR ... --out {chosen.out}"
+    presets = report.write(chosen.run_dirs, chosen.out, command)
+    print(f"{chosen.out}: {', '.join(presets)}")
+    return 0
+
+
+def _record(args: list[str]) -> int:
+    chosen = tyro.cli(_Record, prog="rlstack record", args=args)
+    path, header = record.record(
+        chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
+    )
+    found = {
+        "dataset": str(path),
+        "frames": header.frames,
+        "episodes": header.episodes,
+        "return_mean": header.return_mean,
+        "return_std": header.return_std,
     }
     print(json.dumps(found))
     return 0
