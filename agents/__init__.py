@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agents import dqn
+from agents import dqn, r2d2
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2, R2D2Config
 from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.networks import Network, actor_critic, q_network
@@ -34,6 +35,7 @@ class Entry(NamedTuple):
 AGENTS: dict[type, Entry] = {
     DQNConfig: Entry(DQN, q_network, dqn.behaviour_policy),
     PPOConfig: Entry(PPO, actor_critic),
+    R2D2Config: Entry(R2D2, q_network, r2d2.behaviour_policy),
 }
 
-AgentConfig = DQNConfig | PPOConfig
+AgentConfig = DQNConfig | PPOConfig | R2D2Config

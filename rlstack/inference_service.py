@@ -79,6 +79,7 @@ class InferenceService:
         params_source: ParamsSource,
         num_envs: int,
         rng_key: PRNGKey,
+        global_ids: np.ndarray | None = None,
     ) -> None:
         """Starts the worker thread; the arguments are `Inferencer`'s.
 
@@ -88,7 +89,7 @@ class InferenceService:
         self._timeout = min(cfg.timeout_s, threading.TIMEOUT_MAX)
         self._num_envs = num_envs
         self._all_ids = np.arange(num_envs, dtype=np.int32)
-        self._inferencer = Inferencer(cfg, agent, params_source, num_envs, rng_key)
+        self._inferencer = Inferencer(cfg, agent, params_source, num_envs, rng_key, global_ids)
         self._acting = threading.Lock()  # guards the inferencer
         self._layout = None if agent.obs_spec is None else Layout.of(agent.obs_spec)
         self._joiner = BatchJoiner(ladder(cfg.batch_sizes, cfg.max_batch, num_envs), num_envs)

@@ -1,6 +1,6 @@
 """The Inferencer: the only place that holds acting params and agent states.
 
-It keeps one row of agent state a global environment id. A call gathers the rows of its batch,
+It keeps one row of agent state an environment. A call gathers the rows of its batch,
 starts afresh those at FIRST, acts, and scatters the new rows back, all in one jitted function. The
 same object serves one local actor or, behind a service, many remote ones.
 """
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.agent import Agent
+from rlstack.exploration import with_env_ids
 from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
@@ -57,6 +58,7 @@ class Inferencer:
         params_source: ParamsSource,
         num_envs: int,
         rng_key: PRNGKey,
+        global_ids: np.ndarray | None = None,
     ) -> None:
         """Prepares to act; the first params are pulled at the first call.
 
@@ -66,13 +68,16 @@ class Inferencer:
           params_source: who publishes params; it must have some at the first call.
           num_envs: environments served; ids are in ``[0, num_envs)``.
           rng_key: the acting key, consumed and owned by this object.
+          global_ids: int ``[num_envs]``, which environments of the whole experiment these are,
+            for exploration that goes by it; None for 0, 1, ...
         """
         self._cfg = cfg
         self._params_source = params_source
         self._num_envs = num_envs
         self._rng_key = rng_key
         self._initial_state = agent.initial_state
-        self._table = agent.initial_state(num_envs)
+        self._global_ids = np.arange(num_envs) if global_ids is None else global_ids
+        self._table = self._fresh_table()
         self._version = -1
         self._params: Params = None
         self._versions = np.zeros(num_envs, np.int32)
@@ -114,7 +119,7 @@ class Inferencer:
         def choose(new: Array, old: Array) -> Array:
             return jnp.where(rows.reshape(rows.shape + (1,) * (old.ndim - 1)), new, old)
 
-        self._table = jax.tree.map(choose, self._initial_state(self._num_envs), self._table)
+        self._table = jax.tree.map(choose, self._fresh_table(), self._table)
 
     def save(self) -> PyTree:
         """Returns what a resumed run needs to act on as before."""
@@ -125,6 +130,9 @@ class Inferencer:
         self._rng_key, self._table = saved["rng_key"], saved["table"]
         # A learner that went back to a checkpoint publishes versions older than the one held.
         self._version, self._calls_to_sync = -1, 0
+
+    def _fresh_table(self) -> AgentState:
+        return with_env_ids(self._initial_state(self._num_envs), self._global_ids)
 
     def _pull(self) -> None:
         """Swaps in newer params, between batches only."""

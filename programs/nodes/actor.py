@@ -148,8 +148,7 @@ class ActorNode:
         with make_env(self._env_config(), self._env_seed()) as env:
             inferencer, close = self._inferencer()
             try:
-                num_envs = experiment.env.num_envs
-                ids = range(self._rank * num_envs, (self._rank + 1) * num_envs)
+                ids = experiment.env_ids(self._rank)
                 replay = _PatientReplay(writer, ids, line, experiment.replay.timeout_seconds)
                 line.gauges = replay.gauges
                 self._act(Actor(env, inferencer, replay), writer)
@@ -195,8 +194,8 @@ class ActorNode:
             return _RemoteInferencer(self._service, self._rank, ids, line, timeout), lambda: None
         params, close = pull_params(experiment.program, self._learner)
         key = acting_key(experiment.seed, self._rank, line.incarnation)
-        num_envs = experiment.env.num_envs
-        return Inferencer(experiment.inferencer, self._agent, params, num_envs, key), close
+        mine = np.asarray(experiment.env_ids(self._rank))
+        return Inferencer(experiment.inferencer, self._agent, params, len(mine), key, mine), close
 
     def _env_config(self) -> Any:
         """The actors share the cores, unless the config says how many threads to take."""

@@ -45,14 +45,15 @@ class InferenceNode:
         agent = make_agent(experiment, setup.spec)
         know_records(agent, setup.step)
         program = experiment.program
-        actors = len(range(index, program.num_actors, program.num_inferencers))
+        ranks = range(index, program.num_actors, program.num_inferencers)
+        ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
         params, self._close_params = pull_params(program, learner)
         key = acting_key(experiment.seed, index, self._line.incarnation)
         cfg = experiment.service
         if program.pacing == "lock_step" and not experiment.env.wait_num:
             # Who asks first must change nothing, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
-        self._service = InferenceService(cfg, agent, params, actors * experiment.env.num_envs, key)
+        self._service = InferenceService(cfg, agent, params, len(ids), key, ids)
         self._line.gauges = self._service.stats
 
     @remote()

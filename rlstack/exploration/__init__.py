@@ -28,6 +28,7 @@ from rlstack.exploration.schedules import (
     epsilon_ladder,
     initial_counts,
     next_counts,
+    with_env_ids,
 )
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "epsilon_ladder",
     "initial_counts",
     "next_counts",
+    "with_env_ids",
 ]

@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.types import Array, TimeStep
+from rlstack.types import Array, PyTree, TimeStep
 
 
 class Counts(NamedTuple):
@@ -29,6 +30,22 @@ def initial_counts(batch_size: int) -> Counts:
     """Returns the counts of ``batch_size`` environments that have not begun; ids are 0, 1, ..."""
     zeros = jnp.zeros(batch_size, jnp.int32)
     return Counts(zeros, zeros, jnp.arange(batch_size, dtype=jnp.int32))
+
+
+def with_env_ids(state: PyTree, env_ids: Array) -> PyTree:
+    """Returns an agent's state with its counts, where it has any, under these ids.
+
+    Args:
+      state: pytree of ``[B, ...]``, with or without `Counts` somewhere in it.
+      env_ids: int ``[B]``, which environments of the whole experiment the rows are.
+    """
+
+    def name(node: Any) -> Any:
+        if isinstance(node, Counts) and node.env_ids is not None:
+            return node._replace(env_ids=jnp.asarray(env_ids, jnp.int32))
+        return node
+
+    return jax.tree.map(name, state, is_leaf=lambda node: isinstance(node, Counts))
 
 
 def next_counts(counts: Counts, timestep: TimeStep) -> Counts:

@@ -1,0 +1,261 @@
+"""Recurrent replay distributed DQN, Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX.
+
+Double Q-learning with n-step targets on sequences from replay: the recurrent state stored with a
+sequence's first step is brought up to date by ``burn_in`` steps that teach nothing, rewards are
+neither clipped nor scaled but values are rescaled (paper, section 2.3), and a sequence's priority
+mixes the largest and the mean TD error of its steps. An item of replay is one sequence: its
+``unroll_length`` is burn_in plus the transitions that are learned from; the paper lets half of
+those overlap (``period``).
+
+Deviations: the network does not see the last action and reward; new sequences enter replay with the
+largest priority so far instead of the actor's own estimate; items may span episodes, where the
+core starts afresh and no target crosses; the last transitions of a sequence have targets of fewer
+than n steps; the loss is the mean over transitions, not their sum. A noisy network acts and learns
+by its mean weights. A truncated episode is bootstrapped from its true last observation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlstack import distributions, returns
+from rlstack.agent import Agent
+from rlstack.exploration import (
+    Counts,
+    EpsilonGreedy,
+    EpsilonLadder,
+    Policy,
+    initial_counts,
+    next_counts,
+)
+from rlstack.networks.torsos import action_mask
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class R2D2Config:
+    """Hyperparameters of R2D2; defaults are the paper's (table 2) unless they say otherwise."""
+
+    discount: float = 0.997
+    """Discount of future rewards, per step."""
+    burn_in: int = 40
+    """Steps at the beginning of a sequence that only bring the recurrent state up to date."""
+    n_step: int = 5
+    """Transitions until a target bootstraps."""
+    rescale_values: bool = True
+    """Whether the network's values are h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
+    rescaling_eps: float = 1e-3
+    """eps of h."""
+    priority_max_share: float = 0.9
+    """eta: a sequence's priority is eta times the largest plus 1 - eta times the mean TD error."""
+    target_period: int = 2500
+    """Updates between two copies of the params to the target; ignored with target_rate."""
+    target_rate: float = 0.0
+    """Share of the params that the target takes over at each update; 0 copies by period."""
+    max_grad_norm: float = 40.0
+    """Global norm that gradients are clipped to (Ape-X); 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, eps=1e-3)
+    """The optimizer."""
+    epsilon_base: float = 0.4
+    """Environment i of N takes random actions with chance base ** (1 + alpha i / (N - 1))."""
+    epsilon_alpha: float = 7.0
+    """alpha of these chances (both as in Ape-X, Horgan et al. 2018)."""
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in (
+            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
+            ("burn_in", self.burn_in >= 0, "at least 0"),
+            ("n_step", self.n_step >= 1, "at least 1"),
+            ("rescaling_eps", self.rescaling_eps > 0, "positive, or h has no inverse"),
+            ("priority_max_share", 0 <= self.priority_max_share <= 1, "in [0, 1]"),
+            ("target_period", self.target_period >= 1, "at least 1"),
+            ("target_rate", 0 <= self.target_rate <= 1, "in [0, 1]"),
+        ):
+            if not holds:
+                raise ValueError(f"R2D2Config: {name} must be {rule}; got {getattr(self, name)}.")
+
+
+class R2D2Output(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: Array  # [B] int32
+
+
+class R2D2State(NamedTuple):
+    """What is remembered of each environment."""
+
+    counts: Counts  # goes on from one episode to the next
+    core: AgentState  # [B, ...] the recurrent core's state
+
+
+class R2D2LearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: Any
+    target_params: Params
+    num_updates: Array  # [] int32
+    rng_key: PRNGKey
+
+
+class R2D2(Agent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
+
+    cfg: R2D2Config
+
+    def __init__(self, cfg: R2D2Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        if not jax.tree.leaves(self.network.initial_state(1)):
+            raise ValueError(
+                "R2D2: the network must be recurrent; got one without a state. Use --network.core "
+                "lstm, or dqn, which learns from transitions."
+            )
+        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh network parameters."""
+        return self.network.init(rng_key)
+
+    def initial_state(self, batch_size: int) -> R2D2State:
+        """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
+        return R2D2State(initial_counts(batch_size), self.network.initial_state(batch_size))
+
+    def reset_state(self, state: R2D2State, first: Array) -> R2D2State:
+        """Starts the core afresh where ``first`` holds; which environment it is stays known."""
+        return super().reset_state(state, first)._replace(counts=state.counts)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> R2D2LearnerState:
+        """Returns the optimizer's initial state, with the params as target."""
+        return R2D2LearnerState(
+            self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
+        )
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
+    ) -> tuple[R2D2Output, R2D2State]:
+        """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
+        values, core = self.network.apply(None, params, timestep, state.core)
+        preferences = distributions.categorical(values, action_mask(timestep.observation))
+        action = self.policy(rng_key, preferences, state.counts)
+        return R2D2Output(action), R2D2State(next_counts(state.counts, timestep), core)
+
+    def compute_gradients(
+        self, params: Params, learner_state: R2D2LearnerState, batch: Batch
+    ) -> tuple[PyTree, LearnerOutput]:
+        """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
+        grads, (logs, priorities) = jax.grad(self.loss, has_aux=True)(
+            params, learner_state.target_params, batch
+        )
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def loss(
+        self, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns half the weighted mean of squared TD errors, (logs, priorities [B])."""
+        values = self.values(params, batch.trajectory)
+        target_values = self.values(target_params, batch.trajectory)
+        learned = jax.tree.map(lambda x: x[self.cfg.burn_in :], batch.trajectory)
+        targets = jax.lax.stop_gradient(self.targets(values, target_values, learned.timestep))
+        action = learned.agent_output.action[:-1]
+        chosen = jnp.take_along_axis(values[:-1], action[..., None], axis=-1)[..., 0]
+        valid = ~learned.timestep.first()[1:]  # LAST -> FIRST is no transition
+        td_error = jnp.where(valid, targets - chosen, 0.0)
+        loss = 0.5 * (batch.weights * td_error**2).sum() / jnp.maximum(valid.sum(), 1)
+        priorities = self.priorities(td_error, valid)
+        logs = {
+            "loss": loss,
+            "value": chosen.mean(),
+            "td_error": jnp.abs(td_error).mean(),
+            "priority": priorities.mean(),
+        }
+        return loss, (logs, priorities)
+
+    def values(self, params: Params, trajectory: Trajectory) -> Array:
+        """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``.
+
+        The core starts from the stored state of the first step; the gradient ends at the burn-in.
+        """
+        burn_in, length = self.cfg.burn_in, trajectory.timestep.step_type.shape[0] - 1
+        if burn_in >= length:
+            raise ValueError(
+                f"R2D2: burn_in ({burn_in}) must be less than the sequence's {length} transitions. "
+                "Raise --replay.unroll-length, or lower --agent.burn-in."
+            )
+        core = jax.tree.map(lambda x: x[0], trajectory.agent_state.core)
+        if burn_in:
+            before = jax.tree.map(lambda x: x[:burn_in], trajectory.timestep)
+            _, core = self.network.unroll(None, params, before, core)
+        after = jax.tree.map(lambda x: x[burn_in:], trajectory.timestep)
+        values, _ = self.network.unroll(None, params, after, jax.lax.stop_gradient(core))
+        return values
+
+    def targets(self, values: Array, target_values: Array, timestep: TimeStep) -> Array:
+        """Returns n-step double Q-learning targets, ``[T, B]`` (paper, equation 1).
+
+        Args:
+          values: ``[T + 1, B, A]`` of the online network, which chooses the action.
+          target_values: ``[T + 1, B, A]`` of the target network, which values it.
+          timestep: ``[T + 1, B, ...]``.
+        """
+        choices = distributions.categorical(values, action_mask(timestep.observation))
+        best = choices.mode()[..., None]
+        value = jnp.take_along_axis(target_values, best, axis=-1)[..., 0]
+        rescaled, eps = self.cfg.rescale_values, self.cfg.rescaling_eps
+        after = jax.tree.map(lambda x: x[1:], timestep)
+        n_step_returns = returns.n_step_returns(
+            rewards=after.reward,
+            discounts=after.discount * self.cfg.discount,
+            bootstrap_values=returns.signed_parabolic(value, eps) if rescaled else value,
+            n=self.cfg.n_step,
+            mask=~after.first(),
+        )
+        return returns.signed_hyperbolic(n_step_returns, eps) if rescaled else n_step_returns
+
+    def priorities(self, td_error: Array, valid: Array) -> Array:
+        """Returns ``eta max |TD error| + (1 - eta) mean |TD error|`` over valid steps, ``[B]``."""
+        size = jnp.abs(td_error)  # 0 where not valid
+        mean = size.sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
+        eta = self.cfg.priority_max_share
+        return eta * size.max(axis=0) + (1 - eta) * mean
+
+    def apply_gradients(
+        self, params: Params, learner_state: R2D2LearnerState, grads: PyTree
+    ) -> tuple[Params, Any, Logs]:
+        """Applies the optimizer."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
+
+    def update_learner_state(
+        self, params: Params, learner_state: R2D2LearnerState, opt_state: Any
+    ) -> R2D2LearnerState:
+        """Keeps the optimizer's state and moves the target params."""
+        num_updates = learner_state.num_updates + 1
+        old = learner_state.target_params
+        if self.cfg.target_rate:
+            target = optax.incremental_update(params, old, self.cfg.target_rate)
+        else:
+            target = optax.periodic_update(params, old, num_updates, self.cfg.target_period)
+        return learner_state._replace(
+            opt_state=opt_state, target_params=target, num_updates=num_updates
+        )
+
+
+def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
+    """Returns epsilon-greedy, with an epsilon of its own for each of all environments."""
+    return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))

@@ -1,0 +1,101 @@
+"""Presets of R2D2."""
+
+from __future__ import annotations
+
+from agents.r2d2 import R2D2Config
+from programs.experiment import EnvConfig, Experiment
+from programs.presets.registry import preset
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.replay import ReplayConfig
+
+
+@preset
+def memory_cartpole_r2d2(name: str) -> Experiment:
+    """CartPole without velocities, which takes memory: short sequences, tuned here."""
+    return Experiment(
+        preset=name,
+        agent=R2D2Config(
+            discount=0.99,
+            burn_in=10,
+            target_rate=0.01,
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=18_000),
+        ),
+        env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=8),
+        network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
+        replay=ReplayConfig(
+            sampler="prioritized",
+            batch_size=32,
+            unroll_length=30,
+            period=10,
+            max_size=30_000,  # all: who has learned to balance must not forget what falling is
+            min_size=200,
+            samples_per_insert=20.0,
+            priority_exponent=0.9,
+            importance_exponent=0.6,
+            importance_exponent_final=0.6,
+        ),
+        evaluator=EvaluatorConfig(episodes=50, num_envs=50),
+        frames=300_000,
+    )
+
+
+@preset
+def memorycue_r2d2(name: str) -> Experiment:
+    """A cue to be remembered over four steps; learned in seconds."""
+    return Experiment(
+        preset=name,
+        agent=R2D2Config(
+            discount=0.99,
+            burn_in=4,
+            target_period=50,
+            optimizer=OptimizerConfig(learning_rate=2e-3),
+        ),
+        env=EnvConfig("rlstack.envs.toy:MemoryCue", num_envs=8, options={"delay": 4}),
+        network=NetworkConfig(hidden_sizes=(32,), activation="relu", core="lstm", core_size=32),
+        replay=ReplayConfig(
+            sampler="prioritized",
+            batch_size=32,
+            unroll_length=16,
+            period=6,
+            max_size=2_000,
+            min_size=50,
+            samples_per_insert=16.0,
+            priority_exponent=0.9,
+            importance_exponent=0.6,
+            importance_exponent_final=0.6,
+        ),
+        evaluator=EvaluatorConfig(episodes=64, num_envs=16),
+        frames=30_000,
+    )
+
+
+@preset
+def pong_r2d2(name: str) -> Experiment:
+    """Pong on pixels, with the paper's constants but for its 256 actors and 4 million steps."""
+    return Experiment(
+        preset=name,
+        agent=R2D2Config(),
+        env=EnvConfig("Pong-v5", num_envs=32, options={"episodic_life": False}),
+        network=NetworkConfig(
+            torso="nature", hidden_sizes=(512,), duelling=True, core="lstm", core_size=512
+        ),
+        replay=ReplayConfig(
+            sampler="prioritized",
+            batch_size=64,
+            unroll_length=120,
+            period=40,
+            max_size=5_000,  # 200,000 steps of 7 KB and a recurrent state of 4 KB each
+            frame_stack=4,
+            min_size=500,
+            samples_per_insert=1.0,
+            priority_exponent=0.9,
+            importance_exponent=0.6,
+            importance_exponent_final=0.6,
+        ),
+        frames=10_000_000,
+        log_period=20_000,
+        checkpoint_period=1_000_000,
+        checkpoint_replay=False,
+    )
