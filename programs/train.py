@@ -21,14 +21,16 @@ from programs.components import (
 )
 from programs.display import ProgressDisplay
 from programs.dumps import with_dump
-from programs.experiment import Experiment, from_json, to_json
+from programs.experiment import Experiment, to_json
+from programs.offline import Offline, resolved
+from programs.restored import newest_checkpoint, read_config, read_params
 from programs.run_dir import RunDir
 from programs.session import Interrupted, Result, Session, Signals
 from programs.single_process import SingleProcess
 from rlstack import checkpoint
 from rlstack.evaluator import Evaluation
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
-from rlstack.types import EnvSpec, Logs, Params
+from rlstack.types import Logs
 
 
 def run(
@@ -49,6 +51,7 @@ def run(
       rlstack.learner.NonFiniteError: an update gave NaN; the run directory holds a dump of it.
       programs.session.Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
+    experiment = resolved(experiment)
     directory = RunDir.create(run_dir, experiment.preset, experiment.seed)
     directory.write_config(to_json(experiment))
     return _run(experiment, directory, None, stream)
@@ -68,11 +71,11 @@ def resume(
       ValueError: there is no run or no checkpoint, or it does not fit the config.
     """
     directory = RunDir.open(run_dir)
-    experiment = _config(directory)
+    experiment = read_config(directory)
     if frames is not None:
         experiment = dataclasses.replace(experiment, frames=frames)
         directory.write_config(to_json(experiment))
-    return _run(experiment, directory, _newest(directory, experiment), stream)
+    return _run(experiment, directory, newest_checkpoint(directory, experiment), stream)
 
 
 def evaluate(
@@ -86,7 +89,7 @@ def evaluate(
       seed: of the evaluation's environments; the run's own by default.
     """
     directory = RunDir.open(run_dir)
-    experiment = _config(directory)
+    experiment = read_config(directory)
     evaluator = experiment.evaluator
     if episodes is not None:
         # Every environment plays the same number of episodes.
@@ -95,7 +98,7 @@ def evaluate(
     seed = experiment.seed if seed is None else seed
     experiment = dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
     with make_evaluation_env(experiment) as env:
-        params = _restored_params(_newest(directory, experiment), experiment, env.spec)
+        params = read_params(newest_checkpoint(directory, experiment), experiment, env.spec)
         return make_evaluator(experiment, env.spec).evaluate(params, env)
 
 
@@ -105,16 +108,13 @@ def rerun(dump_dir: str | Path) -> Logs:
     Under ``JAX_DEBUG_NANS=True`` it stops at the operation that gave the first NaN.
     """
     path = Path(dump_dir)
-    experiment = _config(RunDir.open(path.parent))
+    experiment = read_config(RunDir.open(path.parent))
     with open(path / "update.pkl", "rb") as file:
         dump = jax.tree.map(jnp.asarray, pickle.load(file))
-    program = SingleProcess(experiment)
-    try:
-        agent = make_agent(experiment, program.env.spec)
-        *_, output = agent.learner_step(dump["params"], dump["learner_state"], dump["batch"])
-        return output.logs
-    finally:
-        program.close()
+    with make_evaluation_env(experiment) as env:
+        agent = make_agent(experiment, env.spec)
+    *_, output = agent.learner_step(dump["params"], dump["learner_state"], dump["batch"])
+    return output.logs
 
 
 def _run(
@@ -131,9 +131,8 @@ def _run(
         [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard), display]
     )
     try:
-        program = SingleProcess(experiment)
+        program = _make_program(experiment, stream or sys.stderr)
         try:
-            announce_replay(experiment, program.step_spec, stream or sys.stderr)
             if restored is not None:
                 program.load(checkpoint.restore(restored, program.template()))
             result = _train(experiment, directory, program, logger)
@@ -145,8 +144,23 @@ def _run(
     return result
 
 
+def _make_program(experiment: Experiment, stream: TextIO) -> SingleProcess | Offline:
+    """Makes the program and says how large what it learns from is."""
+    if experiment.data:
+        offline = Offline(experiment)
+        print(offline.describe(), file=stream, flush=True)
+        return offline
+    program = SingleProcess(experiment)
+    try:
+        announce_replay(experiment, program.step_spec, stream)
+    except BaseException:
+        program.close()
+        raise
+    return program
+
+
 def _train(
-    experiment: Experiment, directory: RunDir, program: SingleProcess, logger: Fanout
+    experiment: Experiment, directory: RunDir, program: SingleProcess | Offline, logger: Fanout
 ) -> Result:
     def save(frames: int) -> None:
         checkpoint.save(directory.checkpoints, frames, program.save(), {"env_frames": frames})
@@ -170,25 +184,3 @@ def _train(
             raise Interrupted(signals.received)
     evaluation = program.evaluate()
     return session.result(evaluation, program.env_frames, program.learner.version, seconds)
-
-
-def _restored_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:
-    """Reads a checkpoint's params and nothing else of it."""
-    agent = make_agent(experiment, spec)
-    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
-    saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
-    return saved["learner"]["params"]
-
-
-def _config(directory: RunDir) -> Experiment:
-    return from_json(directory.config.read_text(), directory.config)
-
-
-def _newest(directory: RunDir, experiment: Experiment) -> Path:
-    path = checkpoint.latest(directory.checkpoints)
-    if path is None:
-        raise ValueError(
-            f"{directory.path} has no checkpoint. Start the run again with "
-            f"rlstack train {experiment.preset}."
-        )
-    return path

@@ -18,6 +18,7 @@ from programs import train
 from programs.components import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
 from programs.presets import preset
+from programs.restored import read_params
 from rlstack import checkpoint
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
@@ -87,7 +88,7 @@ def params(directory):
     with make_env(dataclasses.replace(experiment.env, num_envs=1, wait_num=0), 0) as env:
         spec = env.spec
     path = checkpoint.latest(directory / "checkpoints")
-    return jax.tree.leaves(train._restored_params(path, experiment, spec))
+    return jax.tree.leaves(read_params(path, experiment, spec))
 
 
 def same(left, right):

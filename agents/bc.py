@@ -1,0 +1,181 @@
+"""Behaviour cloning: a policy that imitates recorded actions (Pomerleau 1991,
+https://doi.org/10.1162/neco.1991.3.1.88).
+
+The loss is the mean negative log likelihood of the actions taken, under the distribution that fits
+the action: one choice or several, masked, real numbers (a Gaussian) or a structure of these. It
+learns from windows of a dataset (`rlstack.datasets`), without an environment or a replay; the
+action at the end of an episode, which nobody obeyed, counts for nothing. A recurrent network starts
+every window from the state that comes with it, which is the initial one in recorded data, so
+windows should be long then.
+
+One deviation from plain maximum likelihood: an expert whose actions are a function of what it sees
+would make a Gaussian ever narrower and the likelihood infinite, so standard deviations have a least
+size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlstack import distributions
+from rlstack.agent import Agent
+from rlstack.distributions import Joint, Normal
+from rlstack.exploration import initial_counts
+from rlstack.networks.torsos import action_mask
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BCConfig:
+    """Hyperparameters of behaviour cloning."""
+
+    entropy_cost: float = 0.0
+    """Weight of an entropy bonus, which keeps the policy from being surer than the data."""
+    min_log_std: float = -3.0
+    """Log standard deviations of real-numbered actions are held at or above this."""
+    max_grad_norm: float = 0.0
+    """Global norm that gradients are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
+    """The optimizer."""
+
+    def __post_init__(self) -> None:
+        if self.entropy_cost < 0:
+            raise ValueError(f"BCConfig: entropy_cost must be at least 0; got {self.entropy_cost}.")
+
+
+class BCOutput(NamedTuple):
+    """What acting leaves: nothing but the action."""
+
+    action: PyTree  # [B, ...]
+
+
+class BCLearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: Any
+    rng_key: PRNGKey
+
+
+class BC(Agent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with a network of a policy."""
+
+    cfg: BCConfig
+
+    def __init__(self, cfg: BCConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh network parameters."""
+        return self.network.init(rng_key)
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the recurrent core's initial state, ``[B, ...]``, or ()."""
+        return self.network.initial_state(batch_size)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> BCLearnerState:
+        """Returns the optimizer's initial state and the learner's key."""
+        return BCLearnerState(self._optimizer.init(params), rng_key)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> tuple[BCOutput, AgentState]:
+        """Draws actions for ``[B, ...]`` steps from the policy."""
+        parameters, state = self.network.apply(None, params, timestep, state)
+        distribution = self._distribution(parameters, timestep)
+        counts = initial_counts(len(timestep.step_type))
+        return BCOutput(self.policy(rng_key, distribution, counts)), state
+
+    def compute_gradients(
+        self, params: Params, learner_state: BCLearnerState, batch: Batch
+    ) -> tuple[PyTree, LearnerOutput]:
+        """Returns the gradient of `loss` and its logs."""
+        del learner_state
+        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
+
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
+        """Returns the mean negative log likelihood of the actions, less the entropy bonus.
+
+        The mean is over the items' T transitions, weighted by the items' weights.
+        """
+        steps = jax.tree.map(lambda x: x[:-1], batch.trajectory)
+        state = jax.tree.map(lambda x: x[0], steps.agent_state)
+        parameters, _ = self.network.unroll(None, params, steps.timestep, state)
+        distribution = self._distribution(parameters, steps.timestep)
+        weights = jnp.where(steps.timestep.last(), 0.0, batch.weights)
+        weights /= jnp.maximum(weights.sum(), 1e-8)
+
+        def mean(x: Array) -> Array:
+            # A product alone would let what is infinite at the end of an episode into the sum.
+            return jnp.where(weights > 0, x * weights, 0.0).sum()
+
+        log_prob = mean(distribution.log_prob(steps.agent_output.action))
+        entropy = mean(distribution.entropy())
+        loss = -log_prob - self.cfg.entropy_cost * entropy
+        matches = _matches(distribution.mode(), steps.agent_output.action)
+        return loss, {
+            "loss": loss,
+            "log_prob": log_prob,
+            "entropy": entropy,
+            **{name: mean(x) for name, x in matches.items()},
+        }
+
+    def apply_gradients(
+        self, params: Params, learner_state: BCLearnerState, grads: PyTree
+    ) -> tuple[Params, Any, Logs]:
+        """Applies the optimizer."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
+
+    def update_learner_state(
+        self, params: Params, learner_state: BCLearnerState, opt_state: Any
+    ) -> BCLearnerState:
+        """Keeps the optimizer's state."""
+        return learner_state._replace(opt_state=opt_state)
+
+    def _distribution(self, parameters: Array, timestep: TimeStep) -> distributions.Distribution:
+        found = distributions.from_parameters(
+            self.action_spec, parameters, action_mask(timestep.observation)
+        )
+        return _no_narrower(found, self.cfg.min_log_std)
+
+
+def _no_narrower(distribution: Any, min_log_std: float) -> Any:
+    """The same distribution with the standard deviations of its Gaussians held up."""
+    if isinstance(distribution, Joint):
+        return Joint(distribution.map(lambda part: _no_narrower(part, min_log_std)))
+    if isinstance(distribution, Normal):
+        return distribution._replace(log_std=jnp.maximum(distribution.log_std, min_log_std))
+    return distribution
+
+
+def _matches(mode: PyTree, taken: PyTree) -> dict[str, Array]:
+    """How near greedy actions ``[T, B, ...]`` come to those taken, each ``[T, B]``.
+
+    ``accuracy`` is the share of choices that are the same, ``action_error`` the mean distance of
+    real numbers.
+    """
+    found: dict[str, list[Array]] = {"accuracy": [], "action_error": []}
+    for x, y in zip(jax.tree.leaves(mode), jax.tree.leaves(taken), strict=True):
+        is_choice = jnp.issubdtype(x.dtype, jnp.integer)
+        near = (x == y).astype(jnp.float32) if is_choice else jnp.abs(x - y)
+        near = near.reshape((*near.shape[:2], -1)).mean(axis=-1)
+        found["accuracy" if is_choice else "action_error"].append(near)
+    return {name: sum(x) / len(x) for name, x in found.items() if x}  # type: ignore[misc]

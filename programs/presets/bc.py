@@ -1,0 +1,51 @@
+"""Presets of behaviour cloning: they learn from a dataset, given by --data."""
+
+from __future__ import annotations
+
+from agents.bc import BCConfig
+from programs.experiment import EnvConfig, Experiment
+from programs.presets.registry import preset
+from rlstack.optimizers import OptimizerConfig
+from rlstack.replay import ReplayConfig
+
+
+def single_steps(batch_size: int) -> ReplayConfig:
+    """Returns batches of single transitions, each once an epoch."""
+    return ReplayConfig(
+        sampler="uniform",
+        batch_size=batch_size,
+        unroll_length=1,
+        starts="not_last",
+        max_size=batch_size,  # a dataset is as large as it is
+    )
+
+
+@preset
+def bc(name: str) -> Experiment:
+    """Behaviour cloning of any dataset, in the environment it was recorded in: --data DIR."""
+    return Experiment(
+        preset=name,
+        agent=BCConfig(),
+        env=EnvConfig(""),  # the dataset's
+        replay=single_steps(256),
+        frames=1_000_000,
+        log_period=20_000,
+        checkpoint_period=500_000,
+    )
+
+
+@preset
+def cartpole_bc(name: str) -> Experiment:
+    """CartPole-v1 from recorded play: 50 epochs of 20,000 frames: --data DIR."""
+    frames, batch_size = 1_000_000, 256
+    return Experiment(
+        preset=name,
+        agent=BCConfig(
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=frames // batch_size)
+        ),
+        env=EnvConfig("CartPole-v1"),
+        replay=single_steps(batch_size),
+        frames=frames,
+        log_period=20_000,
+        checkpoint_period=500_000,
+    )

@@ -1,0 +1,31 @@
+"""Presets of agents that do not learn: what others are measured by, and experts to clone."""
+
+from __future__ import annotations
+
+from agents.fixed import RandomConfig, ScriptedConfig
+from programs.experiment import EnvConfig, Experiment
+from programs.presets.registry import on_policy, preset
+
+
+@preset
+def cartpole_random(name: str) -> Experiment:
+    """CartPole-v1 at random: about 22, which nothing that has learned should score."""
+    return Experiment(
+        preset=name,
+        agent=RandomConfig(),
+        env=EnvConfig("CartPole-v1", num_envs=8),
+        replay=on_policy(8, 32),
+        frames=20_000,
+    )
+
+
+@preset
+def cartpole_scripted(name: str) -> Experiment:
+    """CartPole-v1 by a rule that balances for all 500 steps."""
+    return Experiment(
+        preset=name,
+        agent=ScriptedConfig("agents.rules:balance_cartpole"),
+        env=EnvConfig("CartPole-v1", num_envs=8),
+        replay=on_policy(8, 32),
+        frames=20_000,
+    )

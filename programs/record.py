@@ -1,0 +1,120 @@
+"""Plays the newest params of a run and writes down what happens, as a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from programs.components import make_agent, make_evaluation_env
+from programs.experiment import Experiment
+from programs.restored import newest_checkpoint, read_config, read_params
+from programs.run_dir import RunDir
+from programs.seeds import role_key
+from programs.session import Interrupted, Signals
+from rlstack import checkpoint
+from rlstack.actor import Actor
+from rlstack.datasets import DatasetWriter, Header
+from rlstack.exploration import Counts
+from rlstack.inferencer import Inferencer, InferencerConfig
+from rlstack.types import Params, PyTree
+
+Played = Literal["greedy", "explore"]
+
+
+class _Restored:
+    """The params of a run that is over, as a source for the Inferencer."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
+        return (0, self._params) if newer_than < 0 else None
+
+
+def record(
+    run_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    frames: int = 20_000,
+    policy: Played = "greedy",
+    seed: int | None = None,
+) -> tuple[Path, Header]:
+    """Writes a dataset of whole episodes, played as the evaluation of the run plays them.
+
+    Args:
+      run_dir: of a run with a checkpoint.
+      out: a new or empty directory; by default ``dataset`` in the run's.
+      frames: environment steps, at least: every episode that has begun is played to its end.
+      policy: whether to take the best action, or to explore as at the end of training.
+      seed: of environments and exploration; the run's own by default. Neither starts as training
+        or evaluation do with it.
+
+    Returns:
+      The dataset's directory and its header.
+
+    Raises:
+      ValueError: there is no run or no checkpoint, or the directory holds something.
+      rlstack.datasets.DatasetWriteError: the file system refuses; nothing is left behind.
+      programs.session.Interrupted: SIGINT or SIGTERM came; nothing is left behind.
+    """
+    directory = RunDir.open(run_dir)
+    experiment = read_config(directory)
+    restored = newest_checkpoint(directory, experiment)
+    path = Path(out) if out is not None else directory.path / "dataset"
+    trained = int(checkpoint.read_metadata(restored)["env_frames"])
+
+    played = experiment if seed is None else dataclasses.replace(experiment, seed=seed)
+    key = role_key(played.seed, "record")
+    with make_evaluation_env(played, "record") as env, Signals() as signals:
+        writer = DatasetWriter(
+            path,
+            env.spec,
+            env.num_envs,
+            frames,
+            env=_played_env(experiment),
+            source={
+                "run": str(directory.path),
+                "preset": experiment.preset,
+                "agent": type(experiment.agent).__name__,
+                "policy": policy,
+                "trained_frames": trained,
+                "seed": played.seed,
+            },
+        )
+        with writer:
+            agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
+            params = read_params(restored, experiment, env.spec)
+            inferencer = Inferencer(InferencerConfig(), agent, _Restored(params), env.num_envs, key)
+            saved = inferencer.save()
+            saved["table"] = _trained_for(saved["table"], trained // experiment.total_envs)
+            inferencer.load(saved)
+            actor = Actor(env, inferencer, writer)
+            while not writer.done:
+                actor.step()
+                if signals.received is not None:
+                    raise Interrupted(signals.received, saved=False)
+            return path.absolute(), writer.finish()
+
+
+def _played_env(experiment: Experiment) -> dict[str, Any]:
+    """The environments of an evaluation, as a header names them."""
+    cfg = experiment.env
+    options = {**cfg.options, **cfg.eval_options}
+    return {"name": cfg.name, "type": cfg.type, "options": options}
+
+
+def _trained_for(table: PyTree, env_steps: int) -> PyTree:
+    """The same agent states with counters as after so many steps: exploration falls with them."""
+
+    def counted(node: Any) -> Any:
+        if isinstance(node, Counts):
+            return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
+        return node
+
+    return jax.tree.map(counted, table, is_leaf=lambda node: isinstance(node, Counts))
