@@ -141,9 +141,8 @@ class Coordinator:
             return self._answer()
 
     @remote(idempotent=True)
-    def saved(self, env_frames: int) -> None:
+    def saved(self) -> None:
         """Hears from the learner that the last checkpoint is written."""
-        del env_frames
         with self._lock:
             self._train_seconds = self._session.seconds
             self._session.finish(self._frames, self._program_logs())

@@ -100,7 +100,7 @@ class LearnerNode:
                 self._learn()
             orders = self._ask(now=True)
             self._save(orders.env_frames)
-            self._coordinator.saved(orders.env_frames)
+            self._coordinator.saved()
             while self._ask().phase != OVER:
                 time.sleep(0.05)
         finally:

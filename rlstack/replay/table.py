@@ -13,6 +13,7 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
 from rlstack.replay.clock import EnvClock
+from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
 from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
@@ -147,28 +148,14 @@ class Table:
             batch_size = len(self._round.take)
         elif not self.sampler.ready(batch_size):
             return "items"
-        if cfg.samples_per_insert is not None:
-            allowed = cfg.samples_per_insert * (self.inserts - cfg.min_size) + cfg.tolerance
-            if self.samples + batch_size > allowed:
-                return "samples_per_insert"
+        if exceeds_samples_per_insert(cfg, self.inserts, self.samples, batch_size):
+            return "samples_per_insert"
         return ""
 
     def explain(self, obstacle: str, batch_size: int) -> Exception:
         """Returns the error for an obstacle."""
-        cfg = self._cfg
-        rule = {
-            "min_size": f"{cfg.min_size} items must have been inserted (min_size); got "
-            f"{self.inserts}. Add more, or lower min_size.",
-            "items": f"batch_size ({batch_size}) must be covered by the items held; got "
-            f"{self.sampler.size}. Add more, or lower batch_size.",
-            "round": f"min_actors ({cfg.min_actors}) must have an item of params version "
-            f"{self.version} of each of their environments, and the others grace_seconds "
-            f"({cfg.grace_seconds:g}) to follow; got {self.sampler.size} items in all. Add more, "
-            "or lower min_actors.",
-            "samples_per_insert": f"{batch_size} more than the {self.samples} items sampled so "
-            f"far would exceed samples_per_insert for {self.inserts} inserts. Add more, or raise "
-            "samples_per_insert or its tolerance.",
-        }[obstacle]
+        counted = Counted(self.inserts, self.samples, self.sampler.size, self.version)
+        rule = rule_of(self._cfg, obstacle, batch_size, counted)
         return ReplayTimeoutError(f"{self._where}.sample: {rule} Ask can_sample first.")
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -88,7 +88,7 @@ def test_the_phases_come_in_order_and_the_result_is_filed(desk):
     assert desk.report(env_frames=999)["phase"] == RUNNING
     assert desk.report(env_frames=1004)["phase"] == SAVING
     assert desk.report("learner", learner_steps=4)["phase"] == SAVING
-    desk.coordinator.saved(1004)
+    desk.coordinator.saved()
     assert desk.report("evaluator")["phase"] == JUDGING
     # One that was ordered before and comes late does not end anything.
     desk.coordinator.judged(800, np.array([5.0]), np.array([5]), last=False)
@@ -142,7 +142,7 @@ def test_an_interruption_saves_but_does_not_judge(desk):
     assert desk.report(env_frames=310)["phase"] == SAVING
     desk.coordinator.interrupt(15)  # a repeated call changes nothing
     assert desk.report(env_frames=310)["phase"] == SAVING
-    desk.coordinator.saved(310)
+    desk.coordinator.saved()
     assert desk.report(env_frames=310)["phase"] == OVER
     assert not desk.directory.result.exists()
 
@@ -150,7 +150,7 @@ def test_an_interruption_saves_but_does_not_judge(desk):
 def test_an_interruption_while_the_last_params_are_judged_ends_that(desk):
     desk.report("learner", learner_steps=1)
     desk.report(env_frames=1000)
-    desk.coordinator.saved(1000)
+    desk.coordinator.saved()
     desk.coordinator.interrupt(2)
     assert desk.report("evaluator")["phase"] == OVER
     assert not desk.directory.result.exists()

@@ -11,18 +11,17 @@ import numpy as np
 from rlstack.replay.base import (
     ReplayClosedError,
     ReplayConfig,
+    ReplayTimeoutError,
     Sample,
     as_logs,
 )
+from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
 from rlstack.replay.reverb.fetcher import DATA, KEY, PROBABILITY, SIZE, Fetcher
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.priorities import Priorities
-from rlstack.replay.reverb.rules import TableInfo, capacity, explain, is_plentiful, shortage
-from rlstack.replay.reverb.server import (
-    connect,
-    table_info,
-)
+from rlstack.replay.reverb.rules import TableInfo, capacity, is_plentiful, shortage
+from rlstack.replay.reverb.server import connect, table_info
 from rlstack.replay.reverb.waiting import Waiting
 from rlstack.types import Batch, Logs, PyTree
 
@@ -137,8 +136,7 @@ class ReverbReader:
             missing = size - len(fetcher.rows)
             if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
                 info = info or table_info(self._client, self._address, within)
-                allowed = cfg.samples_per_insert * (info.inserts - cfg.min_size) + cfg.tolerance
-                if self._samples + size > allowed:
+                if exceeds_samples_per_insert(cfg, info.inserts, self._samples, size):
                     return "samples_per_insert"
             if missing <= 0:
                 return ""
@@ -211,7 +209,10 @@ class ReverbReader:
         if obstacle in ("items", _FETCHING):
             early = info.inserts < self._cfg.min_size
             obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
-        return explain(self._cfg, obstacle, size, info, have, self._shared.version, seconds)
+        samples = self._samples if self._cfg.sampler == "fifo" else info.samples
+        counted = Counted(info.inserts, samples, info.size + have, self._shared.version)
+        rule = rule_of(self._cfg, obstacle, size, counted)
+        return ReplayTimeoutError(f"ReverbReplayBuffer.sample: {rule} Waited {seconds:g} s.")
 
     def _take(self, size: int) -> list[list]:
         """Takes the rows of the next batch."""

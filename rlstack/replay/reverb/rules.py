@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.limits import exceeds_samples_per_insert
 
 ENDLESS = 1e300
 
@@ -82,43 +83,6 @@ def shortage(cfg: ReplayConfig, info: TableInfo, missing: int) -> str:
     # Items that were pushed out before their last draw count here as if they were there.
     if cfg.times_limit and info.inserts * cfg.times_limit - info.samples < missing:
         return "items"
-    if cfg.samples_per_insert is not None:
-        allowed = cfg.samples_per_insert * (info.inserts - cfg.min_size) + cfg.tolerance
-        if info.samples + missing > allowed:
-            return "samples_per_insert"
+    if exceeds_samples_per_insert(cfg, info.inserts, info.samples, missing):
+        return "samples_per_insert"
     return ""
-
-
-def explain(
-    cfg: ReplayConfig,
-    obstacle: str,
-    size: int,
-    info: TableInfo,
-    have: int,
-    version: int,
-    waited: float,
-) -> Exception:
-    """Returns the error of a sample that could not be had.
-
-    Args:
-      cfg: the table.
-      obstacle: what stood in the way.
-      size: of the batch.
-      info: the table's counters.
-      have: items fetched already.
-      version: the newest params version.
-      waited: seconds.
-    """
-    rule = {
-        "min_size": f"{cfg.min_size} items must have been inserted (min_size); got "
-        f"{info.inserts}. Add more, or lower min_size.",
-        "items": f"batch_size ({size}) must be covered by the items held; got {info.size} in the "
-        f"table and {have} here. Add more, or lower batch_size.",
-        "round": f"min_actors ({cfg.min_actors}) must have an item of params version {version} of "
-        f"each of their environments, and the others grace_seconds ({cfg.grace_seconds:g}) to "
-        f"follow; got {have} items in all. Add more, or lower min_actors.",
-        "samples_per_insert": f"{size} more than the {info.samples} items sampled so far would "
-        f"exceed samples_per_insert for {info.inserts} inserts. Add more, or raise "
-        "samples_per_insert or its tolerance.",
-    }[obstacle]
-    return ReplayTimeoutError(f"ReverbReplayBuffer.sample: {rule} Waited {waited:g} s.")
