@@ -10,7 +10,9 @@ import numpy as np
 from dm_env import specs
 
 from agents import AGENTS
+from agents.bc import BCConfig
 from agents.dqn import DQNConfig
+from agents.fixed import RandomConfig, ScriptedConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2Config
 from rlstack.exploration import Greedy
@@ -37,6 +39,7 @@ PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_c
 DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
 R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
 NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
+BC_SMALL = BCConfig(optimizer=FAST)
 SMALL = NetworkConfig(hidden_sizes=(8,))
 
 
@@ -52,13 +55,39 @@ class Setting(NamedTuple):
     action_spec: Any
     network: NetworkConfig = SMALL
     normalisation: NormalisationConfig = NormalisationConfig()
+    learns: bool = True  # False for agents whose params are empty and stay so
+    is_chance: bool = False  # whether even the greedy agent draws its actions
 
 
 def _with(cfg, **changes):
     return dataclasses.replace(cfg, **changes)
 
 
+def largest(observation):
+    """A rule: the number of the largest of three observed values."""
+    return jnp.argmax(observation, axis=-1)
+
+
+def towards(observation):
+    """A rule with an action of two parts."""
+    return {"aim": jnp.tanh(observation["place"][:, :2]), "move": observation["flag"]}
+
+
 SETTINGS = {
+    "bc": Setting(BC_SMALL, VECTOR, ONE_OF_4),
+    "bc-masked": Setting(BC_SMALL, MASKED, ONE_OF_4),
+    "bc-several": Setting(BC_SMALL, VECTOR, SEVERAL),
+    "bc-structured": Setting(BC_SMALL, NESTED, STRUCTURED),
+    "bc-gru": Setting(BC_SMALL, VECTOR, REAL, _with(SMALL, core="gru", core_size=6)),
+    "random-masked": Setting(RandomConfig(), MASKED, ONE_OF_4, learns=False, is_chance=True),
+    "random-several": Setting(RandomConfig(), VECTOR, SEVERAL, learns=False, is_chance=True),
+    "random-structured": Setting(RandomConfig(), VECTOR, STRUCTURED, learns=False, is_chance=True),
+    "scripted": Setting(
+        ScriptedConfig("tests.agent_cases:largest"), VECTOR, ONE_OF_4, learns=False
+    ),
+    "scripted-structured": Setting(
+        ScriptedConfig("tests.agent_cases:towards"), NESTED, STRUCTURED, learns=False
+    ),
     "ppo-separate": Setting(PPO_SMALL, VECTOR, ONE_OF_4),
     "ppo-masked": Setting(_with(PPO_SMALL, value_clip=0.5), MASKED, ONE_OF_4),
     "ppo-normalised": Setting(PPO_SMALL, MASKED, ONE_OF_4, normalisation=NORMALISED),
