@@ -92,21 +92,35 @@ def pong_ppo(name: str) -> Experiment:
     )
 
 
-@preset
-def halfcheetah_ppo(name: str) -> Experiment:
-    """HalfCheetah-v4, continuous control with normalised observations."""
+def _mujoco(name: str, env: str) -> Experiment:
+    """Returns PPO on a MuJoCo task: Tianshou's constants, which do not normalise advantages."""
     frames = 1_000_000
     agent = PPOConfig(
         entropy_cost=0.0,
+        value_cost=0.25,
         num_epochs=10,
         num_minibatches=32,
+        normalise_advantages=False,
     )
     return Experiment(
         preset=name,
         agent=_annealed(agent, 3e-4, frames, 8, 256),
-        env=EnvConfig("HalfCheetah-v4", num_envs=8),
-        normalisation=NormalisationConfig(observations=True, reward_scale=0.1),
+        env=EnvConfig(env, num_envs=8),
+        network=NetworkConfig(policy_log_std=-0.5),
+        normalisation=NormalisationConfig(observations=True, rewards="return", reward_clip=10.0),
         replay=on_policy(8, 256),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10),
         frames=frames,
     )
+
+
+@preset
+def halfcheetah_ppo(name: str) -> Experiment:
+    """HalfCheetah-v4, continuous control with normalised observations and returns."""
+    return _mujoco(name, "HalfCheetah-v4")
+
+
+@preset
+def hopper_ppo(name: str) -> Experiment:
+    """Hopper-v4, which falls: continuous control with normalised observations and returns."""
+    return _mujoco(name, "Hopper-v4")
