@@ -16,7 +16,7 @@ def single_steps(batch_size: int) -> ReplayConfig:
         batch_size=batch_size,
         unroll_length=1,
         starts="not_last",
-        max_size=batch_size,  # a dataset is as large as it is
+        max_size=10**9,  # stores nothing: a dataset is as large as it is
     )
 
 

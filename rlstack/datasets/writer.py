@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ class DatasetWriter:
           frames: environment steps to record, at least.
           env: name, type and options of the environments, for the header.
           source: who plays, for the header.
-          shard_bytes: how much is held in memory and then written to one file.
+          shard_bytes: how much makes a file; twice that is held in memory.
 
         Raises:
           DatasetError: the directory exists and is not empty.
@@ -181,9 +182,12 @@ class DatasetWriter:
             for i, (name, leaf) in enumerate(self._columns.items())
         }
         shard = Shard(f"shard-{len(self._shards):05}.npz", len(rows), len(self._ended))
+        # Packed in memory: cut short by a full disk, zipfile complains a second time, later.
+        packed = io.BytesIO()
+        np.savez(packed, **arrays)
         try:
             with open(self._partial / shard.file, "wb") as file:
-                np.savez(file, **arrays)
+                file.write(packed.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
