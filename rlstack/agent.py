@@ -54,7 +54,8 @@ class Agent(abc.ABC):
           cfg: the algorithm's own frozen dataclass.
           obs_spec: pytree of ``dm_env.specs`` of one environment's observation.
           action_spec: pytree of ``dm_env.specs`` of one environment's action.
-          net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``.
+          net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``, or, for agents that
+            keep them apart, ``-> rlstack.networks.PolicyAndCritic``.
           policy_factory: ``() -> rlstack.exploration.Policy``, how a distribution becomes an
             action. Evaluation is the same agent built with the greedy policy.
 

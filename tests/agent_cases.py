@@ -11,10 +11,14 @@ from dm_env import specs
 
 from agents import AGENTS
 from agents.bc import BCConfig
+from agents.ddpg import DDPGConfig
 from agents.dqn import DQNConfig
 from agents.fixed import RandomConfig, ScriptedConfig
+from agents.munchausen import MunchausenConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2Config
+from agents.sac import SACConfig
+from agents.td3 import TD3Config
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig
 from rlstack.normalised import NormalisationConfig, normalised
@@ -32,6 +36,7 @@ NESTED = {"flag": specs.DiscreteArray(3), "place": VECTOR}
 ONE_OF_4 = specs.DiscreteArray(4)
 SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
 REAL = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
+UNEVEN = specs.BoundedArray((2,), np.float32, [-2.0, 0.0], [2.0, 6.0])
 STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
 
 FAST = OptimizerConfig(learning_rate=3e-3)
@@ -40,6 +45,7 @@ DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
 R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
 NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 BC_SMALL = BCConfig(optimizer=FAST)
+SAC_SMALL = SACConfig(optimizer=FAST, temperature=0.01)
 SMALL = NetworkConfig(hidden_sizes=(8,))
 
 
@@ -113,6 +119,11 @@ SETTINGS = {
         ONE_OF_4,
         _with(SMALL, duelling=True),
     ),
+    "munchausen": Setting(MunchausenConfig(optimizer=FAST), MASKED, ONE_OF_4),
+    "sac": Setting(SAC_SMALL, VECTOR, UNEVEN),
+    "sac-discrete": Setting(_with(SAC_SMALL, num_critics=3), MASKED, ONE_OF_4),
+    "td3": Setting(TD3Config(optimizer=FAST, num_critics=3), VECTOR, UNEVEN),
+    "ddpg": Setting(DDPGConfig(optimizer=FAST), NESTED, UNEVEN),
     "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature")),
     "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
     "r2d2-masked": Setting(

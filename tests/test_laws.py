@@ -25,12 +25,16 @@ PURE = (
     "returns",
     "distributions",
     "exploration",
+    "n_step",
     "networks",
     "normalise",
+    "off_policy",
     "optimizers",
     "policy_gradient",
     "references",
     "shuffle",
+    "q_learning",
+    "value_distributions",
 )
 # What the pure half and the agents may import from outside, beside the standard library.
 PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env"}

@@ -1,7 +1,34 @@
 """Ready experiments, named ENV-AGENT. Constants come from the sources named, or were tuned here."""
 
-from programs.presets import dqn, ppo, r2d2
+from programs.presets import (
+    bc,
+    c51,
+    dqn,
+    fixed,
+    impala,
+    munchausen,
+    off_policy,
+    ppo,
+    quantile,
+    r2d2,
+    rainbow,
+)
 from programs.presets.registry import PRESETS, describe
 from programs.presets.registry import find as preset
 
-__all__ = ["PRESETS", "describe", "dqn", "ppo", "preset", "r2d2"]
+__all__ = [
+    "PRESETS",
+    "bc",
+    "c51",
+    "describe",
+    "dqn",
+    "fixed",
+    "impala",
+    "munchausen",
+    "off_policy",
+    "ppo",
+    "preset",
+    "quantile",
+    "r2d2",
+    "rainbow",
+]

@@ -9,6 +9,7 @@ An agent gets its distribution from a network's output: ``num_parameters(action_
 many numbers the head must give and ``from_parameters`` turns them into the distribution.
 """
 
+from rlstack.distributions.bounds import Bounds, bounds_of
 from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal, tanh_to_bounds
 from rlstack.distributions.discrete import (
     ILLEGAL,
@@ -23,6 +24,7 @@ from rlstack.distributions.parameters import LOG_STD_RANGE, from_parameters, num
 __all__ = [
     "ILLEGAL",
     "LOG_STD_RANGE",
+    "Bounds",
     "Categorical",
     "Deterministic",
     "Distribution",
@@ -30,6 +32,7 @@ __all__ = [
     "MultiCategorical",
     "Normal",
     "TanhNormal",
+    "bounds_of",
     "categorical",
     "from_parameters",
     "multi_categorical",

@@ -16,6 +16,7 @@ from rlstack.exploration.policies import (
     Sample,
     Softmax,
     UniformNoise,
+    explores,
 )
 from rlstack.exploration.schedules import (
     Constant,
@@ -30,6 +31,7 @@ from rlstack.exploration.schedules import (
     next_counts,
     with_env_ids,
 )
+from rlstack.exploration.warm_up import WarmUp
 
 __all__ = [
     "Constant",
@@ -46,7 +48,9 @@ __all__ = [
     "Schedule",
     "Softmax",
     "UniformNoise",
+    "WarmUp",
     "epsilon_ladder",
+    "explores",
     "initial_counts",
     "next_counts",
     "with_env_ids",

@@ -3,19 +3,41 @@
 from rlstack.networks.actor_critic import ActorCriticOutput, actor_critic
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.distributional import (
+    AtFractions,
+    distributional_q_network,
+    implicit_q_network,
+)
+from rlstack.networks.noisy import NoisyLinear
+from rlstack.networks.policy_and_critic import (
+    CriticInput,
+    PolicyAndCritic,
+    deterministic_policy_and_critic,
+    ensemble,
+    policy_and_critic,
+)
 from rlstack.networks.q_network import q_network
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso, observation_features
 
 __all__ = [
     "ActorCriticOutput",
+    "AtFractions",
+    "CriticInput",
     "ImpalaTorso",
     "MLPTorso",
     "NatureTorso",
     "Network",
     "NetworkConfig",
+    "NoisyLinear",
+    "PolicyAndCritic",
     "actor_critic",
+    "deterministic_policy_and_critic",
+    "distributional_q_network",
+    "ensemble",
     "feed_forward",
+    "implicit_q_network",
     "observation_features",
+    "policy_and_critic",
     "q_network",
     "recurrent",
 ]

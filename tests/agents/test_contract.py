@@ -13,14 +13,16 @@ import pytest
 import agents
 from agents.bc import BC
 from agents.ppo import PPO
-from rlstack import distributions, returns
+from rlstack import checkpoint, distributions, returns
 from rlstack.networks.torsos import action_mask
 from rlstack.normalised import Normalised
+from rlstack.off_policy import PolicyAndCriticsAgent
 from tests.agent_cases import (
     BATCH,
     FIRST,
     LAST,
     MASKED,
+    ONE_OF_4,
     SETTINGS,
     acted_batch,
     assert_close,
@@ -128,12 +130,33 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
 
 @pytest.mark.parametrize(
     "name",
-    ["bc-gru", "bc-structured", "dqn", "dqn-duelling", "ppo-separate", "ppo-gru", "ppo-structured"],
+    [
+        "bc-gru",
+        "bc-structured",
+        "ddpg",
+        "dqn",
+        "dqn-duelling",
+        "ppo-separate",
+        "ppo-gru",
+        "ppo-structured",
+        "sac",
+        "sac-discrete",
+        "td3",
+    ],
 )
 def test_learning_is_the_same_without_jit(name):
     c = case(name)
     plain = c.agent.learner_step(c.params, c.learner_state, c.batch)
     assert_close(plain, c.learn(c.params, c.learner_state, c.batch), atol=2e-4, rtol=1e-3)
+
+
+def test_a_learner_restored_from_a_checkpoint_goes_on_as_it_would_have(c, tmp_path):
+    params, learner_state, _ = c.learn(c.params, c.learner_state, c.batch)
+    saved = {"params": params, "learner_state": learner_state}
+    path = checkpoint.save(tmp_path, 1, saved, {})
+    restored = checkpoint.restore(path, jax.tree.map(jnp.zeros_like, saved))
+    again = c.learn(restored["params"], restored["learner_state"], c.batch)
+    assert_close(again, c.learn(params, learner_state, c.batch), atol=0, rtol=0)
 
 
 def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
@@ -156,6 +179,20 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
         assert c.setting.cfg.value_clip or after.value_error < before.value_error
     else:
         assert errors[-1] < errors[0]
+    if isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
+        assert critics_opinion(c, params, params.policy) > critics_opinion(
+            c, params, c.params.policy
+        )
+
+
+def critics_opinion(c, params, policy):
+    """The mean value of what a policy would do at the batch's first steps."""
+    timestep = jax.tree.map(lambda x: x[0], c.batch.trajectory.timestep)
+    output, _ = c.act_greedily(
+        c.key, params._replace(policy=policy), timestep, c.agent.initial_state(BATCH)
+    )
+    action = distributions.bounds_of(c.setting.action_spec, "test").to_unit(output.action)
+    return float(c.agent.judge(params.critics, timestep, action).mean())
 
 
 def likelihood(c, params):

@@ -1,0 +1,243 @@
+"""Soft actor-critic, Haarnoja et al. (2018), https://arxiv.org/abs/1812.05905.
+
+Continuous actions by a Gaussian squashed into the bounds, with a learned temperature (section 5);
+discrete actions, masked or not, by exact expectations over them (Christodoulou 2019,
+https://arxiv.org/abs/1910.07207). Deviations: any number of critics, of which the least counts;
+n-step targets (the replay's ``unroll_length``), which leave out the entropy of the steps between;
+policy, critics and temperature are all moved from the same params, in one pass. Actions are learned
+in [-1, 1], so that the entropy means the same in every environment. A truncated episode is
+bootstrapped from its true last observation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from dm_env import specs
+
+from rlstack import distributions, exploration
+from rlstack.exploration import Counts, next_counts
+from rlstack.n_step import NStep, n_step
+from rlstack.networks.torsos import action_mask
+from rlstack.off_policy import PolicyAndCriticsAgent
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SACConfig:
+    """Hyperparameters of SAC."""
+
+    discount: float = 0.99
+    """Discount of future rewards, per step."""
+    num_critics: int = 2
+    """Critics, of whose values the least counts."""
+    target_rate: float = 0.005
+    """Share of the critics' params that the target takes over at each update."""
+    temperature: float = 1.0
+    """Weight of the entropy against rewards, at the start."""
+    learn_temperature: bool = True
+    """Whether the temperature moves so that the entropy becomes target_entropy."""
+    target_entropy: float | None = None
+    """Entropy to keep, in nats. None takes the papers': minus the dimensions of a continuous
+    action, 0.98 of the largest possible for a discrete one."""
+    random_frames: int = 5_000
+    """Frames, of all environments together, of random actions at the start."""
+    max_grad_norm: float = 0.0
+    """Global norm that gradients are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of the critics, and of what has none of its own."""
+    policy_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy."""
+    temperature_optimizer: OptimizerConfig | None = None
+    """Optimizer of the temperature's logarithm."""
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in (
+            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
+            ("num_critics", self.num_critics >= 1, "at least 1"),
+            ("target_rate", 0 < self.target_rate <= 1, "in (0, 1]"),
+            ("temperature", self.temperature > 0, "positive"),
+            ("random_frames", self.random_frames >= 0, "at least 0"),
+        ):
+            if not holds:
+                raise ValueError(f"SACConfig: {name} must be {rule}; got {getattr(self, name)}.")
+
+
+class SACOutput(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: Array  # [B] int32, or [B, D] float32 within the spec's bounds
+
+
+class SACParams(NamedTuple):
+    """What the learner publishes."""
+
+    policy: Params
+    critics: Params  # [N, ...]
+    log_temperature: Array  # [] float32
+
+
+class SACLearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: Any
+    target_critics: Params  # [N, ...]
+    rng_key: PRNGKey
+
+
+class SAC(PolicyAndCriticsAgent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
+
+    cfg: SACConfig
+
+    def __init__(self, cfg: SACConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        if isinstance(self.action_spec, specs.DiscreteArray):
+            self._bounds, self._learned_spec = None, self.action_spec
+            usual = 0.98 * math.log(self.action_spec.num_values)
+        else:
+            self._bounds = distributions.bounds_of(self.action_spec, "SAC")
+            self._learned_spec = self._bounds.unit_spec()
+            usual = -float(self.action_spec.shape[0])
+        self._target_entropy = usual if cfg.target_entropy is None else cfg.target_entropy
+        components: dict[tuple[str, ...], OptimizerConfig | None] = {
+            ("policy",): cfg.policy_optimizer,
+            ("log_temperature",): cfg.temperature_optimizer,
+        }
+        self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
+
+    def initial_params(self, rng_key: PRNGKey) -> SACParams:
+        """Returns fresh networks and the configured temperature."""
+        policy_key, critics_key = jax.random.split(rng_key)
+        return SACParams(
+            self.network.policy.init(policy_key),
+            self.critics.init(critics_key),
+            jnp.asarray(math.log(self.cfg.temperature), jnp.float32),
+        )
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: SACParams) -> SACLearnerState:
+        """Returns the optimizer's initial state, with the critics as their own target."""
+        return SACLearnerState(self._optimizer.init(params), params.critics, rng_key)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: SACParams, timestep: TimeStep, state: Counts
+    ) -> tuple[SACOutput, Counts]:
+        """Chooses actions for ``[B, ...]`` steps; continuous ones are chosen in [-1, 1]."""
+        action = self.policy(rng_key, self._distribution(params.policy, timestep), state)
+        if self._bounds is not None:
+            action = self._bounds.from_unit(action)
+        return SACOutput(action), next_counts(state, timestep)
+
+    def compute_gradients(
+        self, params: SACParams, learner_state: SACLearnerState, batch: Batch
+    ) -> tuple[PyTree, LearnerOutput]:
+        """Returns the gradient of `loss`, its logs, and the mean ``|TD error|`` as priorities."""
+        _, sample_key = jax.random.split(learner_state.rng_key)
+        grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
+            sample_key, params, learner_state.target_critics, batch
+        )
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def loss(
+        self, rng_key: PRNGKey, params: SACParams, target_critics: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the sum of three losses, each of which moves its own part of the params alone.
+
+        Equations 5, 7 and 18 of the paper; importance weights count for the critics.
+
+        Returns:
+          The sum, (logs, mean |TD errors| [B]).
+        """
+        now_key, end_key = jax.random.split(rng_key)
+        fixed = jax.lax.stop_gradient(params)
+        temperature = jnp.exp(fixed.log_temperature)
+        transition = n_step(batch.trajectory, self.cfg.discount)
+        # An item that begins at the end of an episode holds no transition to learn from.
+        valid = transition.valid
+
+        value, entropy = self._expect(end_key, fixed.policy, target_critics, transition.end)
+        target = transition.reward + transition.discount * (value + temperature * entropy)
+        taken = self._values_taken(params.critics, transition)
+        td_errors = jnp.where(valid[:, None], target[:, None] - taken, 0.0)
+        critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
+
+        value, entropy = self._expect(now_key, params.policy, fixed.critics, transition.timestep)
+        policy_loss = -jnp.where(valid, value + temperature * entropy, 0.0).mean()
+        loss = critic_loss + policy_loss
+        if self.cfg.learn_temperature:
+            surplus = jax.lax.stop_gradient(entropy) - self._target_entropy
+            loss += (jnp.exp(params.log_temperature) * jnp.where(valid, surplus, 0.0)).mean()
+        errors = jnp.abs(td_errors).mean(-1)
+        logs = {
+            "loss": loss,
+            "critic_loss": critic_loss,
+            "policy_loss": policy_loss,
+            "value": taken.mean(),
+            "td_error": errors.mean(),
+            "entropy": entropy.mean(),
+            "temperature": temperature,
+        }
+        return loss, (logs, errors)
+
+    def _expect(
+        self, rng_key: PRNGKey, policy: Params, critics: Params, timestep: TimeStep
+    ) -> tuple[Array, Array]:
+        """The least critic's value of what the policy does, and its entropy, both ``[B]``.
+
+        Of one sampled action where actions are continuous, exactly where they are discrete.
+        """
+        distribution = self._distribution(policy, timestep)
+        if self._bounds is None:
+            values = self.critics.apply(None, critics, timestep, ())[0].min(1)
+            return (distribution.probs() * values).sum(-1), distribution.entropy()
+        action, log_prob = distribution.sample_and_log_prob(rng_key)
+        return self.judge(critics, timestep, action).min(1), -log_prob
+
+    def _values_taken(self, critics: Params, transition: NStep) -> Array:
+        """Every critic's value of the action that was taken, ``[B, N]``."""
+        timestep, action = transition.timestep, transition.action
+        if self._bounds is not None:
+            return self.judge(critics, timestep, self._bounds.to_unit(action))
+        values = self.critics.apply(None, critics, timestep, ())[0]
+        return jnp.take_along_axis(values, action[:, None, None], axis=-1)[..., 0]
+
+    def _distribution(self, policy: Params, timestep: TimeStep) -> Any:
+        parameters, _ = self.network.policy.apply(None, policy, timestep, ())
+        mask = action_mask(timestep.observation) if self._bounds is None else None
+        return distributions.from_parameters(self._learned_spec, parameters, mask, squash=True)
+
+    def apply_gradients(
+        self, params: SACParams, learner_state: SACLearnerState, grads: PyTree
+    ) -> tuple[SACParams, Any, Logs]:
+        """Applies the optimizers."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
+
+    def update_learner_state(
+        self, params: SACParams, learner_state: SACLearnerState, opt_state: Any
+    ) -> SACLearnerState:
+        """Keeps the optimizers' state, moves the target critics and the key."""
+        old = learner_state.target_critics
+        target = optax.incremental_update(params.critics, old, self.cfg.target_rate)
+        rng_key, _ = jax.random.split(learner_state.rng_key)
+        return SACLearnerState(opt_state, target, rng_key)
+
+
+def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
+    """Returns sampling, after random actions at the start."""
+    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)

@@ -1,0 +1,231 @@
+"""Twin delayed deep deterministic policy gradient, Fujimoto et al. (2018).
+
+https://arxiv.org/abs/1802.09477, algorithm 1: the least of two critics makes the target, at an
+action of the target policy blurred by clipped noise; policy and targets move at every second update
+of the critics. Deviations: any number of critics; n-step targets (the replay's ``unroll_length``);
+policy and critics are moved from the same params, so the policy climbs the critic of one update
+before. All noise is in units of half the action's range. A truncated episode is bootstrapped from
+its true last observation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlstack import distributions, exploration
+from rlstack.exploration import Counts, next_counts
+from rlstack.n_step import n_step
+from rlstack.off_policy import PolicyAndCriticsAgent
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TD3Config:
+    """Hyperparameters of TD3."""
+
+    discount: float = 0.99
+    """Discount of future rewards, per step."""
+    num_critics: int = 2
+    """Critics, of whose values the least counts; the policy climbs the first."""
+    policy_period: int = 2
+    """Updates of the critics for each update of the policy and of the targets."""
+    target_rate: float = 0.005
+    """Share of the params that the targets take over when they move."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's action, in half-ranges."""
+    target_noise_clip: float = 0.5
+    """Largest noise on the target policy's action, in half-ranges."""
+    noise: Literal["gaussian", "uniform"] = "gaussian"
+    """Kind of noise that explores."""
+    noise_scale: float = 0.1
+    """Standard deviation (gaussian) or largest size (uniform) of that noise, in half-ranges."""
+    random_frames: int = 5_000
+    """Frames, of all environments together, of random actions at the start."""
+    max_grad_norm: float = 0.0
+    """Global norm that gradients of each network are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of the critics."""
+    policy_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy, which counts its own updates; None is the critics'."""
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in (
+            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
+            ("num_critics", self.num_critics >= 1, "at least 1"),
+            ("policy_period", self.policy_period >= 1, "at least 1"),
+            ("target_rate", 0 < self.target_rate <= 1, "in (0, 1]"),
+            ("target_noise", self.target_noise >= 0, "at least 0"),
+            ("target_noise_clip", self.target_noise_clip >= 0, "at least 0"),
+            ("noise", self.noise in ("gaussian", "uniform"), "gaussian or uniform"),
+            ("noise_scale", self.noise_scale >= 0, "at least 0"),
+            ("random_frames", self.random_frames >= 0, "at least 0"),
+        ):
+            if not holds:
+                raise ValueError(f"TD3Config: {name} must be {rule}; got {getattr(self, name)!r}.")
+
+
+class TD3Output(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: Array  # [B, D] float32, within the spec's bounds
+
+
+class TD3Params(NamedTuple):
+    """What the learner publishes."""
+
+    policy: Params
+    critics: Params  # [N, ...]
+
+
+class TD3OptState(NamedTuple):
+    """The optimizers' states."""
+
+    policy: Any
+    critics: Any
+
+
+class TD3LearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: TD3OptState
+    target_params: TD3Params
+    num_updates: Array  # [] int32
+    rng_key: PRNGKey
+
+
+class TD3(PolicyAndCriticsAgent):
+    """The agent; construct it with `deterministic_policy_and_critic` networks."""
+
+    cfg: TD3Config
+
+    def __init__(self, cfg: TD3Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._bounds = distributions.bounds_of(self.action_spec, "TD3")
+        policy_optimizer = cfg.policy_optimizer or cfg.optimizer
+        self._policy_optimizer = component_optimizer(policy_optimizer, {}, cfg.max_grad_norm)
+        self._critic_optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+
+    def initial_params(self, rng_key: PRNGKey) -> TD3Params:
+        """Returns fresh networks."""
+        policy_key, critics_key = jax.random.split(rng_key)
+        return TD3Params(self.network.policy.init(policy_key), self.critics.init(critics_key))
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: TD3Params) -> TD3LearnerState:
+        """Returns the optimizers' initial states, with the params as target."""
+        opt_state = TD3OptState(
+            self._policy_optimizer.init(params.policy), self._critic_optimizer.init(params.critics)
+        )
+        return TD3LearnerState(opt_state, params, jnp.zeros((), jnp.int32), rng_key)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: TD3Params, timestep: TimeStep, state: Counts
+    ) -> tuple[TD3Output, Counts]:
+        """Chooses actions for ``[B, ...]`` steps, with noise where the policy has any."""
+        certain = distributions.Deterministic(self._act(params.policy, timestep))
+        unit = self.policy(rng_key, certain, state)
+        return TD3Output(self._bounds.from_unit(unit)), next_counts(state, timestep)
+
+    def compute_gradients(
+        self, params: TD3Params, learner_state: TD3LearnerState, batch: Batch
+    ) -> tuple[TD3Params, LearnerOutput]:
+        """Returns the gradients, zero for the policy unless it is its turn, logs and priorities."""
+        noise_key = jax.random.split(learner_state.rng_key)[1]
+        critic_grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
+            noise_key, params.critics, learner_state.target_params, batch
+        )
+        policy_grads = jax.lax.cond(
+            self._is_policys_turn(learner_state),
+            lambda: jax.grad(self.policy_loss)(params.policy, params.critics, batch),
+            lambda: jax.tree.map(jnp.zeros_like, params.policy),
+        )
+        grads = TD3Params(policy_grads, critic_grads)
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def loss(
+        self, rng_key: PRNGKey, critics: Params, target_params: TD3Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the critics' weighted loss, (logs, mean ``|TD errors|`` ``[B]``)."""
+        transition = n_step(batch.trajectory, self.cfg.discount)
+        target = jax.lax.stop_gradient(
+            transition.reward
+            + transition.discount * self.end_values(rng_key, target_params, transition.end)
+        )
+        taken = self.judge(critics, transition.timestep, self._bounds.to_unit(transition.action))
+        # An item that begins at the end of an episode holds no transition to learn from.
+        td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
+        loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
+        errors = jnp.abs(td_errors).mean(-1)
+        return loss, ({"loss": loss, "value": taken.mean(), "td_error": errors.mean()}, errors)
+
+    def end_values(self, rng_key: PRNGKey, target_params: TD3Params, end: TimeStep) -> Array:
+        """Returns the least target critic's value of the blurred target action, ``[B]``."""
+        action = self._act(target_params.policy, end)
+        noise = self.cfg.target_noise * jax.random.normal(rng_key, action.shape)
+        noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
+        blurred = jnp.clip(action + noise, -1.0, 1.0)
+        return self.judge(target_params.critics, end, blurred).min(1)
+
+    def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
+        """Returns minus the mean of the first critic's values of what the policy does."""
+        timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
+        values = self.judge(critics, timestep, self._act(policy, timestep))[:, 0]
+        return -jnp.where(timestep.last(), 0.0, values).mean()
+
+    def apply_gradients(
+        self, params: TD3Params, learner_state: TD3LearnerState, grads: PyTree
+    ) -> tuple[TD3Params, TD3OptState, Logs]:
+        """Moves the critics and, in its turn, the policy."""
+        opt_state = learner_state.opt_state
+        updates, critics_state = self._critic_optimizer.update(
+            grads.critics, opt_state.critics, params.critics
+        )
+
+        def moved() -> tuple[Params, Any]:
+            steps, state = self._policy_optimizer.update(
+                grads.policy, opt_state.policy, params.policy
+            )
+            return optax.apply_updates(params.policy, steps), state
+
+        policy, policy_state = jax.lax.cond(
+            self._is_policys_turn(learner_state), moved, lambda: (params.policy, opt_state.policy)
+        )
+        critics = optax.apply_updates(params.critics, updates)
+        return TD3Params(policy, critics), TD3OptState(policy_state, critics_state), {}
+
+    def update_learner_state(
+        self, params: TD3Params, learner_state: TD3LearnerState, opt_state: TD3OptState
+    ) -> TD3LearnerState:
+        """Keeps the optimizers' states and, in the policy's turn, moves the targets."""
+        rate = jnp.where(self._is_policys_turn(learner_state), self.cfg.target_rate, 0.0)
+        target = optax.incremental_update(params, learner_state.target_params, rate)
+        rng_key = jax.random.split(learner_state.rng_key)[0]
+        return TD3LearnerState(opt_state, target, learner_state.num_updates + 1, rng_key)
+
+    def _is_policys_turn(self, learner_state: TD3LearnerState) -> Array:
+        return (learner_state.num_updates + 1) % self.cfg.policy_period == 0
+
+    def _act(self, policy: Params, timestep: TimeStep) -> Array:
+        """The policy's action in [-1, 1], ``[B, D]``."""
+        return jnp.tanh(self.network.policy.apply(None, policy, timestep, ())[0])
+
+
+def behaviour_policy(cfg: TD3Config, num_envs: int) -> exploration.Policy:
+    """Returns the policy's actions with noise, after random ones at the start."""
+    kinds = {"gaussian": exploration.GaussianNoise, "uniform": exploration.UniformNoise}
+    noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
+    return exploration.WarmUp(noise, cfg.random_frames, num_envs)
