@@ -216,6 +216,15 @@ def test_epsilon_ladder():
     np.testing.assert_allclose(got, np.tile(ex.epsilon_ladder(np.arange(3), 3), 2), rtol=1e-6)
 
 
+def test_counts_are_found_and_numbered_anywhere_in_a_state():
+    state = {"core": np.ones(3), "inside": (ex.initial_counts(3), None)}
+    found = ex.with_env_ids(state, np.array([7, 2, 9]))
+    assert found["inside"][0].env_ids.tolist() == [7, 2, 9]
+    assert found["inside"][0].env_ids.dtype == np.int32
+    assert found["inside"][0].env_steps.tolist() == [0, 0, 0] and found["core"] is state["core"]
+    assert ex.with_env_ids((), np.arange(3)) == ()
+
+
 def test_counts_follow_the_episodes():
     progress = ex.initial_counts(2)
     kinds = [[StepType.FIRST, StepType.FIRST], [StepType.MID, StepType.LAST], [1, 0], [2, 1]]

@@ -140,6 +140,27 @@ def test_loaded_it_follows_a_learner_that_went_back():
     assert answer.params_version == [4] and answer.agent_output["action"] == [401]
 
 
+@pytest.mark.parametrize("name", ["r2d2", "dqn"])
+def test_environments_keep_their_number_in_the_whole_experiment(name):
+    c, ids = case(name), np.array([4, 5, 12, 13])
+    source = Source(params=c.params)
+    lone = Inferencer(InferencerConfig(), c.agent, source, 4, KEY)
+    inferencer = Inferencer(InferencerConfig(), c.agent, source, 4, KEY, ids)
+
+    def numbers(inferencer, rows, step_type):
+        timestep = random_timesteps(c.setting.obs_spec, step_type)
+        state = inferencer.inference(rows, timestep).agent_state
+        return getattr(state, "counts", state).env_ids.tolist()
+
+    assert numbers(lone, None, [FIRST] * 4) == [0, 1, 2, 3]
+    assert numbers(inferencer, None, [FIRST] * 4) == [4, 5, 12, 13]
+    assert numbers(inferencer, np.array([2, 1]), [FIRST, MID]) == [12, 5]
+    inferencer.reset(np.array([True, False, True, False]))
+    assert numbers(inferencer, None, [MID, FIRST, MID, MID]) == [4, 5, 12, 13]
+    # Ids that padding lies beyond are rows, not numbers.
+    assert numbers(inferencer, np.array([3, 0, 4, 4]), [MID] * 4)[:2] == [13, 4]
+
+
 def test_the_key_moves_on_with_every_call():
     c = case("ppo-separate")
     inferencer = Inferencer(InferencerConfig(), c.agent, Source(params=c.params), 4, KEY)

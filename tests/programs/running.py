@@ -45,6 +45,11 @@ def dqn(topology, *, frames=2000, **changes):
     return _small(experiment, topology, frames, replay=replay, **changes)
 
 
+def r2d2(topology, *, frames=2000, **changes):
+    """R2D2 on a task that needs memory, eight environments."""
+    return _small(preset("memorycue-r2d2"), topology, frames, **changes)
+
+
 def recurrent(topology, *, frames=3000, **changes):
     """Recurrent PPO on a task that needs memory."""
     experiment = Experiment(

@@ -9,6 +9,7 @@ import pytest
 from programs.experiment import from_json
 from programs.session import Result
 from rlstack import checkpoint
+from rlstack.learner import Learner
 from tests.programs.running import (
     SHARED_MEMORY,
     TOPOLOGIES,
@@ -18,6 +19,7 @@ from tests.programs.running import (
     nothing_left,
     params,
     ppo,
+    r2d2,
     recurrent,
     run,
     same,
@@ -111,6 +113,13 @@ def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
     assert result.learner_steps >= 100
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", SHARED_MEMORY)
+def test_r2d2_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
+    result = check_parity(single, r2d2, 1000, topology, tmp_path / "run")
+    assert result.learner_steps >= 30
+
+
 @pytest.mark.parametrize("topology", ["light_env"])
 def test_recurrent_states_held_by_a_service_change_nothing(tmp_path, single, topology):
     check_parity(single, recurrent, 1500, topology, tmp_path / "run")
@@ -130,6 +139,28 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology):
         assert all(np.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
     else:
         assert same(one, two)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_environments_know_their_number_among_all(tmp_path, topology, monkeypatch):
+    """So that exploration by environment gives each its own, whoever acts for it."""
+    seen = []
+    step = Learner.step
+
+    def spy(self, sample):
+        seen.append((sample.keys, np.array(sample.batch.trajectory.agent_state.env_ids)))
+        return step(self, sample)
+
+    monkeypatch.setattr(Learner, "step", spy)
+    # The second service has one actor, the first has two that are not neighbours.
+    program = {"num_actors": 3, "num_inferencers": 2}
+    run(dqn(topology, program=program, env={"num_envs": 2}), tmp_path / "run")
+    ids = np.concatenate([ids for _, ids in seen], axis=1)  # [T+1, items]
+    assert set(ids[0].tolist()) == set(range(6))
+    assert (ids == ids[0]).all()
+    if topology in SHARED_MEMORY:  # where the key of an item says whose it is
+        keys = np.concatenate([keys for keys, _ in seen])
+        np.testing.assert_array_equal(ids[0], keys % np.uint64(6))
 
 
 @pytest.mark.parametrize("topology", SHARED_FIRST)

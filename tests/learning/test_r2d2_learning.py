@@ -1,0 +1,33 @@
+"""R2D2 learns what takes memory; Q-learning without memory does not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from programs.presets import preset
+from tests.learning.test_learning import SEEDS, learned_return, returns_of_seeds
+
+
+@pytest.mark.timeout(300)
+def test_r2d2_remembers_a_cue():
+    # Chance, and the best without memory, score 0.
+    assert learned_return(dataclasses.replace(preset("memorycue-r2d2"), frames=20_000)) > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_r2d2_balances_a_pole_without_velocities_within_300k_frames():
+    found = returns_of_seeds("memory-cartpole-r2d2")
+    assert preset("memory-cartpole-r2d2").frames <= 300_000
+    assert np.median(found) >= 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_without_memory_q_learning_does_not():
+    """DQN as it solves CartPole, in the same environments for as many frames."""
+    env = dataclasses.replace(preset("memory-cartpole-r2d2").env, num_envs=4)
+    assert "velocities" in env.name
+    found = returns_of_seeds("cartpole-dqn", env=env, frames=300_000)
+    assert np.median(found) < 200
