@@ -13,10 +13,12 @@ import pytest
 import agents
 from agents.bc import BC
 from agents.ppo import PPO
+from agents.reinforce import Reinforce
 from rlstack import checkpoint, distributions, returns
 from rlstack.networks.torsos import action_mask
 from rlstack.normalised import Normalised
 from rlstack.off_policy import PolicyAndCriticsAgent
+from rlstack.policy_gradient import PolicyGradientAgent
 from tests.agent_cases import (
     BATCH,
     FIRST,
@@ -131,14 +133,17 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
 @pytest.mark.parametrize(
     "name",
     [
+        "a2c",
         "bc-gru",
         "bc-structured",
         "ddpg",
         "dqn",
         "dqn-duelling",
+        "impala-lstm",
         "ppo-separate",
         "ppo-gru",
         "ppo-structured",
+        "reinforce-gru",
         "sac",
         "sac-discrete",
         "td3",
@@ -165,7 +170,7 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
         pytest.skip("the agent inside is judged; test_normalised compares the two")
     if not c.setting.learns:
         pytest.skip("it has no loss")
-    params, learner_state = c.params, c.learner_state
+    cfg, params, learner_state = c.setting.cfg, c.params, c.learner_state
     errors = []
     for _ in range(30):
         params, learner_state, output = c.learn(params, learner_state, c.batch)
@@ -173,10 +178,11 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
             errors.append(output.priorities.mean())
     if isinstance(c.agent, BC):
         assert likelihood(c, params).mean() > likelihood(c, c.params).mean()
-    elif isinstance(c.agent, PPO):
+    elif isinstance(c.agent, PPO | PolicyGradientAgent):
         before, after = judged(c, c.params), judged(c, params)
         assert after.preference > before.preference
-        assert c.setting.cfg.value_clip or after.value_error < before.value_error
+        has_free_value = not getattr(cfg, "value_clip", 0) and getattr(cfg, "baseline", True)
+        assert after.value_error < before.value_error or not has_free_value
     else:
         assert errors[-1] < errors[0]
     if isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
@@ -216,11 +222,14 @@ def judged(c, params):
     before = jax.tree.map(lambda x: x[:-1], trajectory)
     cfg, timestep = c.setting.cfg, before.timestep
     mask = trajectory.timestep.step_type[1:] != FIRST
+    if isinstance(c.agent, Reinforce):  # of the steps whose episode ends in the batch
+        ends = trajectory.timestep.last()
+        mask &= np.stack([ends[t:].any(axis=0) for t in range(1, len(ends))])
     advantage, target = returns.gae(
         trajectory.timestep.reward[1:],
         trajectory.timestep.discount[1:] * cfg.discount,
         trajectory.agent_output.value,
-        cfg.gae_lambda,
+        getattr(cfg, "gae_lambda", 1.0),
         mask,
     )
     state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
