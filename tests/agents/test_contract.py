@@ -143,6 +143,7 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
         "ppo-separate",
         "ppo-gru",
         "ppo-structured",
+        "r2d2-masked",
         "reinforce-gru",
         "sac",
         "sac-discrete",

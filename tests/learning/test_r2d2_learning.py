@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from programs.presets import preset
-from tests.learning.test_learning import SEEDS, learned_return, returns_of_seeds
+from tests.learning.test_learning import learned_return, returns_of_seeds
 
 
 @pytest.mark.timeout(300)
