@@ -33,7 +33,7 @@ def ppo(topology, *, frames=3000, **changes):
     """PPO on CartPole: an update is 256 frames."""
     experiment = preset("cartpole-ppo")
     agent = dataclasses.replace(experiment.agent, num_epochs=2)
-    return _small(experiment, topology, frames, agent=agent, **changes)
+    return small(experiment, topology, frames, agent=agent, **changes)
 
 
 def dqn(topology, *, frames=2000, **changes):
@@ -42,12 +42,12 @@ def dqn(topology, *, frames=2000, **changes):
     replay = dataclasses.replace(
         experiment.replay, batch_size=32, max_size=4000, min_size=200, samples_per_insert=8.0
     )
-    return _small(experiment, topology, frames, replay=replay, **changes)
+    return small(experiment, topology, frames, replay=replay, **changes)
 
 
 def r2d2(topology, *, frames=2000, **changes):
     """R2D2 on a task that needs memory, eight environments."""
-    return _small(preset("memorycue-r2d2"), topology, frames, **changes)
+    return small(preset("memorycue-r2d2"), topology, frames, **changes)
 
 
 def recurrent(topology, *, frames=3000, **changes):
@@ -60,10 +60,10 @@ def recurrent(topology, *, frames=3000, **changes):
         replay=ReplayConfig(sampler="fifo", batch_size=8, unroll_length=16, max_size=16),
         frames=frames,
     )
-    return _small(experiment, topology, frames, **changes)
+    return small(experiment, topology, frames, **changes)
 
 
-def _small(experiment, topology, frames, *, program=None, env=None, replay=None, **changes):
+def small(experiment, topology, frames, *, program=None, env=None, replay=None, **changes):
     program = {"num_actors": 1, "launch": "threads", **(program or {})}
     if replay is None:
         replay = experiment.replay
