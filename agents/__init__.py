@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agents import ddpg, r2d2, sac, td3
+from agents.a2c import A2C, A2CConfig
 from agents.bc import BC, BCConfig
 from agents.c51 import C51, C51Config
 from agents.ddpg import DDPG, DDPGConfig
@@ -20,6 +21,7 @@ from agents.munchausen import Munchausen, MunchausenConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
+from agents.reinforce import Reinforce, ReinforceConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
 from rlstack import exploration, q_learning
@@ -55,6 +57,7 @@ class Entry(NamedTuple):
 
 
 AGENTS: dict[type, Entry] = {
+    A2CConfig: Entry(A2C, actor_critic),
     BCConfig: Entry(BC, policy_network, offline=True),
     C51Config: Entry(C51, distributional_q_network, q_learning.behaviour_policy),
     DDPGConfig: Entry(DDPG, deterministic_policy_and_critic, ddpg.behaviour_policy),
@@ -66,13 +69,15 @@ AGENTS: dict[type, Entry] = {
     QRDQNConfig: Entry(QRDQN, distributional_q_network, q_learning.behaviour_policy),
     R2D2Config: Entry(R2D2, q_network, r2d2.behaviour_policy),
     RandomConfig: Entry(Random, no_network),
+    ReinforceConfig: Entry(Reinforce, actor_critic),
     SACConfig: Entry(SAC, policy_and_critic, sac.behaviour_policy),
     ScriptedConfig: Entry(Scripted, no_network),
     TD3Config: Entry(TD3, deterministic_policy_and_critic, td3.behaviour_policy),
 }
 
 AgentConfig = (
-    BCConfig
+    A2CConfig
+    | BCConfig
     | C51Config
     | DDPGConfig
     | DQNConfig
@@ -83,6 +88,7 @@ AgentConfig = (
     | QRDQNConfig
     | R2D2Config
     | RandomConfig
+    | ReinforceConfig
     | SACConfig
     | ScriptedConfig
     | TD3Config

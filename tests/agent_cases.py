@@ -10,19 +10,26 @@ import numpy as np
 from dm_env import specs
 
 from agents import AGENTS
+from agents.a2c import A2CConfig
 from agents.bc import BCConfig
+from agents.c51 import C51Config
 from agents.ddpg import DDPGConfig
 from agents.dqn import DQNConfig
 from agents.fixed import RandomConfig, ScriptedConfig
+from agents.impala import ImpalaConfig
+from agents.iqn import IQNConfig
 from agents.munchausen import MunchausenConfig
 from agents.ppo import PPO, PPOConfig
+from agents.qr_dqn import QRDQNConfig
 from agents.r2d2 import R2D2Config
+from agents.reinforce import ReinforceConfig
 from agents.sac import SACConfig
 from agents.td3 import TD3Config
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig
 from rlstack.normalised import NormalisationConfig, normalised
 from rlstack.optimizers import OptimizerConfig
+from rlstack.policy_gradient import PolicyGradientAgent
 from rlstack.types import Batch, StepType, TimeStep, Transition
 
 LENGTH, BATCH = 5, 4  # T and B of the batches below
@@ -41,12 +48,20 @@ STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
+IMPALA_SMALL = ImpalaConfig(optimizer=FAST, entropy_cost=0.0)
+A2C_SMALL = A2CConfig(optimizer=FAST, entropy_cost=0.0)
+REINFORCE_SMALL = ReinforceConfig(optimizer=FAST, entropy_cost=0.0)
 DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
 R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
 NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 BC_SMALL = BCConfig(optimizer=FAST)
 SAC_SMALL = SACConfig(optimizer=FAST, temperature=0.01)
 SMALL = NetworkConfig(hidden_sizes=(8,))
+NOISY = NetworkConfig(hidden_sizes=(8,), noisy_sigma=0.1, num_cosines=6)
+C51_SMALL = C51Config(optimizer=FAST, target_period=1000, min_value=-4.0, max_value=4.0)
+IQN_SMALL = IQNConfig(
+    optimizer=FAST, num_acting_fractions=4, num_fractions=8, num_target_fractions=6
+)
 
 
 # Tests compile much and run little.
@@ -112,6 +127,20 @@ SETTINGS = {
     "ppo-structured": Setting(PPO_SMALL, VECTOR, STRUCTURED),
     "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
     "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="gru", core_size=6)),
+    "impala": Setting(IMPALA_SMALL, VECTOR, ONE_OF_4),
+    "impala-lstm": Setting(IMPALA_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
+    "impala-shared": Setting(IMPALA_SMALL, VECTOR, REAL, _with(SMALL, shared=True)),
+    "a2c": Setting(_with(A2C_SMALL, gae_lambda=0.9), NESTED, STRUCTURED),
+    "a2c-gru": Setting(
+        _with(A2C_SMALL, normalise_advantages=True),
+        VECTOR,
+        SEVERAL,
+        _with(SMALL, core="gru", core_size=6),
+    ),
+    "reinforce": Setting(REINFORCE_SMALL, MASKED, ONE_OF_4),
+    "reinforce-gru": Setting(
+        _with(REINFORCE_SMALL, baseline=False), VECTOR, REAL, _with(SMALL, core="gru", core_size=6)
+    ),
     "dqn": Setting(DQN_SMALL, VECTOR, ONE_OF_4),
     "dqn-duelling": Setting(
         _with(DQN_SMALL, double=False, target_rate=0.01),
@@ -125,6 +154,18 @@ SETTINGS = {
     "td3": Setting(TD3Config(optimizer=FAST, num_critics=3), VECTOR, UNEVEN),
     "ddpg": Setting(DDPGConfig(optimizer=FAST), NESTED, UNEVEN),
     "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature")),
+    "dqn-noisy": Setting(DQN_SMALL, VECTOR, ONE_OF_4, NOISY),
+    "c51": Setting(C51_SMALL, VECTOR, ONE_OF_4, _with(SMALL, num_atoms=7)),
+    "rainbow": Setting(C51_SMALL, MASKED, ONE_OF_4, _with(NOISY, duelling=True, num_atoms=7)),
+    "qr-dqn": Setting(QRDQNConfig(optimizer=FAST), VECTOR, ONE_OF_4, _with(SMALL, num_atoms=5)),
+    "qr-dqn-masked": Setting(
+        QRDQNConfig(optimizer=FAST, double=False, huber_delta=0.0),
+        MASKED,
+        ONE_OF_4,
+        _with(SMALL, duelling=True, num_atoms=5),
+    ),
+    "iqn": Setting(IQN_SMALL, VECTOR, ONE_OF_4, _with(SMALL, num_cosines=6)),
+    "iqn-noisy": Setting(_with(IQN_SMALL, double=False), MASKED, ONE_OF_4, NOISY),
     "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
     "r2d2-masked": Setting(
         _with(R2D2_SMALL, rescale_values=False, target_rate=0.01),
@@ -155,6 +196,7 @@ class Case:
         self.learn = jit(self.agent.learner_step)
         if isinstance(self.agent, PPO):
             self.prepare = jit(self.agent.prepare)
+        if isinstance(self.agent, PPO | PolicyGradientAgent):
             self.loss = jit(self.agent.loss)
             self.unroll = jit(self.agent.network.unroll)
             self.gradient = jit(jax.grad(self.agent.loss, has_aux=True))

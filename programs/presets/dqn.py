@@ -5,6 +5,7 @@ from __future__ import annotations
 from agents.dqn import DQNConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, preset
+from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
@@ -33,6 +34,33 @@ def cartpole_dqn(name: str) -> Experiment:
             samples_per_insert=32.0,
         ),
         frames=100_000,
+    )
+
+
+@preset
+def acrobot_dqn(name: str) -> Experiment:
+    """Acrobot-v1 off-policy: the constants of cartpole-dqn with a smaller learning rate."""
+    return Experiment(
+        preset=name,
+        agent=DQNConfig(
+            target_rate=0.005,
+            epsilon_frames=16_000,
+            epsilon_end=0.04,
+            optimizer=OptimizerConfig(learning_rate=5e-4, anneal_steps=15_000),
+        ),
+        env=EnvConfig("Acrobot-v1", num_envs=4),
+        network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
+        replay=ReplayConfig(
+            sampler="uniform",
+            batch_size=128,
+            unroll_length=8,
+            starts="not_last",
+            max_size=100_000,
+            min_size=1_000,
+            samples_per_insert=32.0,
+        ),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
+        frames=60_000,
     )
 
 

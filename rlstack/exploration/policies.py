@@ -46,6 +46,15 @@ class Greedy:
         return distribution.mode()
 
 
+def explores(policy: Policy) -> bool:
+    """Whether a policy is there to explore, as all but `Greedy` are.
+
+    An agent whose network draws noise lets it do so only then: with `Greedy` it is judged, by the
+    mean weights.
+    """
+    return not isinstance(policy, Greedy)
+
+
 @dataclasses.dataclass(frozen=True)
 class EpsilonGreedy:
     """Takes the mode, or with probability epsilon any legal action, all alike.

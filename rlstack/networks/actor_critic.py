@@ -31,15 +31,23 @@ def actor_critic(
 
     The modules are named ``policy_torso``, ``value_torso`` (or ``torso``), ``core``,
     ``policy_head`` and ``value_head``; optimizers of single components go by these names.
+
+    Raises:
+      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by.
     """
     cfg = cfg or NetworkConfig()
+    if cfg.noisy_sigma:
+        raise ValueError(
+            "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
+            f"{cfg.noisy_sigma}. Leave it at 0, or use an agent such as dqn."
+        )
 
     def features(observation: PyTree, name: str) -> jax.Array:
         return cfg.make_torso(name)(observation_features(obs_spec, observation))
 
     def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:
         return ActorCriticOutput(
-            policy_head(action_spec, policy_features),
+            policy_head(action_spec, policy_features, cfg.policy_log_std),
             hk.Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")(value_features)[
                 ..., 0
             ],
@@ -62,12 +70,12 @@ def actor_critic(
     return feed_forward(forward, obs_spec)
 
 
-def policy_head(action_spec: PyTree, features: jax.Array) -> jax.Array:
+def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) -> jax.Array:
     """Maps features to the parameters of the action distribution, ``[B, n]``.
 
     The layers start near zero (gain 0.01), so that the first policy is near uniform. Log standard
-    deviations are parameters of their own, the same in every state, starting at 0 (Andrychowicz et
-    al. 2021, arXiv:2006.05990, choices C56 and C59).
+    deviations are parameters of their own, the same in every state, starting at ``log_std``
+    (Andrychowicz et al. 2021, arXiv:2006.05990, choices C56 and C59).
     """
 
     def leaf_parameters(spec: specs.Array, name: str) -> jax.Array:
@@ -79,8 +87,9 @@ def policy_head(action_spec: PyTree, features: jax.Array) -> jax.Array:
         )
         if not continuous:
             return outputs
-        log_std = hk.get_parameter(f"{name}_log_std", (num_outputs,), init=jnp.zeros)
-        return jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
+        init = hk.initializers.Constant(log_std)
+        deviation = hk.get_parameter(f"{name}_log_std", (num_outputs,), init=init)
+        return jnp.concatenate([outputs, jnp.broadcast_to(deviation, outputs.shape)], axis=-1)
 
     leaves = jax.tree.leaves(action_spec)
     names = [f"policy_head_{i}" if i else "policy_head" for i in range(len(leaves))]

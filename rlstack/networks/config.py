@@ -33,6 +33,15 @@ class NetworkConfig:
     """Whether policy and value share one torso (always so with a recurrent core)."""
     duelling: bool = False
     """Whether action values are a state value plus mean-free advantages."""
+    noisy_sigma: float = 0.0
+    """Initial noise on the weights of dense layers, by which networks of action values explore
+    (noisy nets; 0.5 in their paper); 0 makes plain layers."""
+    num_atoms: int = 51
+    """Atoms (C51) or quantiles (QR-DQN) of the distribution of each action's value."""
+    num_cosines: int = 64
+    """Cosines that a quantile fraction is embedded by (IQN)."""
+    policy_log_std: float = 0.0
+    """Log standard deviation that a policy of continuous actions starts with."""
     core: Core = "none"
     """Recurrent core between torso and heads."""
     core_size: int = 64
@@ -45,6 +54,12 @@ class NetworkConfig:
                     f"NetworkConfig: {field} must be one of {', '.join(names)}; "
                     f"got {getattr(self, field)!r}."
                 )
+        if self.noisy_sigma < 0 or self.num_atoms < 2 or self.num_cosines < 1:
+            raise ValueError(
+                "NetworkConfig: noisy_sigma must be at least 0, num_atoms at least 2 and "
+                f"num_cosines at least 1; got {self.noisy_sigma}, {self.num_atoms} and "
+                f"{self.num_cosines}."
+            )
         if not self.hidden_sizes or min(self.hidden_sizes) < 1 or self.core_size < 1:
             raise ValueError(
                 "NetworkConfig: hidden_sizes and core_size must be positive; "
@@ -54,10 +69,10 @@ class NetworkConfig:
     def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:
         """Makes the configured torso; call it inside a Haiku transform."""
         if self.torso == "nature":
-            return NatureTorso(self.hidden_sizes[-1], name=name)
+            return NatureTorso(self.hidden_sizes[-1], self.noisy_sigma, name=name)
         if self.torso == "impala":
-            return ImpalaTorso(hidden_size=self.hidden_sizes[-1], name=name)
-        return MLPTorso(self.hidden_sizes, self.activation, name=name)
+            return ImpalaTorso(hidden_size=self.hidden_sizes[-1], noise=self.noisy_sigma, name=name)
+        return MLPTorso(self.hidden_sizes, self.activation, self.noisy_sigma, name=name)
 
     def make_core(self) -> hk.RNNCore:
         """Makes the configured recurrent core; call it inside a Haiku transform."""

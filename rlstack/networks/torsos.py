@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.networks.noisy import linear
 from rlstack.types import PyTree
 
 ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the legal actions
@@ -75,26 +76,31 @@ class MLPTorso(hk.Module):
     """Dense layers over the flattened input; orthogonal initialisation with gain sqrt(2)."""
 
     def __init__(
-        self, sizes: Sequence[int], activation: str = "tanh", name: str | None = None
+        self,
+        sizes: Sequence[int],
+        activation: str = "tanh",
+        noise: float = 0.0,
+        name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self._sizes = tuple(sizes)
+        self._sizes, self._noise = tuple(sizes), noise
         self._activation = getattr(jax.nn, activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[B, ...]`` to ``[B, sizes[-1]]``."""
         x = x.reshape((x.shape[0], -1))
+        init = hk.initializers.Orthogonal(np.sqrt(2))
         for size in self._sizes:
-            x = self._activation(hk.Linear(size, w_init=hk.initializers.Orthogonal(np.sqrt(2)))(x))
+            x = self._activation(linear(size, noise=self._noise, w_init=init)(x))
         return x
 
 
 class NatureTorso(hk.Module):
     """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer."""
 
-    def __init__(self, hidden_size: int = 512, name: str | None = None) -> None:
+    def __init__(self, hidden_size: int = 512, noise: float = 0.0, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._hidden_size = hidden_size
+        self._hidden_size, self._noise = hidden_size, noise
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
@@ -102,7 +108,7 @@ class NatureTorso(hk.Module):
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = jax.nn.relu(hk.Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
         x = x.reshape((x.shape[0], -1))
-        return jax.nn.relu(hk.Linear(self._hidden_size, w_init=init)(x))
+        return jax.nn.relu(linear(self._hidden_size, noise=self._noise, w_init=init)(x))
 
 
 class ImpalaTorso(hk.Module):
@@ -112,11 +118,12 @@ class ImpalaTorso(hk.Module):
         self,
         channels: Sequence[int] = (16, 32, 32),
         hidden_size: int = 256,
+        noise: float = 0.0,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         self._channels = tuple(channels)
-        self._hidden_size = hidden_size
+        self._hidden_size, self._noise = hidden_size, noise
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
@@ -127,4 +134,4 @@ class ImpalaTorso(hk.Module):
                 residual = hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
                 x = x + hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
         x = jax.nn.relu(x).reshape((x.shape[0], -1))
-        return jax.nn.relu(hk.Linear(self._hidden_size)(x))
+        return jax.nn.relu(linear(self._hidden_size, noise=self._noise)(x))

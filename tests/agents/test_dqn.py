@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from agents import AGENTS
-from agents.dqn import DQN, DQNConfig, DQNOutput
+from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.networks import Network, NetworkConfig, q_network
 from rlstack.optimizers import OptimizerConfig
+from rlstack.q_learning import QOutput
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
     FIRST,
@@ -26,6 +27,7 @@ from tests.agent_cases import (
     quick_jit,
 )
 
+KEY = jax.random.PRNGKey(0)
 DISCOUNT = 0.9
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5)
 
@@ -49,12 +51,14 @@ ONLINE = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32) - 2 * T
 
 
 def targets_of(agent, batch):
-    return quick_jit(agent.targets)(ONLINE, TARGET, batch.trajectory)
+    return quick_jit(agent.targets)(KEY, ONLINE, TARGET, batch.trajectory)
 
 
 def gradient_of(agent, target=TARGET):
     """Returns a function of the batch, compiled once."""
-    return functools.partial(quick_jit(jax.grad(agent.loss, has_aux=True)), ONLINE, target)
+    return functools.partial(
+        quick_jit(jax.grad(agent.loss, argnums=1, has_aux=True)), KEY, ONLINE, target
+    )
 
 
 def make_batch(step_types, discounts=None, seed=0, weights=None):
@@ -73,7 +77,7 @@ def make_batch(step_types, discounts=None, seed=0, weights=None):
     items = step_type.shape[1]
     version = np.zeros_like(step_type)
     weights = np.ones(items, np.float32) if weights is None else np.array(weights, np.float32)
-    return Batch(Transition(timestep, DQNOutput(action), (), version), weights)
+    return Batch(Transition(timestep, QOutput(action), (), version), weights)
 
 
 def value_of(observation, double):
@@ -94,7 +98,7 @@ def test_targets_end_where_episodes_do(double):
     )
     batch.trajectory.timestep.discount[:, [2, 4]] = 1
     reward, x = batch.trajectory.timestep.reward, batch.trajectory.timestep.observation
-    targets = make(double=double).targets(ONLINE, TARGET, batch.trajectory)
+    targets = make(double=double).targets(KEY, ONLINE, TARGET, batch.trajectory)
     three = reward[1] + DISCOUNT * reward[2] + DISCOUNT**2 * reward[3]
     expected = [
         three[0] + DISCOUNT**3 * value_of(x[3, 0], double),
@@ -126,7 +130,9 @@ def test_illegal_actions_are_not_bootstrapped_from():
     timestep = batch.trajectory.timestep._replace(
         observation={"observation": vectors, "action_mask": mask}
     )
-    targets = quick_jit(agent.targets)(params, target, batch.trajectory._replace(timestep=timestep))
+    targets = quick_jit(agent.targets)(
+        KEY, params, target, batch.trajectory._replace(timestep=timestep)
+    )
     after = jax.tree.map(lambda x: x[1], timestep)
     values, _ = agent.network.apply(None, target, after, ())
     np.testing.assert_allclose(targets, after.reward + DISCOUNT * values[:, 3], rtol=1e-5)
@@ -136,7 +142,7 @@ def test_illegal_actions_are_not_bootstrapped_from():
 def test_the_loss_is_the_weighted_mean_of_huber_losses_and_priorities_are_errors(delta):
     batch = make_batch([[MID, MID]] * 6, weights=[1, 0.5, 0, 2, 1, 1])
     agent = make(huber_delta=delta)
-    loss, (logs, priorities) = quick_jit(agent.loss)(ONLINE, TARGET, batch)
+    loss, (logs, priorities) = quick_jit(agent.loss)(KEY, ONLINE, TARGET, batch)
     action = batch.trajectory.agent_output.action[0]
     chosen = (batch.trajectory.timestep.observation[0] @ ONLINE)[np.arange(6), action]
     error = np.abs(np.asarray(targets_of(agent, batch)) - chosen)

@@ -1,0 +1,78 @@
+"""Categorical Q-learning, Bellemare et al. (2017), https://arxiv.org/abs/1707.06887, and Rainbow.
+
+The network's output is a distribution over fixed atoms of each action's return; the target is the
+n-step distribution projected on the atoms. With double learning, a duelling and noisy network,
+prioritized replay and n-step targets, all by config, this is Rainbow, Hessel et al. (2018),
+https://arxiv.org/abs/1710.02298: an experiment (``rainbow`` among the presets), not another agent.
+
+Deviations: the loss is the KL divergence itself, whose gradient is the cross-entropy's, so that
+priorities are Rainbow's; streams of the duelling network part after the torso's dense layer, not
+before it; the paper's own C51 is not double (``double=False``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.n_step import NStep
+from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.types import Array, Params, PRNGKey
+from rlstack.value_distributions import categorical_kl, project
+
+
+@dataclasses.dataclass(frozen=True)
+class C51Config(QLearningConfig):
+    """Hyperparameters of C51; the network says how many atoms there are."""
+
+    min_value: float = -10.0
+    """The smallest atom, a discounted return (the paper's -10 for clipped rewards)."""
+    max_value: float = 10.0
+    """The largest atom (the paper's 10)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_value >= self.max_value:
+            raise ValueError(
+                f"C51Config: min_value must be below max_value; got {self.min_value} and "
+                f"{self.max_value}."
+            )
+
+
+class C51(QLearning):
+    """The agent; construct it as `rlstack.agent.Agent` says.
+
+    Its network gives logits of the atoms of each action, ``[B, A, N]``.
+    """
+
+    cfg: C51Config
+
+    def atoms(self, num_atoms: int) -> Array:
+        """Returns the returns that atoms stand for, ``[N]``, evenly spaced."""
+        return jnp.linspace(self.cfg.min_value, self.cfg.max_value, num_atoms)
+
+    def values(self, outputs: Array) -> Array:
+        """Returns the means of the distributions that logits ``[..., N]`` say, ``[...]``."""
+        return jax.nn.softmax(outputs) @ self.atoms(outputs.shape[-1])
+
+    def item_losses(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
+    ) -> ItemLosses:
+        """Returns the KL divergences from targets to predictions, which are priorities too."""
+        online_key, target_key = jax.random.split(rng_key)
+        target = self.target_probs(target_key, params, target_params, transition)
+        outputs = self.outputs(online_key, params, transition.timestep)
+        logits = of_actions(outputs, transition.action)
+        losses = categorical_kl(target, logits)
+        return ItemLosses(losses, losses, self.values(logits))
+
+    def target_probs(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
+    ) -> Array:
+        """Returns the projected n-step distributions, ``[B, N]`` (the paper's algorithm 1)."""
+        logits = self.bootstrap(rng_key, params, target_params, transition.end)
+        atoms = self.atoms(logits.shape[-1])
+        moved = transition.reward[:, None] + transition.discount[:, None] * atoms
+        return project(moved, jax.nn.softmax(logits), atoms)

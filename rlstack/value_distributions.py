@@ -1,0 +1,71 @@
+"""Distributions of returns: their projection on fixed atoms, and losses of their quantiles."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.types import Array
+
+
+def project(values: Array, probs: Array, atoms: Array) -> Array:
+    """Projects distributions on evenly spaced atoms.
+
+    Bellemare et al. (2017), https://arxiv.org/abs/1707.06887, equation 7: a value beyond the atoms
+    counts as the outermost, and the probability of one between two atoms is shared by them in
+    proportion to nearness.
+
+    Args:
+      values: ``[..., M]``, where the probability lies.
+      probs: ``[..., M]``.
+      atoms: ``[N]``, increasing by equal steps, N >= 2.
+
+    Returns:
+      The probability of each atom, ``[..., N]``.
+    """
+    step = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
+    clipped = jnp.clip(values, atoms[0], atoms[-1])
+    distance = jnp.abs(clipped[..., None] - atoms) / step  # [..., M, N]
+    return jnp.sum(probs[..., None] * jnp.clip(1.0 - distance, 0.0, 1.0), axis=-2)
+
+
+def categorical_kl(target_probs: Array, logits: Array) -> Array:
+    """Returns KL(target || softmax(logits)) in nats, ``[...]``, of arrays ``[..., N]``.
+
+    As a loss it has the gradient of the cross-entropy, and as a priority it falls to 0.
+    """
+    entropy = -jax.scipy.special.xlogy(target_probs, target_probs).sum(axis=-1)
+    return -(target_probs * jax.nn.log_softmax(logits)).sum(axis=-1) - entropy
+
+
+def midpoints(num_quantiles: int) -> Array:
+    """Returns the fractions (i + 1/2) / N, ``[N]``, whose quantiles QR-DQN learns (its lemma 2)."""
+    return (jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles
+
+
+def quantile_huber_loss(
+    quantiles: Array, fractions: Array, targets: Array, huber_delta: float
+) -> Array:
+    """Returns the loss whose minimum has the quantiles of the targets.
+
+    Dabney et al. (2018b), https://arxiv.org/abs/1806.06923, equation 3, and for fixed fractions
+    Dabney et al. (2018a), https://arxiv.org/abs/1710.10044, equation 10 divided by kappa: the sum
+    over quantiles of the mean over targets of |fraction - 1{u < 0}| huber(u) / huber_delta, where
+    u = target - quantile.
+
+    Args:
+      quantiles: ``[..., N]``.
+      fractions: ``[..., N]`` in [0, 1], which quantiles they are.
+      targets: ``[..., M]`` samples of the distribution; gradients do not pass through them.
+      huber_delta: kappa, the error beyond which the loss is linear; 0 makes it linear throughout.
+
+    Returns:
+      ``[...]``.
+    """
+    errors = jax.lax.stop_gradient(targets)[..., None, :] - quantiles[..., :, None]
+    size = jnp.abs(errors)
+    if huber_delta:
+        within = jnp.minimum(size, huber_delta)
+        size = within * (size - 0.5 * within) / huber_delta
+    weight = jnp.abs(fractions[..., :, None] - (errors < 0))
+    return (weight * size).mean(axis=-1).sum(axis=-1)
