@@ -1,6 +1,7 @@
 """Ready experiments, named ENV-AGENT. Constants come from the sources named, or were tuned here."""
 
 from programs.presets import (
+    a2c,
     bc,
     c51,
     dqn,
@@ -12,12 +13,14 @@ from programs.presets import (
     quantile,
     r2d2,
     rainbow,
+    reinforce,
 )
 from programs.presets.registry import PRESETS, describe
 from programs.presets.registry import find as preset
 
 __all__ = [
     "PRESETS",
+    "a2c",
     "bc",
     "c51",
     "describe",
@@ -31,4 +34,5 @@ __all__ = [
     "quantile",
     "r2d2",
     "rainbow",
+    "reinforce",
 ]

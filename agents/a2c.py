@@ -1,0 +1,57 @@
+"""Synchronous advantage actor-critic (A2C), after Mnih et al. (2016), arXiv:1602.01783.
+
+https://arxiv.org/abs/1602.01783, algorithm S3, with all environments in step instead of racing
+threads: one gradient step on each batch of fresh unrolls. The returns of an unroll bootstrap from
+the value of its last step, so that ``unroll_length`` of the replay is the paper's t_max;
+``gae_lambda`` (Schulman et al. 2016, arXiv:1506.02438) mixes them with shorter ones and is 1 in the
+paper.
+
+Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
+networks, run from the stored state of the unroll's first step. It takes its data for on-policy:
+where actors run ahead of the learner, bound the replay's ``max_staleness``, or use impala.
+Deviations from the paper: losses are means over transitions, not sums; a truncated episode is
+bootstrapped from its true last observation, and LAST -> FIRST pairs of steps, which are no
+transitions, are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlstack import returns
+from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.types import Array, Logs, Params, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class A2CConfig(PolicyGradientConfig):
+    """Hyperparameters of A2C."""
+
+    gae_lambda: float = 1.0
+    """Trace decay of the advantage estimator; 1 is the paper's."""
+    normalise_advantages: bool = False
+    """Whether a batch's advantages are brought to mean 0 and deviation 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
+
+
+class A2C(PolicyGradientAgent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
+
+    cfg: A2CConfig
+
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
+        """Returns the loss of policy and value on ``[T+1, B, ...]``, and logs."""
+        unrolled = self.unrolled(params, trajectory)
+        advantages, targets = returns.gae(
+            rewards=unrolled.reward,
+            discounts=unrolled.discount,
+            values=unrolled.value,
+            gae_lambda=self.cfg.gae_lambda,
+            mask=unrolled.mask,
+        )
+        if self.cfg.normalise_advantages:
+            advantages = standardised(advantages, unrolled.mask)
+        return self.actor_critic_loss(unrolled, advantages, targets)

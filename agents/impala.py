@@ -1,0 +1,64 @@
+"""IMPALA's actor-critic with V-trace, Espeholt et al. (2018), https://arxiv.org/abs/1802.01561.
+
+Actors may act with older params than the learner's: V-trace (paper, section 4.1) corrects values
+and policy gradients by truncated importance weights. The learner runs its network over each unroll
+from the recurrent state that the actor stored at the unroll's first step (paper, section 3). The
+deep residual torso of the paper is the network's choice (``torso="impala"``).
+
+Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
+networks. Deviations from the paper: losses are means over transitions, not sums; the last action
+and reward are no input of the network, unless the environment's observation holds them; a truncated
+episode is bootstrapped from its true last observation, and LAST -> FIRST pairs of steps, which are
+no transitions, are left out. Lambda (remark 2) is there, 1 as in the paper's experiments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlstack import returns
+from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
+from rlstack.types import Array, Logs, Params, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaConfig(PolicyGradientConfig):
+    """Hyperparameters of IMPALA."""
+
+    clip_rho: float = 1.0
+    """Importance weights of TD errors are cut here (paper: rho-bar = 1, section 5.2.2)."""
+    clip_c: float = 1.0
+    """Those of the trace are cut here (paper: c-bar = 1)."""
+    clip_pg_rho: float = 1.0
+    """Those of the policy gradient are cut here (paper: rho-bar)."""
+    vtrace_lambda: float = 1.0
+    """Decay of the trace beside c (paper, remark 2)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("clip_rho", "clip_c", "clip_pg_rho"):
+            self.require(name, getattr(self, name) > 0, "positive")
+        self.require("clip_rho", self.clip_rho >= self.clip_c, f"at least clip_c ({self.clip_c})")
+        self.require("vtrace_lambda", 0 <= self.vtrace_lambda <= 1, "in [0, 1]")
+
+
+class Impala(PolicyGradientAgent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
+
+    cfg: ImpalaConfig
+
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
+        """Returns the sum of the paper's three updates (section 4.2) as one loss, and logs."""
+        unrolled = self.unrolled(params, trajectory)
+        targets, advantages = returns.vtrace(
+            log_rhos=unrolled.log_rhos,
+            rewards=unrolled.reward,
+            discounts=unrolled.discount,
+            values=unrolled.value,
+            mask=unrolled.mask,
+            clip_rho=self.cfg.clip_rho,
+            clip_c=self.cfg.clip_c,
+            clip_pg_rho=self.cfg.clip_pg_rho,
+            vtrace_lambda=self.cfg.vtrace_lambda,
+        )
+        return self.actor_critic_loss(unrolled, advantages, targets)

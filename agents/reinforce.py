@@ -1,0 +1,66 @@
+"""REINFORCE, Williams (1992), https://doi.org/10.1007/BF00992696: policy gradient of whole returns.
+
+The weight of a step's gradient is the discounted sum of the rewards that followed it until the
+episode's end, less a baseline where there is one: the network's value of the step. Returns are
+never estimated: an unroll that ends inside an episode does not tell the returns of that episode's
+steps, so these are left out of every mean, and ``complete`` in the logs is the share of steps that
+see their episode's end. That favours steps whose episode ends soon, a bias which is small where
+unrolls (the replay's ``unroll_length``) are long beside episodes. Of an episode that began in an
+earlier unroll, the steps in the unroll where it ends are learned from.
+
+Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
+networks. Deviations from the paper: the policy gradient is not itself discounted by the step's
+distance from the episode's start; an episode cut short by a time limit counts the value of its last
+observation as its last reward, or nothing without a baseline; entropy bonus and standardised
+weights are options of the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from rlstack import returns
+from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.types import Array, Logs, Params, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class ReinforceConfig(PolicyGradientConfig):
+    """Hyperparameters of REINFORCE."""
+
+    baseline: bool = True
+    """Whether the value head's estimate is subtracted from returns; else it is not trained."""
+    normalise_advantages: bool = True
+    """Whether a batch's returns, less the baseline, are brought to mean 0 and deviation 1."""
+
+
+class Reinforce(PolicyGradientAgent):
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
+
+    cfg: ReinforceConfig
+
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
+        """Returns the loss of policy and baseline on ``[T+1, B, ...]``, and logs."""
+        unrolled = self.unrolled(params, trajectory)
+        ends = jnp.asarray(trajectory.timestep.last())[1:]
+        complete = jax.lax.cummax(ends.astype(jnp.int32), axis=0, reverse=True) > 0
+        share = complete.mean()
+        if not self.cfg.baseline:
+            unrolled = unrolled._replace(value=jnp.zeros_like(unrolled.value))
+        targets = returns.discounted_returns(
+            rewards=unrolled.reward,
+            discounts=unrolled.discount,
+            values=unrolled.value,
+            mask=unrolled.mask,
+        )
+        unrolled = unrolled._replace(mask=unrolled.mask & complete)
+        advantages = targets - unrolled.value[:-1]
+        if not self.cfg.baseline:
+            targets = unrolled.value[:-1]  # no value is regressed on anything
+        if self.cfg.normalise_advantages:
+            advantages = standardised(advantages, unrolled.mask)
+        loss, logs = self.actor_critic_loss(unrolled, advantages, targets)
+        return loss, {**logs, "complete": share}

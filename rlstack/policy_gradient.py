@@ -1,0 +1,234 @@
+"""What agents that follow the policy gradient share: all but the estimate of the advantage.
+
+The learner runs its own network over an unroll from the stored state of the unroll's first step,
+and minimises, over its true transitions,
+
+    - advantage x log probability + value_cost x 0.5 (target - value)^2 - entropy_cost x entropy
+
+where advantage and target are constants that the agent estimates (its ``loss``). Actions are
+whatever `rlstack.distributions` knows: a ratio or log probability is of the whole action, several
+numbers or structures included. Losses are means over transitions: papers that sum them need their
+gradient norm and the optimizer's eps divided by the number of transitions in a batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rlstack import distributions
+from rlstack.agent import Agent
+from rlstack.exploration import initial_counts
+from rlstack.networks import ActorCriticOutput
+from rlstack.networks.torsos import action_mask
+from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.types import (
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyGradientConfig:
+    """Hyperparameters that these agents share."""
+
+    discount: float = 0.99
+    """Discount of future rewards, per step."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    value_cost: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Global norm that gradients are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of all components that have none of their own."""
+    torso_optimizer: OptimizerConfig | None = None
+    """Optimizer of the torsos and the recurrent core."""
+    policy_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy head."""
+    value_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the value head."""
+
+    def __post_init__(self) -> None:
+        self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
+        for name in ("entropy_cost", "value_cost", "max_grad_norm"):
+            self.require(name, getattr(self, name) >= 0, "at least 0")
+
+    def require(self, name: str, holds: bool, rule: str) -> None:
+        """Raises a ValueError that names the field and its rule unless that holds."""
+        if not holds:
+            raise ValueError(
+                f"{type(self).__name__}: {name} must be {rule}; got {getattr(self, name)}."
+            )
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Makes the optimizer of an actor-critic network."""
+        return component_optimizer(
+            self.optimizer,
+            {
+                ("policy_head",): self.policy_head_optimizer,
+                ("value_head",): self.value_head_optimizer,
+                ("torso", "policy_torso", "value_torso", "core"): self.torso_optimizer,
+            },
+            self.max_grad_norm,
+        )
+
+
+class PolicyGradientOutput(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: PyTree  # [B, ...] as drawn: environments clip continuous actions to their bounds
+    behaviour_log_prob: Array  # [B] float32
+    value: Array  # [B] float32, of the network that acted
+
+
+class PolicyGradientState(NamedTuple):
+    """What the learner keeps."""
+
+    opt_state: Any
+    rng_key: PRNGKey
+
+
+class Unrolled(NamedTuple):
+    """T transitions as the learner's network sees them; ``mask`` tells the true ones."""
+
+    reward: Array  # [T, B] float32
+    discount: Array  # [T, B] float32, the agent's times the environment's
+    mask: Array  # [T, B] bool, False where there is no transition to learn from
+    value: Array  # [T + 1, B] float32
+    log_prob: Array  # [T, B] float32, of the actions taken
+    log_rhos: Array  # [T, B] float32, log_prob less the behaviour's
+    entropy: Array  # [T, B] float32
+
+
+class PolicyGradientAgent(Agent):
+    """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`."""
+
+    cfg: Any
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._optimizer = cfg.make_optimizer()
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh network parameters."""
+        return self.network.init(rng_key)
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the recurrent core's initial state, ``[B, ...]``, or ()."""
+        return self.network.initial_state(batch_size)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> PolicyGradientState:
+        """Returns the optimizer's initial state and the learner's key."""
+        return PolicyGradientState(self._optimizer.init(params), rng_key)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> tuple[PolicyGradientOutput, AgentState]:
+        """Draws actions for ``[B, ...]`` steps from the policy."""
+        output, state = self.network.apply(None, params, timestep, state)
+        distribution = self.distribution(output, timestep)
+        action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
+        return PolicyGradientOutput(action, distribution.log_prob(action), output.value), state
+
+    def distribution(
+        self, output: ActorCriticOutput, timestep: TimeStep
+    ) -> distributions.Distribution:
+        """Returns the policy at ``timestep``, whose observation may tell the legal actions."""
+        return distributions.from_parameters(
+            self.action_spec, output.policy, action_mask(timestep.observation)
+        )
+
+    @abc.abstractmethod
+    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
+        """Returns the loss on ``[T+1, B, ...]``, and what to log."""
+
+    def unrolled(self, params: Params, trajectory: Trajectory) -> Unrolled:
+        """Runs the network over a trajectory ``[T+1, B, ...]`` from its first stored state."""
+        state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
+        output, _ = self.network.unroll(None, params, trajectory.timestep, state)
+        policy, before = jax.tree.map(lambda x: x[:-1], (output, trajectory))
+        after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
+        distribution = self.distribution(policy, before.timestep)
+        log_prob = distribution.log_prob(before.agent_output.action)
+        return Unrolled(
+            reward=after.reward,
+            discount=after.discount * self.cfg.discount,
+            mask=~after.first(),
+            value=output.value,
+            log_prob=log_prob,
+            log_rhos=log_prob - before.agent_output.behaviour_log_prob,
+            entropy=distribution.entropy(),
+        )
+
+    def actor_critic_loss(
+        self, unrolled: Unrolled, advantages: Array, targets: Array
+    ) -> tuple[Array, Logs]:
+        """Returns the loss at the top of this file.
+
+        Args:
+          unrolled: what the network says.
+          advantages: ``[T, B]``; no gradient passes through them, nor through the targets.
+          targets: ``[T, B]``, what the values should be.
+        """
+        advantages, targets = jax.lax.stop_gradient((advantages, targets))
+        mask = unrolled.mask
+        policy_loss = -masked_mean(advantages * unrolled.log_prob, mask)
+        value_loss = 0.5 * masked_mean((targets - unrolled.value[:-1]) ** 2, mask)
+        entropy = masked_mean(unrolled.entropy, mask)
+        loss = policy_loss + self.cfg.value_cost * value_loss - self.cfg.entropy_cost * entropy
+        # Schulman's k3 estimator: how far the learner has gone from who acted.
+        kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "kl": kl,
+        }
+
+    def compute_gradients(
+        self, params: Params, learner_state: PolicyGradientState, batch: Batch
+    ) -> tuple[Params, LearnerOutput]:
+        """Returns the gradient of `loss`, and its logs."""
+        del learner_state
+        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch.trajectory)
+        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
+
+    def apply_gradients(
+        self, params: Params, learner_state: PolicyGradientState, grads: Params
+    ) -> tuple[Params, Any, Logs]:
+        """Applies the optimizer."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
+
+    def update_learner_state(
+        self, params: Params, learner_state: PolicyGradientState, opt_state: Any
+    ) -> PolicyGradientState:
+        """Keeps the optimizer's state."""
+        del params
+        return learner_state._replace(opt_state=opt_state)
+
+
+def masked_mean(x: Array, mask: Array) -> Array:
+    """Returns the mean of ``x`` where ``mask`` holds; 0 where it holds nowhere."""
+    return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def standardised(x: Array, mask: Array) -> Array:
+    """Brings ``x`` to mean 0 and deviation 1 where ``mask`` holds; 0 elsewhere."""
+    centred = jnp.where(mask, x - masked_mean(x, mask), 0.0)
+    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
