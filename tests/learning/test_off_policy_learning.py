@@ -1,0 +1,77 @@
+"""SAC, TD3 and DDPG learn: a toy always, the figures of their presets when slow tests run."""
+
+import statistics
+
+import pytest
+
+from agents.ddpg import DDPGConfig
+from agents.sac import SACConfig
+from agents.td3 import TD3Config
+from programs.presets import preset
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+from rlstack.replay import ReplayConfig
+from tests.learning.test_learning import learned_return, returns_of_seeds, toy
+
+FAST = OptimizerConfig(learning_rate=3e-3)
+
+
+def learn_off_policy(name, agent, frames, sampler="uniform", unroll_length=1):
+    return learned_return(
+        toy(
+            name,
+            agent,
+            frames=frames,
+            num_envs=8,
+            network=NetworkConfig(hidden_sizes=(32, 32), activation="relu"),
+            replay=ReplayConfig(
+                sampler=sampler,
+                batch_size=64,
+                unroll_length=unroll_length,
+                starts="not_last",
+                max_size=10_000,
+                min_size=500,
+                samples_per_insert=32.0,
+            ),
+        )
+    )
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config, DDPGConfig])
+def test_a_point_goes_to_the_origin(config):
+    agent = config(discount=0.9, random_frames=500, target_rate=0.02, optimizer=FAST)
+    # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.
+    assert learn_off_policy("PointMass", agent, frames=4_000) > -5.5
+
+
+def test_sac_learns_catch_from_prioritized_three_step_items():
+    agent = SACConfig(
+        discount=0.95, target_entropy=0.2, random_frames=500, target_rate=0.02, optimizer=FAST
+    )
+    found = learn_off_policy("Catch", agent, 10_000, sampler="prioritized", unroll_length=3)
+    assert found > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("name", "least"), [("pendulum-sac", -170), ("pendulum-td3", -170), ("pendulum-ddpg", -180)]
+)
+def test_pendulum_swings_up_within_20k_frames(name, least):
+    assert preset(name).frames <= 20_000 and preset(name).evaluator.episodes >= 50
+    assert statistics.median(returns_of_seeds(name)) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_discrete_sac_solves_cartpole_within_100k_frames():
+    assert preset("cartpole-sac").frames <= 100_000
+    assert statistics.median(returns_of_seeds("cartpole-sac")) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize(("name", "least"), [("halfcheetah-sac", 4500), ("halfcheetah-td3", 4000)])
+def test_halfcheetah_runs_within_300k_frames(name, least):
+    assert preset(name).frames <= 300_000
+    assert statistics.median(returns_of_seeds(name)) >= least
