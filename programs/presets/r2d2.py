@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from agents.dqn import DQNConfig
 from agents.r2d2 import R2D2Config
 from programs.experiment import EnvConfig, Experiment
+from programs.presets.dqn import cartpole_dqn
 from programs.presets.registry import preset
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
+
+_MEMORY_CARTPOLE = "rlstack.envs.partial:cartpole_without_velocities"
 
 
 @preset
@@ -22,7 +28,7 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
             target_rate=0.01,
             optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=18_000),
         ),
-        env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=8),
+        env=EnvConfig(_MEMORY_CARTPOLE, num_envs=8),
         network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
         replay=ReplayConfig(
             sampler="prioritized",
@@ -36,6 +42,23 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
             importance_exponent=0.6,
             importance_exponent_final=0.6,
         ),
+        evaluator=EvaluatorConfig(episodes=50, num_envs=50),
+        frames=300_000,
+    )
+
+
+@preset
+def memory_cartpole_dqn(name: str) -> Experiment:
+    """What DQN, which solves CartPole, makes of it without velocities: no memory, to compare."""
+    return dataclasses.replace(
+        cartpole_dqn(name),
+        agent=DQNConfig(
+            target_rate=0.005,
+            epsilon_frames=16_000,
+            epsilon_end=0.04,
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=75_000),
+        ),
+        env=EnvConfig(_MEMORY_CARTPOLE, num_envs=4),
         evaluator=EvaluatorConfig(episodes=50, num_envs=50),
         frames=300_000,
     )

@@ -27,7 +27,6 @@ def test_r2d2_balances_a_pole_without_velocities_within_300k_frames():
 @pytest.mark.timeout(1800)
 def test_without_memory_q_learning_does_not():
     """DQN as it solves CartPole, in the same environments for as many frames."""
-    env = dataclasses.replace(preset("memory-cartpole-r2d2").env, num_envs=4)
-    assert "velocities" in env.name
-    found = returns_of_seeds("cartpole-dqn", env=env, frames=300_000)
-    assert np.median(found) < 200
+    without, with_memory = (preset(f"memory-cartpole-{name}") for name in ("dqn", "r2d2"))
+    assert without.env.name == with_memory.env.name and without.frames == with_memory.frames
+    assert np.median(returns_of_seeds("memory-cartpole-dqn")) < 200
