@@ -1,0 +1,255 @@
+"""Does the stack's learner cost more than the same loss and optimizer written inline?
+
+Ours is `rlstack.learner.Learner.step`, as every program runs it: the agent's hooks, the logs on the
+host, the check for NaN. The reference is a loop around one jitted function that takes the gradient
+of the agent's public ``loss``, applies optax, moves the targets, and waits for the loss. Networks,
+batch sizes and hyperparameters are the presets'; batches are random numbers.
+
+    python -m benchmarks.learners [--quick] [--only PRESET]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from agents.bc import BC
+from agents.ddpg import DDPG
+from agents.ppo import PPO
+from agents.r2d2 import R2D2
+from agents.sac import SAC
+from agents.td3 import TD3
+from benchmarks.report import Comparison, Result, alternate, rate
+from programs import xla
+from programs.components import make_agent, make_env
+from programs.presets import preset
+from rlstack.actor import transition_spec
+from rlstack.learner import Learner
+from rlstack.normalised import NormalisationConfig
+from rlstack.optimizers import component_optimizer
+from rlstack.policy_gradient import PolicyGradientAgent
+from rlstack.q_learning import QLearning
+from rlstack.types import Batch, Transition
+
+TARGET = 1 / 1.2
+PRESETS = (
+    "cartpole-ppo",
+    "cartpole-impala",
+    "cartpole-a2c",
+    "cartpole-reinforce",
+    "cartpole-dqn",
+    "cartpole-c51",
+    "cartpole-rainbow",
+    "cartpole-qrdqn",
+    "cartpole-iqn",
+    "cartpole-munchausen",
+    "memory-cartpole-r2d2",
+    "pendulum-sac",
+    "pendulum-td3",
+    "pendulum-ddpg",
+    "cartpole-bc",
+)
+
+Step = Callable[[Any, Any, Batch], tuple[Any, Any, Any]]  # to (params, state, loss)
+
+
+class Sampled(NamedTuple):
+    """What replay would hand out."""
+
+    batch: Batch
+    keys: np.ndarray
+
+
+def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
+    """Returns updates per second of the learner over those of the inline loop."""
+    experiment = dataclasses.replace(preset(name), normalisation=NormalisationConfig())
+    with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
+        agent = make_agent(experiment, env.spec)
+        spec = transition_spec(agent, env.spec)
+    length, size = experiment.replay.unroll_length + 1, experiment.replay.batch_size
+    sample = Sampled(random_batch(spec, length, size), np.arange(size, dtype=np.uint64))
+    learner = Learner(experiment.learner, agent, None, jax.random.PRNGKey(0))
+    begin, step = _inline(agent, experiment.agent)
+    step = jax.jit(step)
+    held = [learner.params, begin(learner.params), None]
+
+    def ours(updates: int) -> None:
+        for _ in range(updates):
+            learner.step(sample)
+
+    def inline(updates: int) -> None:
+        for _ in range(updates):
+            held[:] = step(held[0], held[1], sample.batch)
+            jax.block_until_ready(held[2])
+
+    ours(2)
+    inline(2)
+    updates = max(3, int(seconds * rate(3, lambda: inline(3))))
+    return alternate(
+        lambda: rate(updates, lambda: ours(updates)),
+        lambda: rate(updates, lambda: inline(updates)),
+        repeats,
+    ), {}
+
+
+def random_batch(spec: Transition, length: int, size: int) -> Batch:
+    """Returns numbers in [0, 1) and zeros for integers, from the middle of episodes."""
+    rng = np.random.default_rng(0)
+
+    def leaf(kind: Any) -> np.ndarray:
+        shape = (length, size, *kind.shape)
+        if np.issubdtype(kind.dtype, np.floating):
+            return rng.random(shape, np.float32).astype(kind.dtype)
+        return np.zeros(shape, kind.dtype)
+
+    trajectory = jax.tree.map(leaf, spec)
+    mid = np.ones((length, size), np.int32)
+    timestep = trajectory.timestep._replace(step_type=mid)
+    return Batch(trajectory._replace(timestep=timestep), np.ones(size, np.float32))
+
+
+def _inline(agent: Any, cfg: Any) -> tuple[Callable[[Any], Any], Step]:
+    """Returns (params to the first state, the update) of this kind of agent."""
+    for kind, make in _INLINE.items():
+        if isinstance(agent, kind):
+            return make(agent, cfg)
+    raise ValueError(f"benchmarks.learners: nobody wrote {type(agent).__name__} inline yet.")
+
+
+def _optimizer(cfg: Any) -> optax.GradientTransformation:
+    """Returns the optimizer where all components have the same."""
+    return component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+
+
+def _plain(agent: Any, cfg: Any, data: Callable[[Batch], Any]) -> tuple[Callable, Step]:
+    """A loss of params and data, and nothing else to keep."""
+    optimizer = _optimizer(cfg)
+
+    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, data(batch))
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return optimizer.init, step
+
+
+def _ppo(agent: PPO, cfg: Any) -> tuple[Callable, Step]:
+    optimizer, hooks = _optimizer(cfg), agent.initial_learner_state
+
+    def begin(params: Any) -> Any:
+        return optimizer.init(params), hooks(jax.random.PRNGKey(0), params)
+
+    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        opt_state, learner_state = state
+        learner_state, rows, schedule = agent.prepare(params, learner_state, batch)
+
+        def body(carry: Any, indices: Any) -> Any:
+            params, opt_state = carry
+            minibatch = jax.tree.map(lambda x: jnp.asarray(x)[indices], rows)
+            (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, minibatch)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), loss
+
+        (params, opt_state), losses = jax.lax.scan(body, (params, opt_state), schedule)
+        return params, (opt_state, learner_state), losses.mean()
+
+    return begin, step
+
+
+def _with_target(
+    agent: Any, cfg: Any, *, keyed: bool, target_of: Callable[[Any], Any] = lambda params: params
+) -> tuple[Callable, Step]:
+    """A loss of params, target params and a batch, with a key or without."""
+    optimizer = _optimizer(cfg)
+
+    def begin(params: Any) -> Any:
+        return optimizer.init(params), target_of(params), jnp.zeros((), int), jax.random.PRNGKey(0)
+
+    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        opt_state, target, count, key = state
+        key, used = jax.random.split(key) if keyed else (key, None)
+        given = (used, params, target, batch) if keyed else (params, target, batch)
+        gradient = jax.value_and_grad(agent.loss, argnums=int(keyed), has_aux=True)
+        (loss, _), grads = gradient(*given)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        if getattr(cfg, "target_rate", 0.0):
+            target = optax.incremental_update(target_of(params), target, cfg.target_rate)
+        else:
+            target = optax.periodic_update(target_of(params), target, count + 1, cfg.target_period)
+        return params, (opt_state, target, count + 1, key), loss
+
+    return begin, step
+
+
+def _td3(agent: TD3, cfg: Any) -> tuple[Callable, Step]:
+    optimizer = _optimizer(cfg)
+
+    def begin(params: Any) -> Any:
+        states = optimizer.init(params.policy), optimizer.init(params.critics)
+        return states, params, jnp.zeros((), int), jax.random.PRNGKey(0)
+
+    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+        (policy_state, critics_state), target, count, key = state
+        key, used = jax.random.split(key)
+        gradient = jax.value_and_grad(agent.loss, argnums=1, has_aux=True)
+        (loss, _), grads = gradient(used, params.critics, target, batch)
+        updates, critics_state = optimizer.update(grads, critics_state, params.critics)
+        critics = optax.apply_updates(params.critics, updates)
+
+        def delayed() -> tuple[Any, Any, Any]:
+            grads = jax.grad(agent.policy_loss)(params.policy, params.critics, batch)
+            updates, state = optimizer.update(grads, policy_state, params.policy)
+            new = params._replace(
+                policy=optax.apply_updates(params.policy, updates), critics=critics
+            )
+            return new, state, optax.incremental_update(new, target, cfg.target_rate)
+
+        params, policy_state, target = jax.lax.cond(
+            (count + 1) % cfg.policy_period == 0,
+            delayed,
+            lambda: (params._replace(critics=critics), policy_state, target),
+        )
+        return params, ((policy_state, critics_state), target, count + 1, key), loss
+
+    return begin, step
+
+
+_INLINE: dict[type, Callable[[Any, Any], tuple[Callable, Step]]] = {
+    PPO: _ppo,
+    PolicyGradientAgent: lambda agent, cfg: _plain(agent, cfg, lambda batch: batch.trajectory),
+    BC: lambda agent, cfg: _plain(agent, cfg, lambda batch: batch),
+    QLearning: lambda agent, cfg: _with_target(agent, cfg, keyed=True),
+    R2D2: lambda agent, cfg: _with_target(agent, cfg, keyed=False),
+    DDPG: lambda agent, cfg: _with_target(agent, cfg, keyed=False),
+    SAC: lambda agent, cfg: _with_target(
+        agent, cfg, keyed=True, target_of=lambda params: params.critics
+    ),
+    TD3: _td3,
+}
+
+
+def main() -> None:
+    """Measures, prints a table, and one line of JSON last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
+    parser.add_argument("--only", choices=PRESETS, help="one preset instead of all")
+    arguments = parser.parse_args()
+    xla.configure(convolutions=False)
+    result = Result.empty("learners")
+    repeats, seconds = (3, 0.2) if arguments.quick else (9, 1.0)
+    for name in [arguments.only] if arguments.only else PRESETS:
+        result.add(name, *measure(name, repeats, seconds))
+    print(result.table(TARGET))
+    print(result.line())
+
+
+if __name__ == "__main__":
+    main()
