@@ -23,7 +23,12 @@ import jax
 import jax.numpy as jnp
 
 from rlstack import returns
-from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.policy_gradient import (
+    PolicyGradientAgent,
+    PolicyGradientConfig,
+    masked_mean,
+    standardised,
+)
 from rlstack.types import Array, Logs, Params, Trajectory
 
 
@@ -47,7 +52,7 @@ class Reinforce(PolicyGradientAgent):
         unrolled = self.unrolled(params, trajectory)
         ends = jnp.asarray(trajectory.timestep.last())[1:]
         complete = jax.lax.cummax(ends.astype(jnp.int32), axis=0, reverse=True) > 0
-        share = complete.mean()
+        share = masked_mean(complete, unrolled.mask)
         if not self.cfg.baseline:
             unrolled = unrolled._replace(value=jnp.zeros_like(unrolled.value))
         targets = returns.discounted_returns(

@@ -1,0 +1,432 @@
+"""IMPALA, A2C and REINFORCE: losses against slow plain Python, boundaries, recurrence, optimizers.
+
+What they learn from a batch differs in the advantages and targets alone; V-trace is also compared
+with rlax.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents.a2c import A2C, A2CConfig
+from agents.impala import Impala, ImpalaConfig
+from agents.reinforce import Reinforce, ReinforceConfig
+from programs.presets import preset
+from rlstack.exploration import Sample
+from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
+from rlstack.optimizers import OptimizerConfig
+from rlstack.policy_gradient import PolicyGradientOutput, masked_mean, standardised
+from rlstack.types import Batch, TimeStep, Trajectory
+from tests.agent_cases import (
+    FIRST,
+    IMAGE,
+    LAST,
+    MID,
+    ONE_OF_4,
+    VECTOR,
+    acted_batch,
+    assert_close,
+    case,
+    quick_jit,
+    step_types,
+)
+
+DISCOUNT = 0.9
+KINDS = {Impala: ImpalaConfig, A2C: A2CConfig, Reinforce: ReinforceConfig}
+PARAMS = {
+    "policy_head": jax.random.normal(jax.random.PRNGKey(1), (3, 4)),
+    "value_head": jnp.array([0.5, -1.0, 2.0]),
+}
+
+
+def linear_network():
+    """Logits and value linear in the observation."""
+
+    def apply(key, params, timestep, state):
+        x = timestep.observation
+        return ActorCriticOutput(x @ params["policy_head"], x @ params["value_head"]), state
+
+    return Network(lambda key: PARAMS, apply, apply, lambda batch_size: ())
+
+
+def make(kind, **config):
+    cfg = KINDS[kind](**{"discount": DISCOUNT, "entropy_cost": 0.0, **config})
+    return kind(cfg, VECTOR, ONE_OF_4, lambda *_: linear_network(), Sample)
+
+
+def unrolls(columns, truncated=(), seed=0):
+    """A trajectory of these step types, acted by somebody else; some ends are time limits."""
+    rng = np.random.default_rng(seed)
+    step_type = np.array(columns, np.int32).T
+    discount = np.where(step_type == LAST, 0, 1).astype(np.float32)
+    discount[:, list(truncated)] = 1
+    reward = np.where(step_type == FIRST, 0, rng.normal(size=step_type.shape)).astype(np.float32)
+    observation = rng.normal(size=(*step_type.shape, 3)).astype(np.float32)
+    action = rng.integers(0, 4, step_type.shape).astype(np.int32)
+    behaviour = np.log(rng.uniform(0.1, 0.7, step_type.shape)).astype(np.float32)
+    return Trajectory(
+        TimeStep(step_type, reward, discount, observation),
+        PolicyGradientOutput(action, behaviour, np.full(step_type.shape, np.nan, np.float32)),
+        (),
+        np.zeros(step_type.shape, np.int32),
+    )
+
+
+# Every kind of boundary: none; an end inside; a time limit inside; ends at the unroll's end.
+COLUMNS = [
+    [MID, MID, MID, MID, MID],
+    [FIRST, MID, LAST, FIRST, MID],
+    [MID, LAST, FIRST, MID, MID],
+    [MID, MID, MID, MID, LAST],
+    [MID, LAST, FIRST, MID, LAST],
+]
+TRUNCATED = (2, 3)
+
+
+class Plain:
+    """What the linear network says of a trajectory, in numpy, and the episodes in it."""
+
+    def __init__(self, trajectory):
+        timestep, taken = trajectory.timestep, trajectory.agent_output
+        logits = timestep.observation @ np.asarray(PARAMS["policy_head"])
+        self.log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        self.log_prob = np.take_along_axis(self.log_probs, taken.action[..., None], -1)[..., 0]
+        self.value = timestep.observation @ np.asarray(PARAMS["value_head"])
+        self.ratio = np.exp(self.log_prob - taken.behaviour_log_prob)
+        self.reward, self.discount = timestep.reward, timestep.discount * DISCOUNT
+        self.pieces = []  # (column, first step, last step) of every piece of an episode
+        for b, kinds in enumerate(timestep.step_type.T):
+            starts = [0, *np.flatnonzero(kinds[1:] == FIRST) + 1]
+            self.pieces += [
+                (b, start, end - 1) for start, end in itertools.pairwise([*starts, len(kinds)])
+            ]
+        self.ends = timestep.step_type == LAST
+
+    def loss(self, estimate, value_cost, entropy_cost, standardise=False):
+        """The loss where ``estimate(piece)`` gives [(t, advantage, target)] of a piece."""
+        rows = [(piece[0], *row) for piece in self.pieces for row in estimate(piece)]
+        advantages = np.array([advantage for _, _, advantage, _ in rows])
+        if standardise:
+            advantages = (advantages - advantages.mean()) / advantages.std()
+        total = 0.0
+        for (b, t, _, target), advantage in zip(rows, advantages, strict=True):
+            entropy = -(np.exp(self.log_probs[t, b]) * self.log_probs[t, b]).sum()
+            total -= advantage * self.log_prob[t, b]
+            total += value_cost * 0.5 * (target - self.value[t, b]) ** 2
+            total -= entropy_cost * entropy
+        return total / len(rows), len(rows)
+
+    def vtrace(self, piece, clip_rho=1.0, clip_c=1.0, clip_pg_rho=1.0, decay=1.0):
+        """Equation 1 of the paper as the sum that it is, with lambda of remark 2."""
+        b, start, end = piece
+        r, d, v, ratio = self.reward[:, b], self.discount[:, b], self.value[:, b], self.ratio[:, b]
+
+        def target(s):
+            total = v[s]
+            for t in range(s, end):
+                delta = min(clip_rho, ratio[t]) * (r[t + 1] + d[t + 1] * v[t + 1] - v[t])
+                weight = 1.0
+                for i in range(s, t):
+                    weight *= d[i + 1] * decay * min(clip_c, ratio[i])
+                total += weight * delta
+            return total
+
+        rows = []
+        for t in range(start, end):
+            following = decay * target(t + 1) + (1 - decay) * v[t + 1] if t + 1 < end else v[t + 1]
+            advantage = min(clip_pg_rho, ratio[t]) * (r[t + 1] + d[t + 1] * following - v[t])
+            rows.append((t, advantage, target(t)))
+        return rows
+
+    def gae(self, piece, decay=1.0):
+        """Exponentially weighted sums of one-step errors."""
+        b, start, end = piece
+        r, d, v = self.reward[:, b], self.discount[:, b], self.value[:, b]
+        rows = []
+        for s in range(start, end):
+            advantage, weight = 0.0, 1.0
+            for t in range(s, end):
+                advantage += weight * (r[t + 1] + d[t + 1] * v[t + 1] - v[t])
+                weight *= d[t + 1] * decay
+            rows.append((s, advantage, advantage + v[s]))
+        return rows
+
+    def monte_carlo(self, piece, baseline):
+        """Whole returns of episodes that end in the piece; time limits add the last value."""
+        b, start, end = piece
+        if not self.ends[end, b]:
+            return []
+        rows = []
+        for s in range(start, end):
+            total, weight = 0.0, 1.0
+            for t in range(s + 1, end + 1):
+                total += weight * self.reward[t, b]
+                weight *= self.discount[t, b]
+            if baseline:
+                total += weight * self.value[end, b]
+            rows.append((s, total - self.value[s, b] * baseline, total))
+        return rows
+
+
+@pytest.mark.parametrize(
+    "clips", [(1.0, 1.0, 1.0, 1.0), (2.0, 0.7, 1.3, 0.8)], ids=["paper", "others"]
+)
+def test_impalas_loss_is_the_papers(clips):
+    names = ("clip_rho", "clip_c", "clip_pg_rho", "vtrace_lambda")
+    agent = make(Impala, entropy_cost=0.1, value_cost=0.7, **dict(zip(names, clips, strict=True)))
+    trajectory = unrolls(COLUMNS, TRUNCATED)
+    plain = Plain(trajectory)
+    assert (plain.ratio > 2).any() and (plain.ratio < 0.7).any()
+    expected, num_rows = plain.loss(lambda piece: plain.vtrace(piece, *clips), 0.7, 0.1)
+    assert num_rows == 5 * 4 - 3
+    loss, logs = quick_jit(agent.loss)(PARAMS, trajectory)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    parts = logs["policy_loss"] + 0.7 * logs["value_loss"] - 0.1 * logs["entropy"]
+    np.testing.assert_allclose(loss, parts, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("decay", "standardise"), [(1.0, False), (0.8, True)])
+def test_a2cs_loss_is_that_of_advantages_to_the_end_of_the_unroll(decay, standardise):
+    agent = make(
+        A2C,
+        gae_lambda=decay,
+        normalise_advantages=standardise,
+        value_cost=0.7,
+        entropy_cost=0.1,
+    )
+    trajectory = unrolls(COLUMNS, TRUNCATED)
+    plain = Plain(trajectory)
+    expected, _ = plain.loss(lambda piece: plain.gae(piece, decay), 0.7, 0.1, standardise)
+    np.testing.assert_allclose(quick_jit(agent.loss)(PARAMS, trajectory)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+@pytest.mark.parametrize("baseline", [True, False])
+def test_reinforces_loss_is_that_of_whole_returns(baseline, standardise):
+    agent = make(
+        Reinforce,
+        baseline=baseline,
+        normalise_advantages=standardise,
+        value_cost=0.7,
+        entropy_cost=0.1,
+    )
+    trajectory = unrolls(COLUMNS, TRUNCATED)
+    plain = Plain(trajectory)
+    value_cost = 0.7 if baseline else 0.0
+    expected, num_rows = plain.loss(
+        lambda piece: plain.monte_carlo(piece, baseline), value_cost, 0.1, standardise
+    )
+    # In order of the columns: none; the two before the end; one; all; one and two.
+    assert num_rows == 0 + 2 + 1 + 4 + 3
+    loss, logs = quick_jit(agent.loss)(PARAMS, trajectory)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(logs["complete"], num_rows / 17, rtol=1e-6)
+    assert (logs["value_loss"] == 0) == (not baseline)
+    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+    assert np.any(grads["value_head"] != 0) == baseline
+
+
+def test_a_batch_without_an_end_teaches_reinforce_nothing():
+    agent = make(Reinforce, entropy_cost=0.1)
+    grads, logs = jax.grad(agent.loss, has_aux=True)(
+        PARAMS, unrolls([[MID] * 5, [FIRST, *[MID] * 4]])
+    )
+    assert all(np.all(x == 0) for x in jax.tree.leaves(grads))
+    assert logs["complete"] == 0 and np.isfinite(logs["loss"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
+    """Column 0 ends by a time limit, whose last observation counts and whose action does not."""
+    agent = make(kind, entropy_cost=0.1)
+    gradient = quick_jit(
+        lambda trajectory: jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+    )
+    trajectory = unrolls([[MID, MID, LAST, FIRST, LAST]], truncated=(0,))
+    before = gradient(trajectory)
+    changed = jax.tree.map(np.copy, trajectory)
+    changed.timestep.reward[3, 0] = 100.0  # of FIRST
+    changed.timestep.discount[3, 0] = 0.5
+    changed.agent_output.action[2, 0] = (changed.agent_output.action[2, 0] + 1) % 4
+    changed.agent_output.behaviour_log_prob[2, 0] = -100.0
+    assert_close(gradient(changed), before, atol=0, rtol=0)
+    changed.timestep.observation[2, 0] += 1.0
+    assert np.abs(gradient(changed)["policy_head"] - before["policy_head"]).max() > 1e-3
+
+    # An end inside an unroll separates: it is the same as two unrolls, but for the mean.
+    whole = unrolls([[MID, MID, LAST, FIRST, MID, LAST]])
+    halves = [jax.tree.map(lambda x, s=s: x[s], whole) for s in (slice(0, 3), slice(3, 6))]
+    parts = [gradient(half) for half in halves]
+    if not getattr(agent.cfg, "normalise_advantages", False):
+        mean = jax.tree.map(lambda x, y: (x + y) / 2, *parts)
+        assert_close(gradient(whole), mean)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradient_passes_through_advantages_and_targets(kind):
+    """The value head moves by (value - target) x observation alone, the policy's not at all."""
+    agent = make(kind, value_cost=1.0)
+    trajectory = unrolls([[MID, LAST]] * 3)
+    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+    x, plain = trajectory.timestep.observation[0], Plain(trajectory)
+    rho = np.minimum(1.0, plain.ratio[0]) if kind is Impala else 1.0
+    error = rho * (plain.value[0] - plain.reward[1])
+    np.testing.assert_allclose(grads["value_head"], (error[:, None] * x).mean(0), rtol=1e-4)
+
+
+def test_on_policy_vtrace_is_the_actor_critics():
+    trajectory = unrolls(COLUMNS, TRUNCATED)
+    own = trajectory.agent_output._replace(behaviour_log_prob=Plain(trajectory).log_prob)
+    trajectory = trajectory._replace(agent_output=own)
+    losses = [make(kind).loss(PARAMS, trajectory) for kind in (Impala, A2C)]
+    np.testing.assert_allclose(losses[0][0], losses[1][0], rtol=1e-5)
+    np.testing.assert_allclose(losses[0][1]["kl"], 0, atol=1e-6)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("decay", [1.0, 0.7])
+def test_impalas_loss_is_rlaxs(decay):
+    rlax = pytest.importorskip("rlax")
+    trajectory = unrolls([[MID] * 6, [FIRST, *[MID] * 5], [*[MID] * 5, LAST]], seed=3)
+    plain = Plain(trajectory)
+    vtrace = functools.partial(rlax.vtrace_td_error_and_advantage, lambda_=decay)
+    ours = jax.tree.map(
+        jnp.asarray,
+        (plain.value[:-1], plain.value[1:], plain.reward[1:], plain.discount[1:], plain.ratio[:-1]),
+    )
+    found = jax.vmap(vtrace, in_axes=1, out_axes=1)(*ours)
+    logits = trajectory.timestep.observation[:-1] @ PARAMS["policy_head"]
+    policy_losses = [
+        rlax.policy_gradient_loss(
+            logits[:, b],
+            trajectory.agent_output.action[:-1, b],
+            found.pg_advantage[:, b],
+            jnp.ones(5),
+        )
+        for b in range(3)
+    ]
+    expected = jnp.mean(jnp.stack(policy_losses)) + 0.5 * 0.5 * jnp.mean(found.errors**2)
+    loss, _ = make(Impala, vtrace_lambda=decay).loss(PARAMS, trajectory)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["impala-lstm", "a2c-gru", "reinforce-gru"])
+def test_the_learner_unrolls_from_the_stored_state(name):
+    c = case(name)
+    # A policy far from uniform, or its probabilities would hardly tell one state from another.
+    head = jax.tree.map(lambda x: 100 * x, c.params["policy_head"])
+    params = {**c.params, "policy_head": head}
+    trajectory = acted_batch(c, params, step_types()).trajectory
+    unrolled = quick_jit(c.agent.unrolled)
+    said = unrolled(params, trajectory)
+    mask = trajectory.timestep.step_type[1:] != FIRST
+    np.testing.assert_array_equal(said.mask, mask)
+    np.testing.assert_allclose(said.log_rhos, 0, atol=1e-4)
+    assert_close(said.value, trajectory.agent_output.value, atol=1e-5)
+    forgetful = trajectory._replace(agent_state=jax.tree.map(np.zeros_like, trajectory.agent_state))
+    other = unrolled(params, forgetful)
+    assert np.abs(other.log_rhos[0]).max() > 1e-3
+    # Column 2 begins an episode inside the unroll, with a state of its own.
+    assert_close(other.value[3:, 2], said.value[3:, 2], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "component", ["torso_optimizer", "policy_head_optimizer", "value_head_optimizer"]
+)
+def test_a_component_moves_by_its_own_learning_rate_and_others_do_not(component):
+    network = functools.partial(actor_critic, cfg=NetworkConfig(hidden_sizes=(8,)))
+    base = A2CConfig(max_grad_norm=0.0, optimizer=OptimizerConfig(name="sgd", learning_rate=0.01))
+    own = dataclasses.replace(base, **{component: OptimizerConfig(name="sgd", learning_rate=0.03)})
+    agents = [A2C(cfg, VECTOR, ONE_OF_4, network, Sample) for cfg in (base, own)]
+    params = agents[0].initial_params(jax.random.PRNGKey(0))
+    grads = jax.tree.map(jnp.ones_like, params)
+    moved = [
+        agent.apply_gradients(
+            params, agent.initial_learner_state(jax.random.PRNGKey(0), params), grads
+        )[0]
+        for agent in agents
+    ]
+    tripled = set()
+    for module, leaves in params.items():
+        part = component.removesuffix("_optimizer")
+        factor = 3 if part in module else 1
+        tripled |= {module} if factor == 3 else set()
+        for name, old in leaves.items():
+            once, more = (np.asarray(new[module][name] - old) for new in moved)
+            np.testing.assert_allclose(more, factor * once, rtol=1e-3)
+    assert tripled and tripled != set(params)
+
+
+def test_three_updates_follow_the_gradient_clipped_by_its_global_norm():
+    trajectory = unrolls(COLUMNS, TRUNCATED)
+    sgd = OptimizerConfig(name="sgd", learning_rate=0.5)
+    agent = make(Impala, max_grad_norm=0.1, optimizer=sgd)
+    params, batch = PARAMS, Batch(trajectory, np.ones(5, np.float32))
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
+    learn, gradient = quick_jit(agent.learner_step), quick_jit(jax.grad(agent.loss, has_aux=True))
+    for _ in range(3):
+        grads, _ = gradient(params, trajectory)
+        norm = np.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(grads)))
+        assert norm > 0.1
+        expected = jax.tree.map(lambda p, g, n=norm: p - 0.5 * 0.1 / n * g, params, grads)
+        params, state, output = learn(params, state, batch)
+        assert_close(params, expected)
+        np.testing.assert_allclose(output.logs["grad_norm"], norm, rtol=1e-5)
+
+
+def test_means_are_of_what_the_mask_keeps():
+    x, mask = np.array([[1.0, np.inf], [3.0, 8.0]]), np.array([[True, False], [True, True]])
+    assert masked_mean(x, mask) == 4.0
+    assert masked_mean(x, np.zeros((2, 2), bool)) == 0.0
+    kept = np.array([1.0, 3.0, 8.0])
+    expected = (kept - 4.0) / kept.std()
+    np.testing.assert_allclose(standardised(x, mask)[mask], expected, rtol=1e-6)
+    assert standardised(x, mask)[0, 1] == 0
+
+
+def test_the_deep_torso_of_the_paper_fits_the_preset():
+    """Traced, not compiled: fifteen convolutions take XLA long."""
+    experiment = preset("pong-impala")
+    network = functools.partial(actor_critic, cfg=experiment.network)
+    agent = Impala(experiment.agent, IMAGE, ONE_OF_4, network, Sample)
+    params = jax.eval_shape(agent.initial_params, jax.random.PRNGKey(0))
+    assert sum("conv" in module for module in params) == 15  # paper, figure 3
+    state = jax.eval_shape(agent.initial_learner_state, jax.random.PRNGKey(0), params)
+    leading = (experiment.replay.unroll_length + 1, experiment.replay.batch_size)
+    assert leading == (21, 32)
+    timestep = TimeStep(
+        *(jax.ShapeDtypeStruct(leading, kind) for kind in (np.int32, np.float32, np.float32)),
+        jax.ShapeDtypeStruct((*leading, *IMAGE.shape), np.uint8),
+    )
+    floats = jax.ShapeDtypeStruct(leading, np.float32)
+    action = jax.ShapeDtypeStruct(leading, np.int32)
+    output = PolicyGradientOutput(action, floats, floats)
+    trajectory = Trajectory(timestep, output, (), action)
+    weights = jax.ShapeDtypeStruct((32,), np.float32)
+    learned, _, output = jax.eval_shape(
+        agent.learner_step, params, state, Batch(trajectory, weights)
+    )
+    assert learned == params and output.logs["loss"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (ImpalaConfig, {"discount": 1.1}),
+        (ImpalaConfig, {"clip_c": 0.0}),
+        (ImpalaConfig, {"clip_rho": 0.5}),  # less than clip_c
+        (ImpalaConfig, {"vtrace_lambda": 1.5}),
+        (A2CConfig, {"gae_lambda": -0.1}),
+        (A2CConfig, {"entropy_cost": -1.0}),
+        (ReinforceConfig, {"max_grad_norm": -1.0}),
+    ],
+)
+def test_configs_out_of_range_are_refused(config, changes):
+    name = next(iter(changes))
+    with pytest.raises(ValueError, match=rf"{config.__name__}: {name} must be .*got"):
+        config(**changes)
