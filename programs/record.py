@@ -22,7 +22,7 @@ from rlstack.actor import Actor
 from rlstack.datasets import DatasetWriter, Header
 from rlstack.exploration import Counts
 from rlstack.inferencer import Inferencer, InferencerConfig
-from rlstack.types import Params, PyTree
+from rlstack.types import Params
 
 Played = Literal["greedy", "explore"]
 
@@ -65,41 +65,37 @@ def record(
     """
     directory = RunDir.open(run_dir)
     experiment = read_config(directory)
+    if seed is not None:
+        experiment = dataclasses.replace(experiment, seed=seed)
     restored = newest_checkpoint(directory, experiment)
-    path = Path(out) if out is not None else directory.path / "dataset"
     trained = int(checkpoint.read_metadata(restored)["env_frames"])
-
-    played = experiment if seed is None else dataclasses.replace(experiment, seed=seed)
-    key = role_key(played.seed, "record")
-    with make_evaluation_env(played, "record") as env, Signals() as signals:
-        writer = DatasetWriter(
-            path,
-            env.spec,
-            env.num_envs,
-            frames,
-            env=_played_env(experiment),
-            source={
-                "run": str(directory.path),
-                "preset": experiment.preset,
-                "agent": type(experiment.agent).__name__,
-                "policy": policy,
-                "trained_frames": trained,
-                "seed": played.seed,
-            },
-        )
-        with writer:
-            agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
-            params = read_params(restored, experiment, env.spec)
-            inferencer = Inferencer(InferencerConfig(), agent, _Restored(params), env.num_envs, key)
-            saved = inferencer.save()
-            saved["table"] = _trained_for(saved["table"], trained // experiment.total_envs)
-            inferencer.load(saved)
-            actor = Actor(env, inferencer, writer)
-            while not writer.done:
-                actor.step()
-                if signals.received is not None:
-                    raise Interrupted(signals.received, saved=False)
-            return path.absolute(), writer.finish()
+    path = Path(out) if out is not None else directory.path / "dataset"
+    source = {
+        "run": str(directory.path),
+        "preset": experiment.preset,
+        "agent": type(experiment.agent).__name__,
+        "policy": policy,
+        "trained_frames": trained,
+        "seed": experiment.seed,
+    }
+    with (
+        make_evaluation_env(experiment, "record") as env,
+        Signals() as signals,
+        DatasetWriter(
+            path, env.spec, env.num_envs, frames, env=_played_env(experiment), source=source
+        ) as writer,
+    ):
+        agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
+        params = read_params(restored, experiment, env.spec)
+        key = role_key(experiment.seed, "record")
+        inferencer = Inferencer(InferencerConfig(), agent, _Restored(params), env.num_envs, key)
+        _go_on(inferencer, trained // experiment.total_envs)
+        actor = Actor(env, inferencer, writer)
+        while not writer.done:
+            actor.step()
+            if signals.received is not None:
+                raise Interrupted(signals.received, saved=False)
+        return path.absolute(), writer.finish()
 
 
 def _played_env(experiment: Experiment) -> dict[str, Any]:
@@ -109,12 +105,14 @@ def _played_env(experiment: Experiment) -> dict[str, Any]:
     return {"name": cfg.name, "type": cfg.type, "options": options}
 
 
-def _trained_for(table: PyTree, env_steps: int) -> PyTree:
-    """The same agent states with counters as after so many steps: exploration falls with them."""
+def _go_on(inferencer: Inferencer, env_steps: int) -> None:
+    """Sets counters of environments as after so many steps, since exploration falls with them."""
 
     def counted(node: Any) -> Any:
         if isinstance(node, Counts):
             return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
         return node
 
-    return jax.tree.map(counted, table, is_leaf=lambda node: isinstance(node, Counts))
+    saved = inferencer.save()
+    table = jax.tree.map(counted, saved["table"], is_leaf=lambda node: isinstance(node, Counts))
+    inferencer.load({**saved, "table": table})
