@@ -20,12 +20,14 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 
 
-def _transitions(batch_size: int, max_size: int, warm_up: int, updates_a_frame: float) -> Any:
-    """Single transitions, drawn evenly once there are ``warm_up`` of them."""
+def _transitions(
+    batch_size: int, max_size: int, warm_up: int, updates_a_frame: float, num_steps: int = 1
+) -> ReplayConfig:
+    """Transitions of ``num_steps``, drawn evenly once there are ``warm_up`` of them."""
     return ReplayConfig(
         sampler="uniform",
         batch_size=batch_size,
-        unroll_length=1,
+        unroll_length=num_steps,
         starts="not_last",
         max_size=max_size,
         min_size=warm_up,
@@ -104,12 +106,23 @@ def halfcheetah_td3(name: str) -> Experiment:
 
 @preset
 def cartpole_sac(name: str) -> Experiment:
-    """CartPole-v1 off-policy, by exact expectations over its discrete actions."""
+    """CartPole-v1 off-policy: discrete actions, and 8-step targets as in cartpole-dqn.
+
+    The temperature is fixed: what a single action is worth is so little here that one which keeps
+    an entropy, even of 0.1, stops learning at half the return.
+    """
     return Experiment(
         preset=name,
-        agent=SACConfig(target_entropy=0.2, random_frames=1_000, optimizer=_falling(1e-3, 24_750)),
+        agent=SACConfig(
+            target_rate=0.01,
+            temperature=0.02,
+            learn_temperature=False,
+            random_frames=1_000,
+            optimizer=_falling(1e-3, 12_250),
+        ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=_transitions(128, max_size=100_000, warm_up=1_000, updates_a_frame=0.25),
-        frames=100_000,
+        replay=_transitions(128, 50_000, warm_up=1_000, updates_a_frame=0.25, num_steps=8),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=20),
+        frames=50_000,
     )
