@@ -17,14 +17,23 @@ def policy_network(
     """Builds a network whose output is the parameters of the action distribution, ``[B, n]``.
 
     The modules are named ``torso``, ``core`` and ``policy_head``.
+
+    Raises:
+      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by.
     """
     cfg = cfg or NetworkConfig()
+    if cfg.noisy_sigma:
+        raise ValueError(
+            "policy_network: noisy layers are for networks of action values; got noisy_sigma="
+            f"{cfg.noisy_sigma}. Leave it at 0, or use an agent such as dqn."
+        )
 
     def encode(observation: PyTree) -> jax.Array:
         return cfg.make_torso("torso")(observation_features(obs_spec, observation))
 
+    def head(features: jax.Array) -> jax.Array:
+        return policy_head(action_spec, features, cfg.policy_log_std)
+
     if cfg.core != "none":
-        return recurrent(
-            encode, cfg.make_core, lambda hidden, _: policy_head(action_spec, hidden), obs_spec
-        )
-    return feed_forward(lambda observation: policy_head(action_spec, encode(observation)), obs_spec)
+        return recurrent(encode, cfg.make_core, lambda hidden, _: head(hidden), obs_spec)
+    return feed_forward(lambda observation: head(encode(observation)), obs_spec)

@@ -12,7 +12,8 @@ from agents.bc import BC, BCConfig, BCOutput
 from agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
 from agents.rules import balance_cartpole
 from rlstack.exploration import Greedy, Sample
-from rlstack.networks import Network
+from rlstack.networks import Network, NetworkConfig
+from rlstack.networks.policy import policy_network
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
     BATCH,
@@ -214,6 +215,11 @@ def test_a_rule_that_answers_in_another_shape_is_named():
 def test_the_cartpole_rule_pushes_towards_the_fall():
     leaning = np.array([[0, 0, 0.1, 0], [0, 0, -0.1, 0], [0, 0, 0, 0.3]], np.float32)
     assert balance_cartpole(leaning).tolist() == [1, 0, 1]
+
+
+def test_a_policy_has_no_noisy_layers():
+    with pytest.raises(ValueError, match="policy_network: noisy layers"):
+        policy_network(VECTOR, ONE_OF_4, NetworkConfig(noisy_sigma=0.5))
 
 
 def test_every_kind_of_action_has_a_setting():
