@@ -20,7 +20,7 @@ import dataclasses
 
 from rlstack import returns
 from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
-from rlstack.types import Array, Logs, Params, Trajectory
+from rlstack.types import Array, Batch, Logs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,9 @@ class A2C(PolicyGradientAgent):
 
     cfg: A2CConfig
 
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
-        """Returns the loss of policy and value on ``[T+1, B, ...]``, and logs."""
-        unrolled = self.unrolled(params, trajectory)
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
+        """Returns the loss of policy and value on a batch, and logs."""
+        unrolled = self.unrolled(params, batch.trajectory)
         advantages, targets = returns.gae(
             rewards=unrolled.reward,
             discounts=unrolled.discount,

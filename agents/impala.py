@@ -18,7 +18,7 @@ import dataclasses
 
 from rlstack import returns
 from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
-from rlstack.types import Array, Logs, Params, Trajectory
+from rlstack.types import Array, Batch, Logs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Impala(PolicyGradientAgent):
 
     cfg: ImpalaConfig
 
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
         """Returns the sum of the paper's three updates (section 4.2) as one loss, and logs."""
-        unrolled = self.unrolled(params, trajectory)
+        unrolled = self.unrolled(params, batch.trajectory)
         targets, advantages = returns.vtrace(
             log_rhos=unrolled.log_rhos,
             rewards=unrolled.reward,

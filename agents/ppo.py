@@ -15,22 +15,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from rlstack import distributions, returns, shuffle
+from rlstack import returns, shuffle
 from rlstack.agent import EpochAgent
-from rlstack.exploration import initial_counts
-from rlstack.networks import ActorCriticOutput
-from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.policy_gradient import (
+    PolicyGradientAgent,
+    PolicyGradientConfig,
+    PolicyGradientOutput,
+    PolicyGradientState,
+)
 from rlstack.types import (
     AgentState,
     Array,
     Batch,
-    LearnerOutput,
     Logs,
     Params,
-    PRNGKey,
     PyTree,
     TimeStep,
     Trajectory,
@@ -38,78 +37,43 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(PolicyGradientConfig):
     """Hyperparameters of PPO."""
 
-    discount: float = 0.99
-    """Discount of future rewards, per step."""
     gae_lambda: float = 0.95
     """Trace decay of the advantage estimator."""
     clip_ratio: float = 0.2
     """The policy ratio is clipped to 1 plus or minus this (paper, equation 7)."""
     value_clip: float = 0.0
     """Values move at most this far from the behaviour's value; 0 does not clip."""
-    entropy_cost: float = 0.01
-    """Weight of the entropy bonus."""
-    value_cost: float = 0.5
-    """Weight of the value loss."""
     num_epochs: int = 4
     """Passes over a batch."""
     num_minibatches: int = 4
     """Gradient steps a pass; a recurrent network splits the batch by environments."""
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
-    max_grad_norm: float = 0.5
-    """Global norm that gradients are clipped to; 0 does not clip."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of all components that have none of their own."""
-    torso_optimizer: OptimizerConfig | None = None
-    """Optimizer of the torsos and the recurrent core."""
-    policy_head_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy head."""
-    value_head_optimizer: OptimizerConfig | None = None
-    """Optimizer of the value head."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
-            ("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]"),
-            ("clip_ratio", self.clip_ratio > 0, "positive"),
-            ("value_clip", self.value_clip >= 0, "at least 0"),
-            ("num_epochs", self.num_epochs >= 1, "at least 1"),
-            ("num_minibatches", self.num_minibatches >= 1, "at least 1"),
-        ):
-            if not holds:
-                raise ValueError(f"PPOConfig: {name} must be {rule}; got {getattr(self, name)}.")
-
-
-class PPOOutput(NamedTuple):
-    """What acting leaves for learning."""
-
-    action: PyTree  # [B, ...] as drawn: environments clip continuous actions to their bounds
-    behaviour_log_prob: Array  # [B] float32
-    value: Array  # [B] float32
-
-
-class PPOLearnerState(NamedTuple):
-    """What the learner keeps."""
-
-    opt_state: Any
-    rng_key: PRNGKey
+        super().__post_init__()
+        self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
+        self.require("clip_ratio", self.clip_ratio > 0, "positive")
+        self.require("value_clip", self.value_clip >= 0, "at least 0")
+        self.require("num_epochs", self.num_epochs >= 1, "at least 1")
+        self.require("num_minibatches", self.num_minibatches >= 1, "at least 1")
 
 
 class PPORows(NamedTuple):
     """Rows of a batch to learn from; feed-forward ``[N, ...]``, recurrent ``[B, T, ...]``."""
 
     timestep: TimeStep
-    output: PPOOutput  # the behaviour policy's
+    output: PolicyGradientOutput  # the behaviour policy's
     advantage: Array
     target: Array  # what the value should be
     mask: Array  # False where there is no transition
     state: AgentState  # [B, ...] as of the first step; () without recurrence
 
 
-class PPO(EpochAgent):
+class PPO(PolicyGradientAgent, EpochAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
     cfg: PPOConfig
@@ -117,40 +81,10 @@ class PPO(EpochAgent):
     def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._is_recurrent = bool(jax.tree.leaves(self.initial_state(1)))
-        self._optimizer = component_optimizer(
-            cfg.optimizer,
-            {
-                ("policy_head",): cfg.policy_head_optimizer,
-                ("value_head",): cfg.value_head_optimizer,
-                ("torso", "policy_torso", "value_torso", "core"): cfg.torso_optimizer,
-            },
-            cfg.max_grad_norm,
-        )
-
-    def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
-        return self.network.init(rng_key)
-
-    def initial_state(self, batch_size: int) -> AgentState:
-        """Returns the recurrent core's initial state, ``[B, ...]``, or ()."""
-        return self.network.initial_state(batch_size)
-
-    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> PPOLearnerState:
-        """Returns the optimizer's initial state and the learner's key."""
-        return PPOLearnerState(self._optimizer.init(params), rng_key)
-
-    def actor_step(
-        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
-    ) -> tuple[PPOOutput, AgentState]:
-        """Draws actions for ``[B, ...]`` steps from the policy."""
-        output, state = self.network.apply(None, params, timestep, state)
-        distribution = self._distribution(output, timestep)
-        action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
-        return PPOOutput(action, distribution.log_prob(action), output.value), state
 
     def prepare(
-        self, params: Params, learner_state: PPOLearnerState, batch: Batch
-    ) -> tuple[PPOLearnerState, PPORows, Array]:
+        self, params: Params, learner_state: PolicyGradientState, batch: Batch
+    ) -> tuple[PolicyGradientState, PPORows, Array]:
         """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
         rows = self._rows(batch.trajectory)
         num_rows = rows.mask.shape[0]
@@ -184,14 +118,6 @@ class PPO(EpochAgent):
             return _swap_axes(rows)._replace(state=state)
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
 
-    def compute_gradients(
-        self, params: Params, learner_state: PPOLearnerState, batch: PPORows
-    ) -> tuple[Params, LearnerOutput]:
-        """Returns the gradient of `loss`, and its logs."""
-        del learner_state
-        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
-        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
-
     def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
         if self._is_recurrent:
@@ -205,7 +131,7 @@ class PPO(EpochAgent):
         def mean(x: Array) -> Array:
             return (x * weights).sum()
 
-        distribution = self._distribution(output, rows.timestep)
+        distribution = self.distribution(output, rows.timestep)
         advantage = rows.advantage
         if self.cfg.normalise_advantages:
             centred = advantage - mean(advantage)
@@ -232,26 +158,6 @@ class PPO(EpochAgent):
             return error
         move = jnp.clip(value - rows.output.value, -self.cfg.value_clip, self.cfg.value_clip)
         return jnp.maximum(error, (rows.output.value + move - rows.target) ** 2)
-
-    def apply_gradients(
-        self, params: Params, learner_state: PPOLearnerState, grads: Params
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
-
-    def update_learner_state(
-        self, params: Params, learner_state: PPOLearnerState, opt_state: Any
-    ) -> PPOLearnerState:
-        """Keeps the optimizer's state."""
-        return learner_state._replace(opt_state=opt_state)
-
-    def _distribution(
-        self, output: ActorCriticOutput, timestep: TimeStep
-    ) -> distributions.Distribution:
-        return distributions.from_parameters(
-            self.action_spec, output.policy, action_mask(timestep.observation)
-        )
 
 
 def _swap_axes(tree: PyTree) -> PyTree:

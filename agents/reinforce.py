@@ -29,7 +29,7 @@ from rlstack.policy_gradient import (
     masked_mean,
     standardised,
 )
-from rlstack.types import Array, Logs, Params, Trajectory
+from rlstack.types import Array, Batch, Logs, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Reinforce(PolicyGradientAgent):
 
     cfg: ReinforceConfig
 
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
-        """Returns the loss of policy and baseline on ``[T+1, B, ...]``, and logs."""
-        unrolled = self.unrolled(params, trajectory)
-        ends = jnp.asarray(trajectory.timestep.last())[1:]
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
+        """Returns the loss of policy and baseline on a batch, and logs."""
+        unrolled = self.unrolled(params, batch.trajectory)
+        ends = jnp.asarray(batch.trajectory.timestep.last())[1:]
         complete = jax.lax.cummax(ends.astype(jnp.int32), axis=0, reverse=True) > 0
         share = masked_mean(complete, unrolled.mask)
         if not self.cfg.baseline:

@@ -30,7 +30,6 @@ from rlstack.optimizers import OptimizerConfig, component_optimizer
 from rlstack.types import (
     AgentState,
     Array,
-    Batch,
     LearnerOutput,
     Logs,
     Params,
@@ -115,7 +114,10 @@ class Unrolled(NamedTuple):
 
 
 class PolicyGradientAgent(Agent):
-    """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`."""
+    """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`.
+
+    One that goes over a batch several times is an `rlstack.agent.EpochAgent` too, as PPO is.
+    """
 
     cfg: Any
 
@@ -153,8 +155,8 @@ class PolicyGradientAgent(Agent):
         )
 
     @abc.abstractmethod
-    def loss(self, params: Params, trajectory: Trajectory) -> tuple[Array, Logs]:
-        """Returns the loss on ``[T+1, B, ...]``, and what to log."""
+    def loss(self, params: Params, batch: Any) -> tuple[Array, Logs]:
+        """Returns the loss on a Batch (an EpochAgent's: on the rows of it), and what to log."""
 
     def unrolled(self, params: Params, trajectory: Trajectory) -> Unrolled:
         """Runs the network over a trajectory ``[T+1, B, ...]`` from its first stored state."""
@@ -201,11 +203,11 @@ class PolicyGradientAgent(Agent):
         }
 
     def compute_gradients(
-        self, params: Params, learner_state: PolicyGradientState, batch: Batch
+        self, params: Params, learner_state: PolicyGradientState, batch: Any
     ) -> tuple[Params, LearnerOutput]:
         """Returns the gradient of `loss`, and its logs."""
         del learner_state
-        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch.trajectory)
+        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
     def apply_gradients(

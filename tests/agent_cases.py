@@ -196,7 +196,7 @@ class Case:
         self.learn = jit(self.agent.learner_step)
         if isinstance(self.agent, PPO):
             self.prepare = jit(self.agent.prepare)
-        if isinstance(self.agent, PPO | PolicyGradientAgent):
+        if isinstance(self.agent, PolicyGradientAgent):
             self.loss = jit(self.agent.loss)
             self.unroll = jit(self.agent.network.unroll)
             self.gradient = jit(jax.grad(self.agent.loss, has_aux=True))

@@ -12,7 +12,6 @@ import pytest
 
 import agents
 from agents.bc import BC
-from agents.ppo import PPO
 from agents.reinforce import Reinforce
 from rlstack import checkpoint, distributions, returns
 from rlstack.networks.torsos import action_mask
@@ -179,7 +178,7 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
             errors.append(output.priorities.mean())
     if isinstance(c.agent, BC):
         assert likelihood(c, params).mean() > likelihood(c, c.params).mean()
-    elif isinstance(c.agent, PPO | PolicyGradientAgent):
+    elif isinstance(c.agent, PolicyGradientAgent):
         before, after = judged(c, c.params), judged(c, params)
         assert after.preference > before.preference
         has_free_value = not getattr(cfg, "value_clip", 0) and getattr(cfg, "baseline", True)

@@ -77,6 +77,10 @@ def unrolls(columns, truncated=(), seed=0):
     )
 
 
+def batched(trajectory):
+    return Batch(trajectory, np.ones(trajectory.params_version.shape[1], np.float32))
+
+
 # Every kind of boundary: none; an end inside; a time limit inside; ends at the unroll's end.
 COLUMNS = [
     [MID, MID, MID, MID, MID],
@@ -184,7 +188,7 @@ def test_impalas_loss_is_the_papers(clips):
     assert (plain.ratio > 2).any() and (plain.ratio < 0.7).any()
     expected, num_rows = plain.loss(lambda piece: plain.vtrace(piece, *clips), 0.7, 0.1)
     assert num_rows == 5 * 4 - 3
-    loss, logs = quick_jit(agent.loss)(PARAMS, trajectory)
+    loss, logs = quick_jit(agent.loss)(PARAMS, batched(trajectory))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     parts = logs["policy_loss"] + 0.7 * logs["value_loss"] - 0.1 * logs["entropy"]
     np.testing.assert_allclose(loss, parts, rtol=1e-5)
@@ -202,7 +206,9 @@ def test_a2cs_loss_is_that_of_advantages_to_the_end_of_the_unroll(decay, standar
     trajectory = unrolls(COLUMNS, TRUNCATED)
     plain = Plain(trajectory)
     expected, _ = plain.loss(lambda piece: plain.gae(piece, decay), 0.7, 0.1, standardise)
-    np.testing.assert_allclose(quick_jit(agent.loss)(PARAMS, trajectory)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        quick_jit(agent.loss)(PARAMS, batched(trajectory))[0], expected, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("standardise", [True, False])
@@ -223,18 +229,18 @@ def test_reinforces_loss_is_that_of_whole_returns(baseline, standardise):
     )
     # In order of the columns: none; the two before the end; one; all; one and two.
     assert num_rows == 0 + 2 + 1 + 4 + 3
-    loss, logs = quick_jit(agent.loss)(PARAMS, trajectory)
+    loss, logs = quick_jit(agent.loss)(PARAMS, batched(trajectory))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(logs["complete"], num_rows / 17, rtol=1e-6)
     assert (logs["value_loss"] == 0) == (not baseline)
-    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
     assert np.any(grads["value_head"] != 0) == baseline
 
 
 def test_a_batch_without_an_end_teaches_reinforce_nothing():
     agent = make(Reinforce, entropy_cost=0.1)
     grads, logs = jax.grad(agent.loss, has_aux=True)(
-        PARAMS, unrolls([[MID] * 5, [FIRST, *[MID] * 4]])
+        PARAMS, batched(unrolls([[MID] * 5, [FIRST, *[MID] * 4]]))
     )
     assert all(np.all(x == 0) for x in jax.tree.leaves(grads))
     assert logs["complete"] == 0 and np.isfinite(logs["loss"])
@@ -245,7 +251,7 @@ def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
     """Column 0 ends by a time limit, whose last observation counts and whose action does not."""
     agent = make(kind, entropy_cost=0.1)
     gradient = quick_jit(
-        lambda trajectory: jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+        lambda trajectory: jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
     )
     trajectory = unrolls([[MID, MID, LAST, FIRST, LAST]], truncated=(0,))
     before = gradient(trajectory)
@@ -272,7 +278,7 @@ def test_no_gradient_passes_through_advantages_and_targets(kind):
     """The value head moves by (value - target) x observation alone, the policy's not at all."""
     agent = make(kind, value_cost=1.0)
     trajectory = unrolls([[MID, LAST]] * 3)
-    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, trajectory)[0]
+    grads = jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
     x, plain = trajectory.timestep.observation[0], Plain(trajectory)
     rho = np.minimum(1.0, plain.ratio[0]) if kind is Impala else 1.0
     error = rho * (plain.value[0] - plain.reward[1])
@@ -283,7 +289,7 @@ def test_on_policy_vtrace_is_the_actor_critics():
     trajectory = unrolls(COLUMNS, TRUNCATED)
     own = trajectory.agent_output._replace(behaviour_log_prob=Plain(trajectory).log_prob)
     trajectory = trajectory._replace(agent_output=own)
-    losses = [make(kind).loss(PARAMS, trajectory) for kind in (Impala, A2C)]
+    losses = [make(kind).loss(PARAMS, batched(trajectory)) for kind in (Impala, A2C)]
     np.testing.assert_allclose(losses[0][0], losses[1][0], rtol=1e-5)
     np.testing.assert_allclose(losses[0][1]["kl"], 0, atol=1e-6)
 
@@ -311,7 +317,7 @@ def test_impalas_loss_is_rlaxs(decay):
         for b in range(3)
     ]
     expected = jnp.mean(jnp.stack(policy_losses)) + 0.5 * 0.5 * jnp.mean(found.errors**2)
-    loss, _ = make(Impala, vtrace_lambda=decay).loss(PARAMS, trajectory)
+    loss, _ = make(Impala, vtrace_lambda=decay).loss(PARAMS, batched(trajectory))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
@@ -366,11 +372,11 @@ def test_three_updates_follow_the_gradient_clipped_by_its_global_norm():
     trajectory = unrolls(COLUMNS, TRUNCATED)
     sgd = OptimizerConfig(name="sgd", learning_rate=0.5)
     agent = make(Impala, max_grad_norm=0.1, optimizer=sgd)
-    params, batch = PARAMS, Batch(trajectory, np.ones(5, np.float32))
+    params, batch = PARAMS, batched(trajectory)
     state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
     learn, gradient = quick_jit(agent.learner_step), quick_jit(jax.grad(agent.loss, has_aux=True))
     for _ in range(3):
-        grads, _ = gradient(params, trajectory)
+        grads, _ = gradient(params, batched(trajectory))
         norm = np.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(grads)))
         assert norm > 0.1
         expected = jax.tree.map(lambda p, g, n=norm: p - 0.5 * 0.1 / n * g, params, grads)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.ppo import PPO, PPOConfig, PPOOutput, PPORows
+from agents.ppo import PPO, PPOConfig, PPORows
 from rlstack.exploration import Sample
 from rlstack.learner import Learner, LearnerConfig
 from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
+from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.replay import Sample as ReplaySample
 from rlstack.types import TimeStep
 from tests.agent_cases import (
@@ -66,7 +67,7 @@ def rows_for(network, num_rows=12, seed=0):
     behaviour = (log_probs[np.arange(num_rows), action] - shift).astype(np.float32)
     mask = ~np.isin(np.arange(num_rows), (1, 10))
     return PPORows(
-        timestep, PPOOutput(action, behaviour, floats[1]), floats[0], floats[2], mask, ()
+        timestep, PolicyGradientOutput(action, behaviour, floats[1]), floats[0], floats[2], mask, ()
     ), log_probs
 
 

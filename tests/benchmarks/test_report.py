@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig, PPOOutput, PPORows
+from agents.ppo import PPOConfig, PPORows
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
 from programs.components import make_agent, make_env
@@ -19,6 +19,7 @@ from programs.experiment import EnvConfig
 from rlstack import returns
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
+from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.types import TimeStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,7 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
         agent = make_agent(experiment, pool.spec)
     zeros = np.zeros(num_rows, np.float32)
     timestep = TimeStep(zeros.astype(np.int32), zeros, zeros, observation)
-    output = PPOOutput(action, log_prob, zeros)
+    output = PolicyGradientOutput(action, log_prob, zeros)
     rows = PPORows(timestep, output, advantage, target, mask, ())
     ours = jax.value_and_grad(lambda net: agent.loss(net, rows)[0])(program.params)
     minibatch = Minibatch(observation, action, log_prob, advantage, target, mask)
