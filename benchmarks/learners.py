@@ -128,12 +128,12 @@ def _optimizer(cfg: Any) -> optax.GradientTransformation:
     return component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
 
-def _plain(agent: Any, cfg: Any, data: Callable[[Batch], Any]) -> tuple[Callable, Step]:
-    """A loss of params and data, and nothing else to keep."""
+def _plain(agent: Any, cfg: Any) -> tuple[Callable, Step]:
+    """A loss of params and a batch, and nothing else to keep."""
     optimizer = _optimizer(cfg)
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
-        (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, data(batch))
+        (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -224,8 +224,8 @@ def _td3(agent: TD3, cfg: Any) -> tuple[Callable, Step]:
 
 _INLINE: dict[type, Callable[[Any, Any], tuple[Callable, Step]]] = {
     PPO: _ppo,
-    PolicyGradientAgent: lambda agent, cfg: _plain(agent, cfg, lambda batch: batch.trajectory),
-    BC: lambda agent, cfg: _plain(agent, cfg, lambda batch: batch),
+    PolicyGradientAgent: _plain,
+    BC: _plain,
     QLearning: lambda agent, cfg: _with_target(agent, cfg, keyed=True),
     R2D2: lambda agent, cfg: _with_target(agent, cfg, keyed=False),
     DDPG: lambda agent, cfg: _with_target(agent, cfg, keyed=False),
