@@ -50,7 +50,8 @@ def record(
     Args:
       run_dir: of a run with a checkpoint.
       out: a new or empty directory; by default ``dataset`` in the run's.
-      frames: environment steps, at least: every episode that has begun is played to its end.
+      frames: environment steps, at least: every episode that has begun is played to its end. Of
+        the evaluation's environments at most one a thousand frames plays.
       policy: whether to take the best action, or to explore as at the end of training.
       seed: of environments and exploration; the run's own by default. Neither starts as training
         or evaluation do with it.
@@ -67,6 +68,7 @@ def record(
     experiment = read_config(directory)
     if seed is not None:
         experiment = dataclasses.replace(experiment, seed=seed)
+    experiment = _few_environments(experiment, frames)
     restored = newest_checkpoint(directory, experiment)
     trained = int(checkpoint.read_metadata(restored)["env_frames"])
     path = Path(out) if out is not None else directory.path / "dataset"
@@ -96,6 +98,13 @@ def record(
             if signals.received is not None:
                 raise Interrupted(signals.received, saved=False)
         return path.absolute(), writer.finish()
+
+
+def _few_environments(experiment: Experiment, frames: int) -> Experiment:
+    """Lets fewer environments play few frames: each plays on to the end of its episode."""
+    num_envs = max(1, min(experiment.evaluator.num_envs, -(-frames // 1000)))
+    evaluator = dataclasses.replace(experiment.evaluator, num_envs=num_envs, episodes=num_envs)
+    return dataclasses.replace(experiment, evaluator=evaluator)
 
 
 def _played_env(experiment: Experiment) -> dict[str, Any]:

@@ -131,6 +131,9 @@ def test_a_run_without_a_checkpoint_or_a_place_is_refused(expert, tmp_path):
         record(tmp_path)
     with pytest.raises(DatasetError, match="must be new or empty"):
         record(expert)
+    with pytest.raises(ValueError, match="frames must be at least 1"):
+        record(expert, tmp_path / "d", frames=0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_from_data_files_what_every_run_files(expert, tmp_path):
