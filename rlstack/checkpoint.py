@@ -13,15 +13,11 @@ of the structure. Arrays are kept as host arrays, so a checkpoint can be restore
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import logging
 import os
 import re
 import shutil
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +34,7 @@ from rlstack.checkpoint_leaves import (
     is_empty,
 )
 from rlstack.loggers import to_json
+from rlstack.quiet_orbax import quiet_orbax
 
 __all__ = [
     "ANY_ARRAY",
@@ -190,7 +187,7 @@ def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray
 def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
     """Write and flush the files of one checkpoint."""
     if arrays:
-        with _quiet_orbax() as ocp:
+        with quiet_orbax() as ocp:
             checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
             checkpointer.save(
                 partial / "arrays",
@@ -212,7 +209,7 @@ def _read_arrays(path: Path, saved: dict[int, Leaf]) -> dict[int, np.ndarray]:
     if not numbers:
         return {}
     try:
-        with _quiet_orbax() as ocp:
+        with quiet_orbax() as ocp:
             how = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in numbers}
             checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
             found = checkpointer.restore(
@@ -282,32 +279,3 @@ def _reason(error: Exception) -> str:
     """The first line of an error, shortened: storage libraries add pages of context."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300].rstrip(".")
-
-
-@contextlib.contextmanager
-def _quiet_orbax() -> Iterator[Any]:
-    """Orbax, imported late because it costs a second, without its warnings and log lines."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import orbax.checkpoint as ocp
-
-        logger.setLevel(logging.CRITICAL)
-        shown = sys.unraisablehook
-        sys.unraisablehook = functools.partial(_unless_late, shown)
-        try:
-            yield ocp
-            sys.unraisablehook = shown  # after an error the late ones are still to come
-        finally:
-            logger.setLevel(level)
-
-
-def _unless_late(shown: Any, error: sys.UnraisableHookArgs) -> None:
-    """Show an error of a thread that has no caller, but for those of writers that come too late.
-
-    When one array cannot be written Orbax closes its event loop under the other arrays' writers,
-    and each of their threads prints a traceback about that in the middle of what others print.
-    """
-    if str(error.exc_value) != "Event loop is closed":
-        shown(error)
