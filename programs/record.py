@@ -65,10 +65,7 @@ def record(
       programs.session.Interrupted: SIGINT or SIGTERM came; nothing is left behind.
     """
     directory = RunDir.open(run_dir)
-    experiment = read_config(directory)
-    if seed is not None:
-        experiment = dataclasses.replace(experiment, seed=seed)
-    experiment = _few_environments(experiment, frames)
+    experiment = _played(read_config(directory), frames, seed)
     restored = newest_checkpoint(directory, experiment)
     trained = int(checkpoint.read_metadata(restored)["env_frames"])
     path = Path(out) if out is not None else directory.path / "dataset"
@@ -100,11 +97,15 @@ def record(
         return path.absolute(), writer.finish()
 
 
-def _few_environments(experiment: Experiment, frames: int) -> Experiment:
-    """Lets fewer environments play few frames: each plays on to the end of its episode."""
+def _played(experiment: Experiment, frames: int, seed: int | None) -> Experiment:
+    """The experiment as it is played: from its seed, few frames in few environments.
+
+    Each environment plays on to the end of its episode.
+    """
     num_envs = max(1, min(experiment.evaluator.num_envs, -(-frames // 1000)))
     evaluator = dataclasses.replace(experiment.evaluator, num_envs=num_envs, episodes=num_envs)
-    return dataclasses.replace(experiment, evaluator=evaluator)
+    seed = experiment.seed if seed is None else seed
+    return dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
 
 
 def _played_env(experiment: Experiment) -> dict[str, Any]:
