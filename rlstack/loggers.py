@@ -8,6 +8,7 @@ TensorBoard's writer is imported only when one is built.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -146,7 +147,10 @@ class TensorBoardLogger:
     def __init__(self, directory: str | os.PathLike[str], flush_secs: int = 10):
         from tensorboardX import SummaryWriter  # a third of a second: only who logs pays it
 
-        self._writer: Any = SummaryWriter(str(directory), flush_secs=flush_secs)
+        # A queue without end: one of a few places would block for ever behind a thread that died.
+        self._writer: Any = SummaryWriter(str(directory), max_queue=0, flush_secs=flush_secs)
+        events = self._writer.file_writer.event_writer
+        self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Add one point to each scalar.
@@ -154,10 +158,18 @@ class TensorBoardLogger:
         Raises:
           TypeError: if a log is not one number.
           ValueError: if the logger is closed.
+          OSError: if earlier events could not be written, for instance because the disk is full.
         """
         if self._writer is None:
             raise ValueError(
                 "TensorBoardLogger.write: the logger must be open; close() came first."
+            )
+        if not self._thread.is_alive():
+            raise OSError(
+                errno.EIO,
+                "events could not be written; free space there and go on from the last checkpoint "
+                "by --resume. It is the folder of event files",
+                str(self._directory),
             )
         for name, value in logs.items():
             number = float(to_scalar("TensorBoardLogger.write", name, value))
@@ -168,6 +180,9 @@ class TensorBoardLogger:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             # On a full disk the last events are lost; whoever wrote them has been told already.
+            if not self._thread.is_alive():
+                self._queue.cancel_join_thread()  # or the process would wait for them at its end
+                return
             with contextlib.suppress(OSError):
                 writer.close()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -144,3 +145,21 @@ def test_importing_loggers_pulls_in_neither_jax_nor_tensorboard():
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", code], timeout=50, env=env, capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(30)
+def test_events_that_cannot_be_written_are_an_error_and_no_hang(tmp_path, monkeypatch):
+    logger = loggers.TensorBoardLogger(tmp_path)
+    events = logger._writer.file_writer.event_writer
+
+    def full(event):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the thread's traceback
+    monkeypatch.setattr(events._ev_writer, "write_event", full)
+    logger.write(1, {"loss": 1.0})
+    logger._thread.join(10.0)
+    with pytest.raises(OSError, match=r"--resume.*event files") as caught:
+        logger.write(2, {f"log{i}": 1.0 for i in range(50)})
+    assert caught.value.filename == str(tmp_path)
+    logger.close()
