@@ -115,8 +115,9 @@ def cartpole_sac(name: str) -> Experiment:
         preset=name,
         agent=SACConfig(
             target_rate=0.01,
-            temperature=0.02,
+            temperature=0.05,
             learn_temperature=False,
+            max_grad_norm=1.0,
             random_frames=1_000,
             optimizer=_falling(1e-3, 12_250),
         ),
