@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ __all__ = [
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 _PARTIAL = ".partial-"
+_LATE_WRITERS = 5.0  # seconds at most that writers of a failed save are waited for
+_LOOK = 0.02
 
 
 class CheckpointWriteError(OSError):
@@ -174,6 +177,7 @@ def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray
         partial.rename(target)
         _sync(directory)
     except Exception as error:
+        _remove_and_wait(partial)
         raise CheckpointWriteError(
             f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
             "Free space there (df) or make it writable, or choose another --run-dir; earlier "
@@ -265,6 +269,17 @@ def _remove_partial(directory: Path) -> None:
     """Remove what writers that were killed left behind."""
     for path in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_and_wait(partial: Path) -> None:
+    """Remove what a failed save left, also what its writers, whom nobody joins, still add."""
+    gone_since = time.monotonic()
+    until = gone_since + _LATE_WRITERS
+    while time.monotonic() < min(until, gone_since + 10 * _LOOK):
+        if partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+            gone_since = time.monotonic()
+        time.sleep(_LOOK)
 
 
 def _sync(path: Path) -> None:
