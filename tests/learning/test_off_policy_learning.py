@@ -64,8 +64,8 @@ def test_pendulum_swings_up_within_20k_frames(name, least):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_discrete_sac_solves_cartpole_within_50k_frames():
-    assert preset("cartpole-sac").frames <= 50_000
+def test_discrete_sac_solves_cartpole_within_100k_frames():
+    assert preset("cartpole-sac").frames <= 100_000
     assert statistics.median(returns_of_seeds("cartpole-sac")) >= 475
 
 
