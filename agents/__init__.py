@@ -54,6 +54,9 @@ class Entry(NamedTuple):
     policy: Callable[[Any, int], exploration.Policy] = _sample
     # whether it learns from recorded data alone, and never from its own acting
     offline: bool = False
+    # whether XLA's older CPU runtime can compile its update (jaxlib 0.5's aborts on large products
+    # whose operands come from random numbers)
+    older_runtime: bool = True
 
 
 AGENTS: dict[type, Entry] = {
@@ -63,7 +66,7 @@ AGENTS: dict[type, Entry] = {
     DDPGConfig: Entry(DDPG, deterministic_policy_and_critic, ddpg.behaviour_policy),
     DQNConfig: Entry(DQN, q_network, q_learning.behaviour_policy),
     ImpalaConfig: Entry(Impala, actor_critic),
-    IQNConfig: Entry(IQN, implicit_q_network, q_learning.behaviour_policy),
+    IQNConfig: Entry(IQN, implicit_q_network, q_learning.behaviour_policy, older_runtime=False),
     MunchausenConfig: Entry(Munchausen, q_network, q_learning.behaviour_policy),
     PPOConfig: Entry(PPO, actor_critic),
     QRDQNConfig: Entry(QRDQN, distributional_q_network, q_learning.behaviour_policy),

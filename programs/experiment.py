@@ -160,6 +160,12 @@ class Experiment:
         return bool(self.network_factory) or self.network.torso != "mlp"
 
     @property
+    def older_runtime(self) -> bool:
+        """Whether XLA's older CPU runtime, which is for small dense networks, will do."""
+        entry = AGENTS.get(type(self.agent))
+        return not self.may_convolve and (entry is None or entry.older_runtime)
+
+    @property
     def num_actors(self) -> int:
         """Actors of the topology."""
         return 1 if self.topology == "single_process" else self.program.num_actors

@@ -124,7 +124,7 @@ def _run(
         from programs.launch import run_program  # Launchpad is not for single processes
 
         return run_program(experiment, directory, restored, stream)
-    xla.configure(convolutions=experiment.may_convolve)
+    xla.configure(convolutions=not experiment.older_runtime)
     start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
     display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=start_frames)
     logger = Fanout(

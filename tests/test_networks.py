@@ -10,12 +10,16 @@ import pytest
 from dm_env import specs
 
 from rlstack.networks import (
+    AtFractions,
     ImpalaTorso,
     MLPTorso,
     NatureTorso,
     NetworkConfig,
+    NoisyLinear,
     actor_critic,
+    distributional_q_network,
     feed_forward,
+    implicit_q_network,
     observation_features,
     q_network,
 )
@@ -160,6 +164,79 @@ def _only(params, head):
     }
 
 
+def test_noisy_layers_draw_factorised_noise_from_the_key_and_none_without():
+    layer = hk.transform(lambda x: NoisyLinear(2, 0.5)(x))
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    params = layer.init(KEY, x)["noisy_linear"]
+    w, b, w_sigma, b_sigma = (np.asarray(params[k]) for k in ("w", "b", "w_sigma", "b_sigma"))
+    assert np.abs(w).max() <= 3**-0.5 and np.abs(b).max() <= 3**-0.5
+    np.testing.assert_allclose([w_sigma.min(), b_sigma.max()], 0.5 * 3**-0.5, rtol=1e-6)
+    apply = quick_jit(lambda key, x: layer.apply({"noisy_linear": params}, key, x))
+    np.testing.assert_allclose(apply(None, x), x @ w + b, rtol=1e-4, atol=1e-6)
+    for i in range(3):
+        key = jax.random.PRNGKey(i)
+        noise = apply(key, np.eye(3, dtype=np.float32)) - apply(key, np.zeros((3, 3))) - w
+        bias = apply(key, np.zeros((1, 3)))[0] - b
+        # The noise of the weights is an outer product with that of the biases.
+        ratio = np.asarray(noise) / np.asarray(bias)
+        np.testing.assert_allclose(ratio[:, 0], ratio[:, 1], rtol=1e-2)
+        np.testing.assert_allclose(apply(key, x), x @ (w + noise) + b + bias, rtol=1e-3, atol=1e-5)
+    draws = [np.asarray(apply(jax.random.PRNGKey(i), x)) for i in range(400)]
+    np.testing.assert_allclose(np.mean(draws, 0), x @ w + b, atol=0.3)
+
+
+def test_noise_is_chosen_by_config_and_refused_where_nobody_draws_it():
+    cfg = NetworkConfig(hidden_sizes=(8, 8), noisy_sigma=0.5, duelling=True)
+    for network in (q_network, distributional_q_network):
+        params = network(VECTOR, ONE_OF_4, cfg).init(KEY)
+        assert all({"w", "b", "w_sigma", "b_sigma"} == set(module) for module in params.values())
+    with pytest.raises(ValueError, match=r"actor_critic.*noisy_sigma"):
+        actor_critic(VECTOR, ONE_OF_4, cfg)
+
+
+@pytest.mark.parametrize("duelling", [False, True])
+def test_distributional_heads_are_duelling_atom_by_atom(duelling):
+    cfg = NetworkConfig(hidden_sizes=(8,), num_atoms=5, duelling=duelling)
+    network = distributional_q_network(VECTOR, ONE_OF_4, cfg)
+    params = network.init(KEY)
+    timestep = jax.tree.map(lambda x: x[0], steps(VECTOR, [[MID] * 3]))
+    outputs, _ = network.apply(None, params, timestep, ())
+    assert outputs.shape == (3, 4, 5) and np.ptp(outputs, axis=1).min() > 0
+    if duelling:
+        state_value, _ = network.apply(None, _only(params, "state_value_head"), timestep, ())
+        assert np.ptp(state_value, axis=1).max() == 0
+        np.testing.assert_allclose(outputs.mean(1), state_value[:, 0], rtol=1e-3, atol=1e-5)
+
+
+def test_an_implicit_network_answers_each_fraction_by_itself_by_equation_4():
+    cfg = NetworkConfig(hidden_sizes=(8,), num_cosines=6, activation="relu")
+    network = implicit_q_network(MASKED, ONE_OF_4, cfg)
+    params = network.init(KEY)
+    timestep = jax.tree.map(lambda x: x[0], steps(MASKED, [[MID] * 2]))
+    fractions = np.array([[0.1, 0.5, 0.9], [0.5, 0.2, 1.0]], np.float32)
+
+    def apply(fractions):
+        asked = timestep._replace(observation=AtFractions(timestep.observation, fractions))
+        return np.asarray(network.apply(None, params, asked, ())[0])
+
+    together = apply(fractions)
+    assert together.shape == (2, 4, 3)
+    np.testing.assert_allclose(apply(fractions[:, 1:2])[..., 0], together[..., 1], rtol=1e-4)
+
+    def dense(name, x):
+        module = params[name]
+        return x @ np.asarray(module["w"]) + np.asarray(module["b"])
+
+    x = timestep.observation["observation"][1]
+    features = np.maximum(dense("torso/linear", x), 0)
+    cosines = np.cos(np.pi * np.arange(6) * 0.2)
+    product = features * np.maximum(dense("fraction_embedding", cosines), 0)
+    expected = dense("value_head", np.maximum(dense("quantile_layer", product), 0))
+    np.testing.assert_allclose(together[1, :, 1], expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match=r"implicit_q_network.*feed-forward"):
+        implicit_q_network(VECTOR, ONE_OF_4, NetworkConfig(core="gru"))
+
+
 def test_modules_have_the_names_that_optimizers_go_by():
     def modules(network):
         return {part for name in network.init(KEY) for part in name.split("/")}
@@ -196,6 +273,9 @@ def test_a_users_haiku_function_is_a_network():
         {"hidden_sizes": ()},
         {"hidden_sizes": (0,)},
         {"core_size": 0},
+        {"noisy_sigma": -1.0},
+        {"num_atoms": 1},
+        {"num_cosines": 0},
         {"torso": "resnet"},
         {"core": "rnn"},
         {"activation": "none"},

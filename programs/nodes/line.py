@@ -45,7 +45,8 @@ class Setup:
 
     def configure_jax(self, *, single_thread: bool) -> None:
         """Suits XLA to this node, before JAX computes anything here."""
-        xla.configure(convolutions=self.experiment.may_convolve, single_thread=single_thread)
+        older = self.experiment.older_runtime
+        xla.configure(convolutions=not older, single_thread=single_thread)
 
 
 class Orders(NamedTuple):

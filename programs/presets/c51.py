@@ -22,7 +22,7 @@ def cartpole_c51(name: str) -> Experiment:
             target_rate=0.005,
             epsilon_frames=16_000,
             epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=7_500),
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=25_000),
         ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
@@ -35,5 +35,5 @@ def cartpole_c51(name: str) -> Experiment:
             min_size=1_000,
             samples_per_insert=32.0,
         ),
-        frames=30_000,
+        frames=100_000,
     )

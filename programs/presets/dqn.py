@@ -46,7 +46,7 @@ def acrobot_dqn(name: str) -> Experiment:
             target_rate=0.005,
             epsilon_frames=16_000,
             epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=5e-4, anneal_steps=15_000),
+            optimizer=OptimizerConfig(learning_rate=5e-4, anneal_steps=25_000),
         ),
         env=EnvConfig("Acrobot-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
@@ -60,7 +60,7 @@ def acrobot_dqn(name: str) -> Experiment:
             samples_per_insert=32.0,
         ),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
-        frames=60_000,
+        frames=100_000,
     )
 
 
