@@ -71,7 +71,6 @@ def test_discrete_sac_solves_cartpole_within_100k_frames():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-@pytest.mark.parametrize(("name", "least"), [("halfcheetah-sac", 4500), ("halfcheetah-td3", 4000)])
-def test_halfcheetah_runs_within_300k_frames(name, least):
-    assert preset(name).frames <= 300_000
-    assert statistics.median(returns_of_seeds(name)) >= least
+def test_sac_runs_as_a_halfcheetah_within_300k_frames():
+    assert preset("halfcheetah-sac").frames <= 300_000
+    assert statistics.median(returns_of_seeds("halfcheetah-sac")) >= 4500
