@@ -288,7 +288,12 @@ def test_a_replayed_sequence_gives_the_actors_own_outputs():
             assert (trajectory.timestep.step_type[1:] == FIRST).any()  # begun within an episode
             for column, (start, env_id) in enumerate(zip(starts, env_ids, strict=True)):
                 own = np.stack([acted[start + t][env_id] for t in range(10)])
-                np.testing.assert_array_equal(values[:, column], own)
+                # Bit for bit, but where XLA's newer CPU runtime fuses a scan unlike a single step:
+                # there the last bit may differ.
+                exact = jax.__version__.startswith("0.5.")
+                np.testing.assert_allclose(
+                    values[:, column], own, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-7
+                )
             np.testing.assert_array_equal(values.argmax(-1), trajectory.agent_output.action)
     replay.close()
 
