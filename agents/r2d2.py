@@ -34,7 +34,7 @@ from rlstack.exploration import (
     next_counts,
 )
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.optimizers import OptimizerConfig, component_optimizer, moved_target
 from rlstack.types import (
     AgentState,
     Array,
@@ -246,11 +246,13 @@ class R2D2(Agent):
     ) -> R2D2LearnerState:
         """Keeps the optimizer's state and moves the target params."""
         num_updates = learner_state.num_updates + 1
-        old = learner_state.target_params
-        if self.cfg.target_rate:
-            target = optax.incremental_update(params, old, self.cfg.target_rate)
-        else:
-            target = optax.periodic_update(params, old, num_updates, self.cfg.target_period)
+        target = moved_target(
+            params,
+            learner_state.target_params,
+            num_updates,
+            period=self.cfg.target_period,
+            rate=self.cfg.target_rate,
+        )
         return learner_state._replace(
             opt_state=opt_state, target_params=target, num_updates=num_updates
         )

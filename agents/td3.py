@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack import distributions, exploration
+from rlstack import distributions
 from rlstack.exploration import Counts, next_counts
 from rlstack.n_step import n_step
 from rlstack.off_policy import PolicyAndCriticsAgent
@@ -222,10 +222,3 @@ class TD3(PolicyAndCriticsAgent):
     def _act(self, policy: Params, timestep: TimeStep) -> Array:
         """The policy's action in [-1, 1], ``[B, D]``."""
         return jnp.tanh(self.network.policy.apply(None, policy, timestep, ())[0])
-
-
-def behaviour_policy(cfg: TD3Config, num_envs: int) -> exploration.Policy:
-    """Returns the policy's actions with noise, after random ones at the start."""
-    kinds = {"gaussian": exploration.GaussianNoise, "uniform": exploration.UniformNoise}
-    noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
-    return exploration.WarmUp(noise, cfg.random_frames, num_envs)

@@ -7,7 +7,14 @@ from typing import Any
 import jax
 
 from rlstack.agent import Agent
-from rlstack.exploration import Counts, initial_counts
+from rlstack.exploration import (
+    Counts,
+    GaussianNoise,
+    Policy,
+    UniformNoise,
+    WarmUp,
+    initial_counts,
+)
 from rlstack.networks import CriticInput, PolicyAndCritic, ensemble
 from rlstack.types import Array, Params, TimeStep
 
@@ -59,3 +66,15 @@ class PolicyAndCriticsAgent(Agent):
         """
         seen = timestep._replace(observation=CriticInput(timestep.observation, action))
         return self.critics.apply(None, critics, seen, ())[0]
+
+
+def behaviour_policy(cfg: Any, num_envs: int) -> Policy:
+    """Returns a deterministic policy's actions with noise, after random ones at the start.
+
+    Args:
+      cfg: has ``noise``, ``noise_scale`` and ``random_frames``.
+      num_envs: environments of the experiment.
+    """
+    kinds = {"gaussian": GaussianNoise, "uniform": UniformNoise}
+    noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
+    return WarmUp(noise, cfg.random_frames, num_envs)

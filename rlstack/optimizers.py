@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import jax
 import optax
 
-from rlstack.types import Params
+from rlstack.types import Array, Params
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
 _NAMES: tuple[str, ...] = get_args(Name)
@@ -114,3 +114,20 @@ def _labels(params: Params, components: list[tuple[str, ...]]) -> Params:
                 f"the network has {held}. Leave that component's optimizer out."
             )
     return structure.unflatten(labels)
+
+
+def moved_target(
+    params: Params, target_params: Params, num_updates: Array, *, period: int, rate: float
+) -> Params:
+    """Returns the target params after an update.
+
+    Args:
+      params: the learned ones, after the update.
+      target_params: the target's, before it.
+      num_updates: updates so far, this one included, [] int32.
+      period: updates between two copies; ignored with a rate.
+      rate: share of the params that the target takes over at each update; 0 copies by period.
+    """
+    if rate:
+        return optax.incremental_update(params, target_params, rate)
+    return optax.periodic_update(params, target_params, num_updates, period)

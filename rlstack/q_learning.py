@@ -34,7 +34,7 @@ from rlstack.exploration import (
 )
 from rlstack.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.optimizers import OptimizerConfig, component_optimizer, moved_target
 from rlstack.types import (
     Array,
     Batch,
@@ -221,11 +221,13 @@ class QLearning(Agent):
     ) -> QLearnerState:
         """Keeps the optimizer's state, moves the target params and the key."""
         num_updates = learner_state.num_updates + 1
-        old = learner_state.target_params
-        if self.cfg.target_rate:
-            target = optax.incremental_update(params, old, self.cfg.target_rate)
-        else:
-            target = optax.periodic_update(params, old, num_updates, self.cfg.target_period)
+        target = moved_target(
+            params,
+            learner_state.target_params,
+            num_updates,
+            period=self.cfg.target_period,
+            rate=self.cfg.target_rate,
+        )
         rng_key = jax.random.split(learner_state.rng_key)[0]
         return QLearnerState(opt_state, target, num_updates, rng_key)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.dqn import DQNConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, preset
+from programs.presets.registry import atari, preset, uniform_transitions
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -24,15 +24,7 @@ def cartpole_dqn(name: str) -> Experiment:
         ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=ReplayConfig(
-            sampler="uniform",
-            batch_size=128,
-            unroll_length=8,
-            starts="not_last",
-            max_size=100_000,
-            min_size=1_000,
-            samples_per_insert=32.0,
-        ),
+        replay=uniform_transitions(),
         frames=100_000,
     )
 
@@ -50,15 +42,7 @@ def acrobot_dqn(name: str) -> Experiment:
         ),
         env=EnvConfig("Acrobot-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=ReplayConfig(
-            sampler="uniform",
-            batch_size=128,
-            unroll_length=8,
-            starts="not_last",
-            max_size=100_000,
-            min_size=1_000,
-            samples_per_insert=32.0,
-        ),
+        replay=uniform_transitions(),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
         frames=100_000,
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from agents.munchausen import MunchausenConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import preset
+from programs.presets.registry import preset, uniform_transitions
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.replay import ReplayConfig
 
 
 @preset
@@ -23,14 +22,6 @@ def cartpole_munchausen(name: str) -> Experiment:
         ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=ReplayConfig(
-            sampler="uniform",
-            batch_size=128,
-            unroll_length=8,
-            starts="not_last",
-            max_size=100_000,
-            min_size=1_000,
-            samples_per_insert=32.0,
-        ),
+        replay=uniform_transitions(),
         frames=100_000,
     )

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from agents.iqn import IQNConfig
 from agents.qr_dqn import QRDQNConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import preset
+from programs.presets.registry import preset, uniform_transitions
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.replay import ReplayConfig
-
-_UNIFORM = ReplayConfig(
-    sampler="uniform",
-    batch_size=128,
-    unroll_length=8,
-    starts="not_last",
-    max_size=100_000,
-    min_size=1_000,
-    samples_per_insert=32.0,
-)
 
 
 @preset
@@ -37,7 +24,7 @@ def cartpole_qrdqn(name: str) -> Experiment:
         ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu", num_atoms=51),
-        replay=_UNIFORM,
+        replay=uniform_transitions(),
         frames=60_000,
     )
 
@@ -59,6 +46,6 @@ def cartpole_iqn(name: str) -> Experiment:
         ),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=dataclasses.replace(_UNIFORM, batch_size=32, samples_per_insert=16.0),
+        replay=uniform_transitions(batch_size=32, samples_per_insert=16.0),
         frames=60_000,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from agents.dqn import DQNConfig
 from agents.r2d2 import R2D2Config
@@ -15,6 +16,17 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 
 _MEMORY_CARTPOLE = "rlstack.envs.partial:cartpole_without_velocities"
+
+
+def _sequences(**changes: Any) -> ReplayConfig:
+    """Returns prioritized replay with the paper's exponents."""
+    return ReplayConfig(
+        sampler="prioritized",
+        priority_exponent=0.9,
+        importance_exponent=0.6,
+        importance_exponent_final=0.6,
+        **changes,
+    )
 
 
 @preset
@@ -30,17 +42,13 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
         ),
         env=EnvConfig(_MEMORY_CARTPOLE, num_envs=8),
         network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
-        replay=ReplayConfig(
-            sampler="prioritized",
+        replay=_sequences(
             batch_size=32,
             unroll_length=30,
             period=10,
             max_size=30_000,  # all: who has learned to balance must not forget what falling is
             min_size=200,
             samples_per_insert=20.0,
-            priority_exponent=0.9,
-            importance_exponent=0.6,
-            importance_exponent_final=0.6,
         ),
         evaluator=EvaluatorConfig(episodes=50, num_envs=50),
         frames=300_000,
@@ -77,17 +85,13 @@ def memorycue_r2d2(name: str) -> Experiment:
         ),
         env=EnvConfig("rlstack.envs.toy:MemoryCue", num_envs=8, options={"delay": 4}),
         network=NetworkConfig(hidden_sizes=(32,), activation="relu", core="lstm", core_size=32),
-        replay=ReplayConfig(
-            sampler="prioritized",
+        replay=_sequences(
             batch_size=32,
             unroll_length=16,
             period=6,
             max_size=2_000,
             min_size=50,
             samples_per_insert=16.0,
-            priority_exponent=0.9,
-            importance_exponent=0.6,
-            importance_exponent_final=0.6,
         ),
         evaluator=EvaluatorConfig(episodes=64, num_envs=16),
         frames=30_000,
@@ -104,8 +108,7 @@ def pong_r2d2(name: str) -> Experiment:
         network=NetworkConfig(
             torso="nature", hidden_sizes=(512,), duelling=True, core="lstm", core_size=512
         ),
-        replay=ReplayConfig(
-            sampler="prioritized",
+        replay=_sequences(
             batch_size=64,
             unroll_length=120,
             period=40,
@@ -113,9 +116,6 @@ def pong_r2d2(name: str) -> Experiment:
             frame_stack=4,
             min_size=500,
             samples_per_insert=1.0,
-            priority_exponent=0.9,
-            importance_exponent=0.6,
-            importance_exponent_final=0.6,
         ),
         frames=10_000_000,
         log_period=20_000,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.c51 import C51Config
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, preset
+from programs.presets.registry import atari, preset, uniform_transitions
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
@@ -30,14 +30,8 @@ def cartpole_rainbow(name: str) -> Experiment:
             duelling=True,
             noisy_sigma=0.1,  # the paper's 0.5 is slower here
         ),
-        replay=ReplayConfig(
+        replay=uniform_transitions(
             sampler="prioritized",
-            batch_size=128,
-            unroll_length=8,
-            starts="not_last",
-            max_size=100_000,
-            min_size=1_000,
-            samples_per_insert=32.0,
             priority_exponent=0.5,
             importance_anneal_samples=32 * 60_000,
         ),

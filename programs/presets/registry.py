@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from programs.experiment import EnvConfig, Experiment
 from rlstack.references import nearest
@@ -54,3 +56,17 @@ def atari(name: str, num_envs: int) -> EnvConfig:
         options={"episodic_life": True, "reward_clip": True},
         eval_options={"episodic_life": False, "reward_clip": False},
     )
+
+
+def uniform_transitions(**changes: Any) -> ReplayConfig:
+    """Returns the replay of Q-learning on classic control: 8-step transitions, drawn alike."""
+    cfg = ReplayConfig(
+        sampler="uniform",
+        batch_size=128,
+        unroll_length=8,
+        starts="not_last",
+        max_size=100_000,
+        min_size=1_000,
+        samples_per_insert=32.0,
+    )
+    return dataclasses.replace(cfg, **changes)

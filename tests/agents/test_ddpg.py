@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ddpg import DDPG, DDPGConfig, DDPGOutput, behaviour_policy
+from agents.ddpg import DDPG, DDPGConfig, DDPGOutput
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
+from rlstack.off_policy import behaviour_policy
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
     DISCOUNT,

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.td3 import TD3, TD3Config, TD3Output, behaviour_policy
+from agents.td3 import TD3, TD3Config, TD3Output
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise
 from rlstack.networks import NetworkConfig, deterministic_policy_and_critic
+from rlstack.off_policy import behaviour_policy
 from rlstack.optimizers import OptimizerConfig
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
