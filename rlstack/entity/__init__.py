@@ -1,0 +1,47 @@
+"""Entity environments: observations of entities of several types, actions of several actors."""
+
+from rlstack.entity.environment import (
+    Action,
+    ActionMask,
+    CategoricalAction,
+    CategoricalMask,
+    EntityID,
+    Environment,
+    GlobalCategoricalMask,
+    Observation,
+    SelectEntityAction,
+    SelectEntityMask,
+)
+from rlstack.entity.spaces import (
+    GLOBAL,
+    ActionSpace,
+    ActionType,
+    Categorical,
+    EntityType,
+    GlobalCategorical,
+    ObsSpace,
+    SelectEntity,
+    Slots,
+)
+
+__all__ = [
+    "GLOBAL",
+    "Action",
+    "ActionMask",
+    "ActionSpace",
+    "ActionType",
+    "Categorical",
+    "CategoricalAction",
+    "CategoricalMask",
+    "EntityID",
+    "EntityType",
+    "Environment",
+    "GlobalCategorical",
+    "GlobalCategoricalMask",
+    "ObsSpace",
+    "Observation",
+    "SelectEntity",
+    "SelectEntityAction",
+    "SelectEntityMask",
+    "Slots",
+]
