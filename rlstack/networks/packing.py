@@ -24,9 +24,9 @@ class Packing(NamedTuple):
 class PackedIndex(NamedTuple):
     """A packing, entity by entity; entities are numbered sequence by sequence, 0..N-1."""
 
-    index: np.ndarray  # [num_rows, width] int32, the entity at each place; 0 at padding
+    entities: np.ndarray  # [num_rows, width] int32, the entity at each place; 0 at padding
     batch: np.ndarray  # [num_rows, width] int32, the sequence it belongs to; -1 at padding
-    inverse_index: np.ndarray  # [N] int32, the place of each entity, row * width + column
+    inverse: np.ndarray  # [N] int32, the place of each entity, row * width + column
 
 
 def ladder(size: int, steps: int = 2) -> int:

@@ -46,13 +46,13 @@ def test_pack_is_first_fit_decreasing(case):
         assert end <= width
     assert [[i for _, i in sorted(row)] for row in rows] == first_fit_decreasing(lengths, width)
 
-    index, batch, inverse = packed_index(packing, np.array(lengths, np.int64), width)
+    entities, batch, inverse = packed_index(packing, np.array(lengths, np.int64), width)
     total = sum(lengths)
-    np.testing.assert_array_equal(index.ravel()[inverse], np.arange(total))
+    np.testing.assert_array_equal(entities.ravel()[inverse], np.arange(total))
     np.testing.assert_array_equal(
         batch.ravel()[inverse], np.repeat(np.arange(len(lengths)), lengths)
     )
-    assert index.shape == batch.shape == (packing.num_rows, width)
+    assert entities.shape == batch.shape == (packing.num_rows, width)
     assert (batch >= 0).sum() == total
 
 
@@ -60,7 +60,7 @@ def test_pack_is_first_fit_decreasing(case):
 def test_little_is_padding_when_sizes_are_skewed(size):
     lengths = np.minimum(np.random.default_rng(0).geometric(0.12, size), 64)
     lengths[0] = 64
-    assert np.median(lengths) <= 6
+    assert np.median(lengths) <= 8
     packing = pack(lengths, 64)
     assert 1 - lengths.sum() / (ladder(packing.num_rows) * 64) < 0.34  # the bound of the ladder
     assert 1 - lengths.sum() / (packing.num_rows * 64) < 0.05
