@@ -75,13 +75,13 @@ def test_ppo_learns_catch():
 
 
 @pytest.mark.parametrize("env_type", ["thread", "process"])
-def test_ppo_learns_catch_from_asynchronous_batches(env_type):
-    agent = dataclasses.replace(FAST_PPO, entropy_cost=0.01)
-    experiment = toy("Catch", agent, frames=40_000)
+def test_ppo_learns_a_point_mass_from_asynchronous_batches(env_type):
+    # Which rows come first is chance, so no two runs are alike: the task must be one that every run
+    # learns. Over eight of them this one came to between -2.4 and -3.5; see the task below.
+    agent = dataclasses.replace(FAST_PPO, discount=0.9)
+    experiment = toy("PointMass", agent, frames=40_000)
     env = dataclasses.replace(experiment.env, type=env_type, wait_num=8, num_workers=2)
-    # Chance plays at -0.6. Which rows come first is chance too, so some runs are still missing one
-    # of the five columns by then, which scores 0.6.
-    assert learned_return(dataclasses.replace(experiment, env=env)) > 0.4
+    assert learned_return(dataclasses.replace(experiment, env=env)) > -6
 
 
 def test_dqn_learns_catch():

@@ -1,4 +1,4 @@
-"""A thread that takes items from a Reverb server, as many as are wanted."""
+"""Threads that take items from a Reverb server, as many as are wanted."""
 
 from __future__ import annotations
 
@@ -8,33 +8,88 @@ from typing import Any
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.server import ITEMS, table_info
+from rlstack.replay.reverb.rows import Drawn, draw, make_row
+from rlstack.replay.reverb.rules import is_plentiful
+from rlstack.replay.reverb.tables import ITEMS, table_info
 
+_LINGER = 0.005  # seconds that a batch waits for others that go with it
 _ASK = 0.02  # seconds between questions whether min_size is reached
 
 
-KEY, PROBABILITY, SIZE, DATA = 0, 1, 2, 4  # what Reverb gives of an item; the table's size
-
-
-class Row(list):
-    """An item as Reverb gives it, and what a fifo must know of it."""
-
-    __slots__ = ("env_id", "times", "version")
-    env_id: int
-    version: int
-    times: int  # batches it has been in
-
-
 class Fetcher:
-    """Holds items that were sampled and not yet handed out, oldest first.
+    """Holds what was sampled and not yet handed out, oldest first; a base.
 
     The thread asks for items only while fewer are here than are wanted, so that it does not fight
-    over the interpreter with a learner that has what it needs. Prefetching is done by Reverb's own
-    threads, which need no interpreter.
+    over the interpreter with a learner that has what it needs.
 
     Attributes:
-      rows: the items; hold ``changed`` to touch them.
+      changed: to be held, and notified, where anything here is touched.
       error: what ended the thread, or None.
+    """
+
+    def __init__(self) -> None:
+        """Starts the thread; what `_fetch` needs must be there."""
+        self.changed = threading.Condition()
+        self.error: Exception | None = None
+        self._wanted = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="reverb-fetcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def count(self) -> int:
+        """Items that are here."""
+        raise NotImplementedError
+
+    def want(self, count: int) -> None:
+        """Asks for so many items to be here; hold ``changed``."""
+        self._wanted = count
+        if count > self.count:
+            self.changed.notify_all()
+
+    def drawn(self, taken: list[Any]) -> Drawn:
+        """Makes a batch of what was taken."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+            while self._wait_until_wanted():
+                self._fetch()
+        except Exception as error:
+            with self.changed:
+                if not self._closed:
+                    self.error = error
+                self.changed.notify_all()
+
+    def _wait_until_wanted(self) -> bool:
+        with self.changed:
+            self.changed.wait_for(lambda: self._closed or self._wanted > self.count)
+            return not self._closed
+
+    def _prepare(self) -> None:
+        """Waits, in the thread, for what fetching needs."""
+
+    def _fetch(self) -> None:
+        """Takes items until there are as many as wanted."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """Wakes the thread where it waits for the server."""
+
+    def close(self) -> None:
+        """Ends the thread, unless it waits for a server that is away."""
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+        self._interrupt()
+        self._thread.join(timeout=2.0)
+
+
+class ItemFetcher(Fetcher):
+    """Takes items one by one.
+
+    Prefetching is done by Reverb's own threads, which need no interpreter.
     """
 
     def __init__(
@@ -43,9 +98,8 @@ class Fetcher:
         address: str,
         packing: Packing,
         cfg: ReplayConfig,
-        *,
         prefetch: int,
-        group: int,
+        rows: list[Any],
     ):
         """Starts the thread.
 
@@ -55,57 +109,61 @@ class Fetcher:
           packing: of the items.
           cfg: the table.
           prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
-          group: items that are taken before they are shown.
+          rows: where the items go; Rows, if the sampler is fifo.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._min_size = prefetch, cfg.min_size
-        self._fifo, self._context = cfg.sampler == "fifo", cfg.context
-        self.rows: list[list] = []  # Rows, if the sampler is fifo
-        self.changed = threading.Condition()
-        self.error: Exception | None = None
-        self._wanted = 0
-        self._closed = False
+        self._prefetch, self._cfg = prefetch, cfg
+        self._rows = rows
         self._sampler: Any = None
-        self._group = group
-        self._thread = threading.Thread(target=self._run, name="reverb-fetcher", daemon=True)
-        self._thread.start()
+        self._enough = 0  # items that somebody waits for; fewer are nothing to wake him for
+        # Where items are scarce, each is shown at once; elsewhere that would only take time.
+        self._group = cfg.batch_size if is_plentiful(cfg) else 1
+        super().__init__()
 
-    def want(self, count: int) -> None:
-        """Asks for so many items to be here; hold ``changed``."""
-        self._wanted = count
-        if count > len(self.rows):
-            self.changed.notify_all()
+    @property
+    def count(self) -> int:
+        """Items that are here."""
+        return len(self._rows)
 
-    def _run(self) -> None:
-        try:
-            self._wait_for_min_size()
-            while self._wait_until_wanted():
-                self._fetch()
-        except Exception as error:
-            with self.changed:
-                if not self._closed:
-                    self.error = error
-                self.changed.notify_all()
+    def take(self, size: int, most: int, seconds: float) -> list[list[list]]:
+        """Takes batches of so many items, and has as many fetched as are taken at most."""
+        with self.changed:
+            self.want(size * most)
+            self._wait_for(size, seconds)
+            if len(self._rows) >= size:
+                self._wait_for(size * most, min(_LINGER, seconds))
+            ends = range(size, min(len(self._rows), size * most) + 1, size)
+            taken = [self._rows[end - size : end] for end in ends]
+            del self._rows[: size * len(taken)]
+            self.want(size * most)
+            return taken
 
-    def _wait_for_min_size(self) -> None:
+    def _wait_for(self, count: int, seconds: float) -> None:
+        """Waits for so many items; hold ``changed``."""
+        self._enough = count
+        self.changed.wait_for(
+            lambda: self._closed or self.error or len(self._rows) >= count, seconds
+        )
+
+    def drawn(self, taken: list[list]) -> Drawn:
+        """Makes a batch of rows."""
+        return draw(self._packing, taken, odds=self._cfg.sampler == "prioritized")
+
+    def _prepare(self) -> None:
+        """Waits for min_size."""
         # Without prefetching, whoever wants items has looked.
         while self._prefetch and not self._closed:
             try:
-                if table_info(self._client, self._address, 1.0).inserts >= self._min_size:
+                if table_info(self._client, self._address, 1.0).inserts >= self._cfg.min_size:
                     return
             except TimeoutError:
                 pass  # the server may come back
             time.sleep(_ASK)
 
-    def _wait_until_wanted(self) -> bool:
-        with self.changed:
-            self.changed.wait_for(lambda: self._closed or self._wanted > len(self.rows))
-            return not self._closed
-
     def _fetch(self) -> None:
         """Takes items until there are as many as wanted."""
         with self.changed:
-            missing = self._wanted - len(self.rows)
+            missing = self._wanted - len(self._rows)
             if self._closed or missing <= 0:
                 return
             if not self._prefetch:
@@ -115,33 +173,21 @@ class Fetcher:
             sampler = self._sampler
         get = sampler.GetNextTrajectory  # waits without the interpreter's lock
         while missing > 0:
-            # Where items are scarce, each is shown at once; elsewhere that would only take time.
             rows = [get() for _ in range(min(missing, self._group))]
-            if self._fifo:
-                rows = [self.row(row) for row in rows]
+            if self._cfg.sampler == "fifo":
+                rows = [make_row(self._packing, self._cfg, row) for row in rows]
             with self.changed:
-                self.rows += rows
+                self._rows += rows
                 missing -= len(rows)
                 if self._prefetch:
-                    missing = self._wanted - len(self.rows)
-                if missing <= 0 or self._group == 1:
+                    missing = self._wanted - len(self._rows)
+                if missing <= 0 or (self._group == 1 and len(self._rows) >= self._enough):
                     self.changed.notify_all()
         if not self._prefetch:
             sampler.Close()
 
-    def row(self, fields: list, times: int = 0) -> Row:
-        """Returns a fifo's item with what must be known of it."""
-        row = Row(fields)
-        row.env_id, row.version = self._packing.head(fields[DATA], self._context)
-        row.times = times
-        return row
-
-    def close(self) -> None:
-        """Ends the thread, unless it waits for a server that is away."""
+    def _interrupt(self) -> None:
         with self.changed:
-            self._closed = True
-            self.changed.notify_all()
             sampler = self._sampler
         if sampler is not None:
             sampler.Close()  # takes up to 3 s when the server is in this process, else no time
-        self._thread.join(timeout=2.0)

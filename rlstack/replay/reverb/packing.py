@@ -128,15 +128,24 @@ class Packing:
         second = item[context + 1 : context + 2, None]
         return int(self._env_id.of(second)[0, 0]), int(self._fields[-1].of(second)[0, 0])
 
-    def unpack(self, items: list[np.ndarray]) -> Trajectory:
-        """Copies items, ``[T+1, step_bytes]`` each, into the next of the reused batches."""
+    def tree(self, leaves: list[np.ndarray]) -> Trajectory:
+        """Returns a batch's leaves as the tree that they are of."""
+        return self._treedef.unflatten(leaves)
+
+    def gather(self, items: list[np.ndarray], *, reuse: bool = True) -> list[np.ndarray]:
+        """Copies items, ``[T+1, step_bytes]`` each, into a batch; returns its leaves.
+
+        Args:
+          items: of the batch.
+          reuse: whether to write to the next of the reused batches, not to new memory.
+        """
         shape = len(items[0]), len(items)
         small = self._stage(shape)
         if self._small_bytes == self.step_bytes:
             np.stack(items, axis=1, out=small)
         else:
             np.stack([item[:, : self._small_bytes] for item in items], axis=1, out=small)
-        batch = self._buffer(shape)
+        batch = self._buffer(shape) if reuse else self._new_batch(shape)
         for field, out in zip(self._fields, batch, strict=True):
             if field.nbytes < LARGE:
                 out[...] = field.of(small)
@@ -144,7 +153,7 @@ class Packing:
             raw = out.reshape(*shape, -1).view(np.uint8)
             for i, item in enumerate(items):
                 raw[:, i] = item[:, field.offset : field.offset + field.nbytes]
-        return self._treedef.unflatten(batch)
+        return batch
 
     def _stage(self, shape: tuple[int, int]) -> np.ndarray:
         if shape not in self._stages:
@@ -154,9 +163,9 @@ class Packing:
     def _buffer(self, shape: tuple[int, int]) -> list[np.ndarray]:
         buffers = self._buffers.get(shape)
         if buffers is None:
-            buffers = self._buffers[shape] = [
-                [np.empty((*shape, *field.shape), field.dtype) for field in self._fields]
-                for _ in range(_BUFFERS)
-            ]
+            buffers = self._buffers[shape] = [self._new_batch(shape) for _ in range(_BUFFERS)]
         self._next_buffer = (self._next_buffer + 1) % _BUFFERS
         return buffers[self._next_buffer]
+
+    def _new_batch(self, shape: tuple[int, int]) -> list[np.ndarray]:
+        return [np.empty((*shape, *field.shape), field.dtype) for field in self._fields]

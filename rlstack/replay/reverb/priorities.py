@@ -9,9 +9,8 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
-from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
-from rlstack.replay.reverb.server import ITEMS, put_largest_priority
+from rlstack.replay.reverb.tables import ITEMS, LARGEST_PRIORITY, put_number
 
 _GROWTH = 1.01  # factor by which the largest priority must have grown for writers to be told
 _WHERE = "ReverbReplayBuffer.update_priorities"
@@ -74,7 +73,7 @@ class Priorities:
         self._client.MutatePriorities(ITEMS, pairs, [])
         largest = self._shared.largest_priority
         if largest > self._told * (1.0 if self._at_once else _GROWTH):
-            put_largest_priority(binding.load(), self._client, largest)
+            put_number(self._client, LARGEST_PRIORITY, largest)
             self._told = largest
 
     def _await(self) -> None:

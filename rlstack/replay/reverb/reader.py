@@ -16,12 +16,13 @@ from rlstack.replay.base import (
     as_logs,
 )
 from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
+from rlstack.replay.reverb.batches import BatchFetcher
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
-from rlstack.replay.reverb.fetcher import DATA, KEY, PROBABILITY, SIZE, Fetcher
+from rlstack.replay.reverb.fetcher import Fetcher, ItemFetcher
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.priorities import Priorities
-from rlstack.replay.reverb.rules import TableInfo, capacity, is_plentiful, shortage
-from rlstack.replay.reverb.server import connect, table_info
+from rlstack.replay.reverb.rules import TableInfo, capacity, is_batched, shortage
+from rlstack.replay.reverb.tables import connect, table_info
 from rlstack.replay.reverb.waiting import Waiting
 from rlstack.types import Batch, Logs, PyTree
 
@@ -71,16 +72,14 @@ class ReverbReader:
         self._priorities = Priorities(
             cfg, self._client, address, self._calls, shared, at_once=not prefetch
         )
-        self._fetcher = Fetcher(
-            self._client,
-            address,
-            packing,
-            cfg,
-            prefetch=prefetch,
-            group=cfg.batch_size if is_plentiful(cfg) else 1,
-        )
-        rows = self._fetcher.rows
+        rows: list[list] = []  # items that were fetched one by one
         self._waiting = Waiting(cfg, num_envs, num_actors, rows, shared)
+        self._fetcher: Fetcher
+        self._taker: BatchFetcher | Waiting = self._waiting
+        if prefetch and is_batched(cfg, packing.step_bytes):
+            self._fetcher = self._taker = BatchFetcher(self._client, address, cfg, prefetch)
+        else:
+            self._fetcher = ItemFetcher(self._client, address, packing, cfg, prefetch, rows)
         self._after_sample()
 
     def _after_sample(self) -> None:
@@ -133,7 +132,7 @@ class ReverbReader:
                 if not size:
                     self._after_sample()  # there may be room for more now
                     return "round"
-            missing = size - len(fetcher.rows)
+            missing = size - fetcher.count
             if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
                 info = info or table_info(self._client, self._address, within)
                 if exceeds_samples_per_insert(cfg, info.inserts, self._samples, size):
@@ -155,13 +154,13 @@ class ReverbReader:
         fetcher = self._fetcher
         with fetcher.changed:
             self._waiting.drop_stale()
-            missing = (self._capacity if self._waiting.in_rounds else size) - len(fetcher.rows)
+            missing = (self._capacity if self._waiting.in_rounds else size) - fetcher.count
             take = min(missing, info.size)
             if take <= 0:
                 return info
-            fetcher.want(len(fetcher.rows) + take)
-            count = len(fetcher.rows) + take
-            fetcher.changed.wait_for(lambda: len(fetcher.rows) >= count or fetcher.error, _ANSWER)
+            fetcher.want(fetcher.count + take)
+            count = fetcher.count + take
+            fetcher.changed.wait_for(lambda: fetcher.count >= count or fetcher.error, _ANSWER)
             fetcher.want(0)
         return self._collect(size, table_info(self._client, self._address, _ANSWER))
 
@@ -170,12 +169,12 @@ class ReverbReader:
         size = self.size_of(batch_size)
         seconds = self._cfg.timeout_seconds if timeout is None else timeout
         with self._lock:
-            rows = self._wait(size, seconds)
+            taken = self._wait(size, seconds)
             self._after_sample()
-            return self._finish(rows)
+            return self._finish(taken)
 
-    def _wait(self, size: int, seconds: float) -> list[list]:
-        """Returns the rows of the next batch."""
+    def _wait(self, size: int, seconds: float) -> list:
+        """Returns what the next batch is made of."""
         fetcher, start, wait = self._fetcher, time.monotonic(), _POLL
         if self._prefetch and not self._waiting.in_rounds:
             wait = _LOOK
@@ -195,7 +194,7 @@ class ReverbReader:
                     raise self._explain(obstacle, size, seconds)
                 with fetcher.changed:
                     fetcher.changed.wait_for(
-                        lambda: self._closed or fetcher.error or len(fetcher.rows) >= size,
+                        lambda: self._closed or fetcher.error or fetcher.count >= size,
                         min(left, wait),
                     )
         finally:
@@ -204,7 +203,7 @@ class ReverbReader:
 
     def _explain(self, obstacle: str, size: int, seconds: float) -> Exception:
         """Returns the error for an obstacle."""
-        have = len(self._fetcher.rows)
+        have = self._fetcher.count
         info = table_info(self._client, self._address, _ANSWER)  # or says that nobody answers
         if obstacle in ("items", _FETCHING):
             early = info.inserts < self._cfg.min_size
@@ -214,26 +213,23 @@ class ReverbReader:
         rule = rule_of(self._cfg, obstacle, size, counted)
         return ReplayTimeoutError(f"ReverbReplayBuffer.sample: {rule} Waited {seconds:g} s.")
 
-    def _take(self, size: int) -> list[list]:
-        """Takes the rows of the next batch."""
+    def _take(self, size: int) -> list:
+        """Takes what the next batch is made of."""
         with self._fetcher.changed:
             if not self._prefetch:
                 self._fetcher.want(0)
-            return self._waiting.take(size)
+            return self._taker.take(size)
 
-    def _finish(self, rows: list[list]) -> Sample:
-        """Makes a batch of items."""
-        trajectory = self._packing.unpack([row[DATA] for row in rows])
+    def _finish(self, taken: list) -> Sample:
+        """Makes a batch of what was taken for it."""
+        drawn = self._fetcher.drawn(taken)
+        trajectory = self._packing.tree(drawn.leaves)
         versions = np.asarray(trajectory.params_version, np.int64)
         self._shared.saw_version(int(versions.max()))
         self._lag = self._shared.version - versions[self._cfg.context + 1]
-        odds = None
-        if self._cfg.sampler == "prioritized":
-            odds = np.array([row[PROBABILITY].item() * row[SIZE].item() for row in rows])
-        weights = self._priorities.weights(len(rows), odds, self._samples)
-        self._samples += len(rows)
-        keys = np.array([row[KEY].item() for row in rows], np.uint64)
-        return Sample(Batch(trajectory, weights), keys)
+        weights = self._priorities.weights(len(drawn.keys), drawn.odds, self._samples)
+        self._samples += len(drawn.keys)
+        return Sample(Batch(trajectory, weights), drawn.keys)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; with prefetching, in the background."""
@@ -246,7 +242,7 @@ class ReverbReader:
         info = table_info(self._client, self._address, _ANSWER)
         fifo = self._cfg.sampler == "fifo"
         logs = as_logs(
-            size=info.size + (len(self._fetcher.rows) if fifo else 0),
+            size=info.size + (self._fetcher.count if fifo else 0),
             inserts=info.inserts,
             samples=self._samples,
             dropped=info.inserts - info.samples - info.size if fifo else 0,
@@ -290,7 +286,7 @@ class ReverbReader:
             self._samples, version = map(int, tree["counters"])
             self._shared.saw_version(version)
             self._shared.saw_priority(float(tree["largest_priority"]))
-            self._waiting.load(tree, self._fetcher.row)
+            self._waiting.load(tree, self._packing)
 
     def close(self) -> None:
         """Wakes who waits, and ends the threads."""

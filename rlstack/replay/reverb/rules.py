@@ -8,6 +8,7 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.limits import exceeds_samples_per_insert
 
 ENDLESS = 1e300
+LARGEST_BATCHED = 65_536  # bytes of an item
 
 
 class TableInfo(NamedTuple):
@@ -67,6 +68,15 @@ def is_whole(cfg: ReplayConfig, step_bytes: int) -> bool:
         return True
     repeats = (cfg.unroll_length + 1) / cfg.step_period
     return repeats <= (2.1 if step_bytes <= 1024 else 1.25)
+
+
+def is_batched(cfg: ReplayConfig, step_bytes: int) -> bool:
+    """Whether readers that sample ahead get whole batches from the server's process.
+
+    See `rlstack.replay.reverb.batches`. Not a fifo's: its reader decides item by item, by their age
+    and writer. Of large items few make a batch, and Reverb sends them compressed.
+    """
+    return cfg.sampler != "fifo" and (cfg.unroll_length + 1) * step_bytes <= LARGEST_BATCHED
 
 
 def is_plentiful(cfg: ReplayConfig) -> bool:

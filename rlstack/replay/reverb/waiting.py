@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb.calls import Shared
-from rlstack.replay.reverb.fetcher import DATA, KEY, Row
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.rows import DATA, KEY, make_row
 from rlstack.replay.reverb.rules import capacity
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.types import PyTree
@@ -110,9 +110,9 @@ class Waiting:
             "dropped": np.array([self.stale, self.late], np.int64),
         }
 
-    def load(self, tree: PyTree, make_row: Callable[[list, int], Row]) -> None:
+    def load(self, tree: PyTree, packing: Packing) -> None:
         """Puts back what ``save`` returned."""
         self.stale, self.late = map(int, tree["dropped"])
         for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
             fields = [key, np.float64(1), np.int64(1), np.float64(1), data]
-            self._rows.append(make_row(fields, int(times)))
+            self._rows.append(make_row(packing, self._cfg, fields, int(times)))

@@ -18,10 +18,11 @@ from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.calls import Calls, Shared
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.rules import is_whole
-from rlstack.replay.reverb.server import (
+from rlstack.replay.reverb.tables import (
     ITEMS,
+    LARGEST_PRIORITY,
     connect,
-    get_largest_priority,
+    get_number,
     table_info,
 )
 from rlstack.types import PyTree, StepType, Transition
@@ -194,10 +195,8 @@ class ReverbWriter:
                 self._shared.saw_priority(self._asked.result())
             self._asked = None
         if self._asked is None and now - self._asked_at > _REFRESH:
-            self._asked, self._asked_at = (
-                self._calls.submit(get_largest_priority, self._client),
-                now,
-            )
+            self._asked = self._calls.submit(get_number, self._client, LARGEST_PRIORITY)
+            self._asked_at = now
         return self._shared.largest_priority
 
     def _make_room(self, timeout: float) -> None:
