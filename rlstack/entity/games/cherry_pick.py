@@ -1,0 +1,60 @@
+"""CherryPick: take the best half of the cherries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlstack.entity.environment import Observation, SelectEntityMask
+from rlstack.entity.games.options import require
+from rlstack.entity.spaces import ActionSpace, EntityType, ObsSpace, SelectEntity
+
+_PICK = {"pick": SelectEntityMask(actor_types=("Player",), actee_types=("Cherry",))}
+
+
+class CherryPick:
+    """A featureless Player and ``num_cherries`` Cherries (quality).
+
+    Qualities are standard normal, shifted so that the better half sums to 1. Actions: the Player's
+    ``pick`` of a Cherry, which is gone then. Reward: its quality. End: when half are gone. Best
+    return exactly 1, by any order of the better half; a random policy's is -11.45 with 32.
+    """
+
+    def __init__(self, num_cherries: int = 32, seed: int = 0):
+        require("CherryPick", num_cherries=(num_cherries, 2))
+        if num_cherries % 2:
+            raise ValueError(f"CherryPick: num_cherries must be even; got {num_cherries}.")
+        self.obs_space = ObsSpace(
+            {"Player": EntityType(), "Cherry": EntityType(("quality",), capacity=num_cherries)}
+        )
+        self.action_space: ActionSpace = {"pick": SelectEntity()}
+        self._num_cherries = num_cherries
+        self._rng = np.random.default_rng(seed)
+        self._qualities: list[float] = []
+
+    def __str__(self) -> str:
+        shown = (f"{i}: {quality:+.2f}" for i, quality in enumerate(self._qualities))
+        return "\n".join(f"{text:>10}" for text in shown)
+
+    def reset(self) -> Observation:
+        """Grows the cherries."""
+        half = self._num_cherries // 2
+        drawn = self._rng.standard_normal(self._num_cherries)
+        shift = (np.sort(drawn)[half:].sum() - 1.0) / half
+        self._qualities = (drawn - shift).tolist()
+        return self._observe(0.0)
+
+    def act(self, actions: Mapping[str, Any]) -> Observation:
+        """Takes the cherry."""
+        _, row = actions["pick"].actees[0]
+        return self._observe(self._qualities.pop(row))
+
+    def _observe(self, reward: float) -> Observation:
+        return Observation(
+            features={"Player": 1, "Cherry": [(quality,) for quality in self._qualities]},
+            actions=_PICK,
+            reward=reward,
+            done=2 * len(self._qualities) <= self._num_cherries,
+        )

@@ -1,0 +1,51 @@
+"""MultiArmedBandit: five arms, one of which pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlstack.entity.environment import GlobalCategoricalMask, Observation
+from rlstack.entity.games.options import require
+from rlstack.entity.spaces import ActionSpace, GlobalCategorical, ObsSpace
+
+_PULL = {"pull": GlobalCategoricalMask()}
+
+
+class MultiArmedBandit:
+    """There are no entities: a global feature, ``step``, and a global action.
+
+    Actions: ``pull`` one of five arms. Reward: 1 / ``num_steps`` for arm A, else 0. End: after
+    ``num_steps`` pulls. Best return 1; a random policy's is 0.2.
+    """
+
+    def __init__(self, num_steps: int = 32, seed: int = 0):
+        del seed  # nothing is drawn
+        require("MultiArmedBandit", num_steps=(num_steps, 1))
+        self.obs_space = ObsSpace(global_features=("step",))
+        self.action_space: ActionSpace = {
+            "pull": GlobalCategorical(("arm A", "arm B", "arm C", "arm D", "arm E"))
+        }
+        self._num_steps, self._step = num_steps, 0
+
+    def __str__(self) -> str:
+        return f"pull {self._step} of {self._num_steps}"
+
+    def reset(self) -> Observation:
+        """Begins at step 0."""
+        self._step = 0
+        return self._observe(0.0)
+
+    def act(self, actions: Mapping[str, Any]) -> Observation:
+        """Pays for arm A."""
+        self._step += 1
+        return self._observe(1.0 / self._num_steps if actions["pull"].indices[0] == 0 else 0.0)
+
+    def _observe(self, reward: float) -> Observation:
+        return Observation(
+            features={},
+            actions=_PULL,
+            global_features=(self._step,),
+            reward=reward,
+            done=self._step >= self._num_steps,
+        )

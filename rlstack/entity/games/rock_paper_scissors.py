@@ -1,0 +1,62 @@
+"""RockPaperScissors: what the policy may not see, the value function may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlstack.entity.environment import CategoricalMask, Observation
+from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
+
+_CHOICES = ("rock", "paper", "scissors")
+_THROW = {"throw": CategoricalMask(actor_types=("Player",))}
+
+
+class RockPaperScissors:
+    """A featureless Player against an Opponent (is_rock, is_paper, is_scissors).
+
+    The Opponent has chosen rock, paper or scissors with probability 0.5, 0.3 or 0.2; the policy
+    sees it only with ``cheat``, the value function always. Actions: the Player's ``throw``. Reward:
+    2 for a win, else 0. End: after one step. Best return 1, by paper, or 2 with ``cheat``; a random
+    policy's is 2/3.
+    """
+
+    def __init__(self, cheat: bool = False, seed: int = 0):
+        self.obs_space = ObsSpace(
+            {
+                "Player": EntityType(),
+                "Opponent": EntityType(("is_rock", "is_paper", "is_scissors")),
+            }
+        )
+        self.action_space: ActionSpace = {"throw": Categorical(_CHOICES)}
+        self._visible = {"Opponent": [cheat]}
+        self._cheat = cheat
+        self._rng = np.random.default_rng(seed)
+        self._opponent, self._is_over = 0, False
+
+    def __str__(self) -> str:
+        shown = self._cheat or self._is_over
+        return f"opponent: {_CHOICES[self._opponent] if shown else '?'}"
+
+    def reset(self) -> Observation:
+        """Lets the opponent choose."""
+        drawn = self._rng.random()
+        self._opponent = 0 if drawn < 0.5 else 1 if drawn < 0.8 else 2
+        return self._observe(0.0, done=False)
+
+    def act(self, actions: Mapping[str, Any]) -> Observation:
+        """Pays a win."""
+        wins = actions["throw"].indices[0] == (self._opponent + 1) % 3
+        return self._observe(2.0 if wins else 0.0, done=True)
+
+    def _observe(self, reward: float, done: bool) -> Observation:
+        self._is_over = done
+        return Observation(
+            features={"Player": 1, "Opponent": [[i == self._opponent for i in range(3)]]},
+            actions=_THROW,
+            visible=self._visible,
+            reward=reward,
+            done=done,
+        )
