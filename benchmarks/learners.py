@@ -5,6 +5,11 @@ host, the check for NaN. The reference is a loop around one jitted function that
 of the agent's public ``loss``, applies optax, moves the targets, and waits for the loss. Networks,
 batch sizes and hyperparameters are the presets'; batches are random numbers.
 
+Both are given the same numpy batch and both keep the params of one update for the next. The
+reference does the least that learns: it fetches no loss, logs nothing, computes no gradient norm
+beside the clipping's own and returns no priorities, though most loops that people write do some of
+it. So all that the learner adds counts against it.
+
     python -m benchmarks.learners [--quick] [--only PRESET]
 """
 

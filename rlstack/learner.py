@@ -137,7 +137,9 @@ class Learner:
         before = self.params, self.learner_state
         batch = self._shard(sample.batch)
         params, learner_state, output = self._step(*before, batch)
-        logs = output.logs
+        logs = output.logs  # on the host: one device has done its work
+        if self._everywhere is not None:
+            jax.block_until_ready(params)
         if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
             raise _non_finite(logs, before, sample.batch, self.version)
         self.params, self.learner_state = params, learner_state
