@@ -1,5 +1,6 @@
 """Entity environments: observations of entities of several types, actions of several actors."""
 
+from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import (
     Action,
     ActionMask,
@@ -33,6 +34,7 @@ __all__ = [
     "Categorical",
     "CategoricalAction",
     "CategoricalMask",
+    "EntityEnv",
     "EntityID",
     "EntityType",
     "Environment",
@@ -44,4 +46,5 @@ __all__ = [
     "SelectEntityAction",
     "SelectEntityMask",
     "Slots",
+    "as_dm_env",
 ]
