@@ -17,6 +17,7 @@ usage: rlstack COMMAND ...
   eval RUN_DIR             judge the newest params of a run with the greedy policy
   report RUN_DIR ...       a table and learning curves of finished runs
   record RUN_DIR           play the newest params of a run and write a dataset, for train --data
+  play ENV                 play an entity environment by hand, beside a run's agent or without
   list                     the presets
   doctor                   what is usable on this machine and, for the rest, the way out
   rerun DUMP_DIR           make an update that gave NaN again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Literal
 import tyro
 
 from programs import record, report, train
-from programs.experiment import Experiment
+from programs.experiment import Experiment, Option
 from programs.presets import PRESETS, describe, preset
 from programs.session import Interrupted, ProgramError, Result
 from rlstack.references import nearest
@@ -75,6 +76,22 @@ class _Record:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Play:
+    """Plays an entity environment by hand, in the terminal."""
+
+    env: tyro.conf.Positional[str]
+    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
+    checkpoint: Path | None = None
+    """A run directory: what its agent thinks is shown beside."""
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """Of the game, as names and values; those of the run are taken over."""
+    agent: bool = False
+    """Enter plays the agent's choice."""
+    seed: int = 0
+    """Of the game."""
+
+
+@dataclasses.dataclass(frozen=True)
 class _Rerun:
     """Makes an update that gave NaN again, from its dump, and prints its logs."""
 
@@ -88,6 +105,7 @@ def main(command: str, args: list[str]) -> int:
         "train": _train,
         "eval": _eval,
         "record": _record,
+        "play": _play,
         "list": _list,
         "report": _report_runs,
         "rerun": _rerun,
@@ -168,6 +186,24 @@ def _record(args: list[str]) -> int:
         "return_std": header.return_std,
     }
     print(json.dumps(found))
+    return 0
+
+
+def _play(args: list[str]) -> int:
+    from programs import play
+
+    chosen = tyro.cli(_Play, prog="rlstack play", args=args)
+    try:
+        play.play(
+            chosen.env,
+            checkpoint=chosen.checkpoint,
+            options=chosen.options,
+            agent=chosen.agent,
+            seed=chosen.seed,
+        )
+    except KeyboardInterrupt as stop:
+        print()
+        raise Interrupted(signal.SIGINT, saved=False) from stop
     return 0
 
 
