@@ -24,6 +24,7 @@ import optax
 
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
 from rlstack.networks.torsos import action_mask
@@ -42,7 +43,7 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class BCConfig:
+class BCConfig(Checked):
     """Hyperparameters of behaviour cloning."""
 
     entropy_cost: float = 0.0
@@ -55,8 +56,7 @@ class BCConfig:
     """The optimizer."""
 
     def __post_init__(self) -> None:
-        if self.entropy_cost < 0:
-            raise ValueError(f"BCConfig: entropy_cost must be at least 0; got {self.entropy_cost}.")
+        self.require_at_least(0, "entropy_cost")
 
 
 class BCOutput(NamedTuple):

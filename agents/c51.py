@@ -34,11 +34,8 @@ class C51Config(QLearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_value >= self.max_value:
-            raise ValueError(
-                f"C51Config: min_value must be below max_value; got {self.min_value} and "
-                f"{self.max_value}."
-            )
+        below = self.min_value < self.max_value
+        self.require("min_value", below, f"below max_value ({self.max_value})")
 
 
 class C51(QLearning):

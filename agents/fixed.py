@@ -18,6 +18,7 @@ from dm_env import specs
 
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask
 from rlstack.references import load_object
@@ -40,7 +41,7 @@ class RandomConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptedConfig:
+class ScriptedConfig(Checked):
     """Which rule to follow."""
 
     rule: str
@@ -48,10 +49,7 @@ class ScriptedConfig:
     it is jitted; row i of its answer depends on row i alone."""
 
     def __post_init__(self) -> None:
-        if ":" not in self.rule:
-            raise ValueError(
-                f'ScriptedConfig: rule must be of the form "module:callable"; got {self.rule!r}.'
-            )
+        self.require("rule", ":" in self.rule, 'of the form "module:callable"')
 
 
 class FixedOutput(NamedTuple):

@@ -36,8 +36,8 @@ class ImpalaConfig(PolicyGradientConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("clip_rho", "clip_c", "clip_pg_rho"):
-            self.require(name, getattr(self, name) > 0, "positive")
+        for field in ("clip_rho", "clip_c", "clip_pg_rho"):
+            self.require(field, getattr(self, field) > 0, "positive")
         self.require("clip_rho", self.clip_rho >= self.clip_c, f"at least clip_c ({self.clip_c})")
         self.require("vtrace_lambda", 0 <= self.vtrace_lambda <= 1, "in [0, 1]")
 

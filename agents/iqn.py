@@ -36,9 +36,8 @@ class IQNConfig(QLearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("num_acting_fractions", "num_fractions", "num_target_fractions"):
-            self._require(field, getattr(self, field) >= 1, "at least 1")
-        self._require("huber_delta", self.huber_delta >= 0, "at least 0")
+        self.require_at_least(1, "num_acting_fractions", "num_fractions", "num_target_fractions")
+        self.require_at_least(0, "huber_delta")
 
 
 class IQN(QLearning):

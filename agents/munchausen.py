@@ -35,9 +35,9 @@ class MunchausenConfig(QLearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("temperature", self.temperature > 0, "positive")
-        self._require("bonus", 0 <= self.bonus <= 1, "in [0, 1]")
-        self._require("bonus_clip", self.bonus_clip <= 0, "at most 0")
+        self.require("temperature", self.temperature > 0, "positive")
+        self.require("bonus", 0 <= self.bonus <= 1, "in [0, 1]")
+        self.require("bonus_clip", self.bonus_clip <= 0, "at most 0")
 
 
 class Munchausen(QLearning):

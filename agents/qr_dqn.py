@@ -28,7 +28,7 @@ class QRDQNConfig(QLearningConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("huber_delta", self.huber_delta >= 0, "at least 0")
+        self.require_at_least(0, "huber_delta")
 
 
 class QRDQN(QLearning):

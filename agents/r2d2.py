@@ -25,6 +25,7 @@ import optax
 
 from rlstack import distributions, returns
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
     EpsilonGreedy,
@@ -50,7 +51,7 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config:
+class R2D2Config(Checked):
     """Hyperparameters of R2D2; defaults are the paper's (table 2) unless they say otherwise."""
 
     discount: float = 0.997
@@ -79,17 +80,11 @@ class R2D2Config:
     """alpha of these chances (both as in Ape-X, Horgan et al. 2018)."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
-            ("burn_in", self.burn_in >= 0, "at least 0"),
-            ("n_step", self.n_step >= 1, "at least 1"),
-            ("rescaling_eps", self.rescaling_eps > 0, "positive, or h has no inverse"),
-            ("priority_max_share", 0 <= self.priority_max_share <= 1, "in [0, 1]"),
-            ("target_period", self.target_period >= 1, "at least 1"),
-            ("target_rate", 0 <= self.target_rate <= 1, "in [0, 1]"),
-        ):
-            if not holds:
-                raise ValueError(f"R2D2Config: {name} must be {rule}; got {getattr(self, name)}.")
+        for field in ("discount", "priority_max_share", "target_rate"):
+            self.require(field, 0 <= getattr(self, field) <= 1, "in [0, 1]")
+        self.require_at_least(0, "burn_in")
+        self.require_at_least(1, "n_step", "target_period")
+        self.require("rescaling_eps", self.rescaling_eps > 0, "positive, or h has no inverse")
 
 
 class R2D2Output(NamedTuple):

@@ -21,6 +21,7 @@ import optax
 from dm_env import specs
 
 from rlstack import distributions, exploration
+from rlstack.checks import Checked
 from rlstack.exploration import Counts, next_counts
 from rlstack.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
@@ -39,7 +40,7 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SACConfig:
+class SACConfig(Checked):
     """Hyperparameters of SAC."""
 
     discount: float = 0.99
@@ -67,15 +68,11 @@ class SACConfig:
     """Optimizer of the temperature's logarithm."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
-            ("num_critics", self.num_critics >= 1, "at least 1"),
-            ("target_rate", 0 < self.target_rate <= 1, "in (0, 1]"),
-            ("temperature", self.temperature > 0, "positive"),
-            ("random_frames", self.random_frames >= 0, "at least 0"),
-        ):
-            if not holds:
-                raise ValueError(f"SACConfig: {name} must be {rule}; got {getattr(self, name)}.")
+        self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
+        self.require_at_least(1, "num_critics")
+        self.require("target_rate", 0 < self.target_rate <= 1, "in (0, 1]")
+        self.require("temperature", self.temperature > 0, "positive")
+        self.require_at_least(0, "random_frames")
 
 
 class SACOutput(NamedTuple):

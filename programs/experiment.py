@@ -12,6 +12,7 @@ import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS, AgentConfig
+from rlstack.checks import Checked
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.inference_service import ServiceConfig
 from rlstack.inferencer import InferencerConfig
@@ -26,7 +27,7 @@ Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvConfig:
+class EnvConfig(Checked):
     """Which environments, how many, and how they run side by side."""
 
     name: str
@@ -45,15 +46,13 @@ class EnvConfig:
     """What evaluation changes in them, such as whole episodes instead of single lives."""
 
     def __post_init__(self) -> None:
-        if self.num_envs < 1 or not 0 <= self.wait_num <= self.num_envs:
-            raise ValueError(
-                "EnvConfig: num_envs must be at least 1 and wait_num in 0..num_envs; "
-                f"got {self.num_envs} and {self.wait_num}."
-            )
+        self.require_at_least(1, "num_envs")
+        fits = 0 <= self.wait_num <= self.num_envs
+        self.require("wait_num", fits, f"in 0..num_envs ({self.num_envs})")
 
 
 @dataclasses.dataclass(frozen=True)
-class ProgramConfig:
+class ProgramConfig(Checked):
     """The nodes of a topology of several processes, and how they keep step."""
 
     num_actors: int = 2
@@ -71,25 +70,15 @@ class ProgramConfig:
     """Restarts of one actor or inference service after which the program gives up."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_actors", 1), ("num_inferencers", 1), ("max_restarts", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"ProgramConfig: {name} must be at least {least}; got {getattr(self, name)}."
-                )
-        if self.num_inferencers > self.num_actors:
-            raise ValueError(
-                "ProgramConfig: num_inferencers must be at most num_actors "
-                f"({self.num_actors}), or some would have nothing to do; got "
-                f"{self.num_inferencers}."
-            )
-        if not self.params_interval > 0:
-            raise ValueError(
-                f"ProgramConfig: params_interval must be positive; got {self.params_interval}."
-            )
+        self.require_at_least(1, "num_actors", "num_inferencers")
+        self.require_at_least(0, "max_restarts")
+        rule = f"at most num_actors ({self.num_actors}), or some would have nothing to do"
+        self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
+        self.require("params_interval", self.params_interval > 0, "positive")
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(Checked):
     """One experiment: what is run, for how long, and in which topology."""
 
     preset: str
@@ -136,23 +125,15 @@ class Experiment:
     """Whether checkpoints hold the replay's content, so that a resumed run goes on exactly."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "steps_per_update", "log_period", "checkpoint_period"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"Experiment: {name} must be at least 1; got {getattr(self, name)}."
-                )
+        self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
         if self.replay.min_actors > self.num_actors:
             raise ValueError(
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
                 f"{self.topology}; got {self.replay.min_actors}."
             )
-        if self.data and self.topology != "single_process":
-            raise ValueError(
-                "Experiment: topology must be single_process with data, since nobody acts; "
-                f"got {self.topology}."
-            )
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"Experiment: seed must fit 31 bits; got {self.seed}.")
+        alone = not self.data or self.topology == "single_process"
+        self.require("topology", alone, "single_process with data, since nobody acts")
+        self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
 
     @property
     def may_convolve(self) -> bool:

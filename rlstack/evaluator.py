@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.inferencer import Inferencer, InferencerConfig
 from rlstack.types import Params, PRNGKey, StepType
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluatorConfig:
+class EvaluatorConfig(Checked):
     """How policies are judged."""
 
     episodes: int = 20
@@ -24,16 +25,10 @@ class EvaluatorConfig:
     """Frames between evaluations during training; 0 evaluates at the end only."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1 or self.num_envs < 1 or self.period < 0:
-            raise ValueError(
-                "EvaluatorConfig: episodes and num_envs must be at least 1 and period at least 0; "
-                f"got {self.episodes}, {self.num_envs} and {self.period}."
-            )
-        if self.episodes % self.num_envs:
-            raise ValueError(
-                f"EvaluatorConfig: episodes must be a multiple of num_envs, so that each plays as "
-                f"many; got {self.episodes} and {self.num_envs}."
-            )
+        self.require_at_least(1, "episodes", "num_envs")
+        self.require_at_least(0, "period")
+        rule = f"a multiple of num_envs ({self.num_envs}), so that each plays as many"
+        self.require("episodes", self.episodes % self.num_envs == 0, rule)
 
 
 class Evaluation(NamedTuple):

@@ -50,19 +50,12 @@ class ServiceConfig(InferencerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("max_batch", 1), ("max_wait_ms", 0), ("live_s", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(
-                    f"ServiceConfig: {name} must be at least {least}; got {getattr(self, name)}."
-                )
-        if not self.timeout_s > 0:
-            raise ValueError(f"ServiceConfig: timeout_s must be above 0; got {self.timeout_s}.")
-        sizes = (0, *self.batch_sizes)
-        if any(small >= large for small, large in itertools.pairwise(sizes)):
-            raise ValueError(
-                "ServiceConfig: batch_sizes must be positive and grow; got "
-                f"{', '.join(map(str, self.batch_sizes))}."
-            )
+        self.require_at_least(1, "max_batch")
+        self.require_at_least(0, "max_wait_ms", "live_s")
+        self.require("timeout_s", self.timeout_s > 0, "positive")
+        sizes = itertools.pairwise((0, *self.batch_sizes))
+        grow = all(small < large for small, large in sizes)
+        self.require("batch_sizes", grow, "positive sizes that grow")
 
 
 class InferenceError(RuntimeError):

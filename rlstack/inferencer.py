@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.exploration import with_env_ids
 from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -27,17 +28,14 @@ class ParamsSource(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class InferencerConfig:
+class InferencerConfig(Checked):
     """How an Inferencer keeps up with the learner."""
 
     sync_interval: int = 1
     """Calls between two looks for newer params."""
 
     def __post_init__(self) -> None:
-        if self.sync_interval < 1:
-            raise ValueError(
-                f"InferencerConfig: sync_interval must be at least 1; got {self.sync_interval}."
-            )
+        self.require_at_least(1, "sync_interval")
 
 
 class Inference(NamedTuple):

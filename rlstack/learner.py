@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.checks import Checked
 from rlstack.types import Batch, LearnerOutput, LearnerState, Logs, Params, PRNGKey, PyTree
 
 # Initial params are made once, and their random draws take XLA long: a second less at each start.
@@ -27,7 +28,7 @@ _Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, Lear
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(Checked):
     """How the learner runs its agent's updates."""
 
     num_devices: int = 1
@@ -39,14 +40,9 @@ class LearnerConfig:
     """Whether a NaN or infinite loss stops the run."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1:
-            raise ValueError(
-                f"LearnerConfig: num_devices must be at least 1; got {self.num_devices}."
-            )
-        if self.minibatches not in ("auto", "scan", "calls"):
-            raise ValueError(
-                f"LearnerConfig: minibatches must be auto, scan or calls; got {self.minibatches!r}."
-            )
+        self.require_at_least(1, "num_devices")
+        known = self.minibatches in ("auto", "scan", "calls")
+        self.require("minibatches", known, "auto, scan or calls")
 
 
 class Sampled(Protocol):

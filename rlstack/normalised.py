@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.checks import Checked
 from rlstack.networks.torsos import ACTION_MASK, action_mask
 from rlstack.normalise import RunningStatistics, initial_statistics, normalise, update_statistics
 from rlstack.types import (
@@ -35,7 +36,7 @@ _REWARD_SCALES: tuple[str, ...] = get_args(RewardScale)
 
 
 @dataclasses.dataclass(frozen=True)
-class NormalisationConfig:
+class NormalisationConfig(Checked):
     """What an agent sees of observations and rewards; reported returns are never touched."""
 
     observations: bool = False
@@ -53,16 +54,11 @@ class NormalisationConfig:
     """Rewards, scaled, are clipped to plus or minus this; 0 does not clip."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("observation_clip", self.observation_clip > 0, "positive"),
-            ("rewards", self.rewards in _REWARD_SCALES, f"one of {', '.join(_REWARD_SCALES)}"),
-            ("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]"),
-            ("reward_clip", self.reward_clip >= 0, "at least 0"),
-        ):
-            if not holds:
-                raise ValueError(
-                    f"NormalisationConfig: {name} must be {rule}; got {getattr(self, name)}."
-                )
+        self.require("observation_clip", self.observation_clip > 0, "positive")
+        known = self.rewards in _REWARD_SCALES
+        self.require("rewards", known, f"one of {', '.join(_REWARD_SCALES)}")
+        self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
+        self.require_at_least(0, "reward_clip")
 
 
 class Statistics(NamedTuple):

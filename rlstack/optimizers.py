@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import jax
 import optax
 
+from rlstack.checks import Checked
 from rlstack.types import Array, Params
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
@@ -16,7 +17,7 @@ _NAMES: tuple[str, ...] = get_args(Name)
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """One optax optimizer."""
 
     name: Name = "adam"
@@ -27,19 +28,16 @@ class OptimizerConfig:
     """Optimizer steps over which the learning rate falls linearly to 0; 0 keeps it."""
     eps: float = 1e-5
     """Added to the root mean square gradient; not used by sgd."""
+    decay: float = 0.9
+    """Share of the mean of squared gradients that an optimizer step keeps; rmsprop only."""
     weight_decay: float = 0.0
     """Decoupled weight decay, adamw only."""
 
     def __post_init__(self) -> None:
-        if self.name not in _NAMES:
-            raise ValueError(
-                f"OptimizerConfig: name must be one of {', '.join(_NAMES)}; got {self.name!r}."
-            )
-        if self.learning_rate <= 0 or self.eps < 0 or self.anneal_steps < 0:
-            raise ValueError(
-                "OptimizerConfig: learning_rate must be positive, eps and anneal_steps at least 0; "
-                f"got {self.learning_rate}, {self.eps} and {self.anneal_steps}."
-            )
+        self.require("name", self.name in _NAMES, f"one of {', '.join(_NAMES)}")
+        self.require("learning_rate", self.learning_rate > 0, "positive")
+        self.require_at_least(0, "anneal_steps", "eps")
+        self.require("decay", 0 <= self.decay < 1, "in [0, 1)")
         if self.weight_decay and self.name != "adamw":
             raise ValueError(
                 f"OptimizerConfig: only adamw decays weights; got name={self.name!r} with "
@@ -55,7 +53,7 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     if cfg.name == "adamw":
         return optax.adamw(rate, eps=cfg.eps, weight_decay=cfg.weight_decay)
     if cfg.name == "rmsprop":
-        return optax.rmsprop(rate, eps=cfg.eps)
+        return optax.rmsprop(rate, decay=cfg.decay, eps=cfg.eps)
     return optax.sgd(rate) if cfg.name == "sgd" else optax.adam(rate, eps=cfg.eps)
 
 

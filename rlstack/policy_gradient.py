@@ -23,6 +23,7 @@ import optax
 
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
@@ -41,7 +42,7 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(Checked):
     """Hyperparameters that these agents share."""
 
     discount: float = 0.99
@@ -63,15 +64,7 @@ class PolicyGradientConfig:
 
     def __post_init__(self) -> None:
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
-        for name in ("entropy_cost", "value_cost", "max_grad_norm"):
-            self.require(name, getattr(self, name) >= 0, "at least 0")
-
-    def require(self, name: str, holds: bool, rule: str) -> None:
-        """Raises a ValueError that names the field and its rule unless that holds."""
-        if not holds:
-            raise ValueError(
-                f"{type(self).__name__}: {name} must be {rule}; got {getattr(self, name)}."
-            )
+        self.require_at_least(0, "entropy_cost", "value_cost", "max_grad_norm")
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """Makes the optimizer of an actor-critic network."""

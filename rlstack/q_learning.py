@@ -23,6 +23,7 @@ import optax
 
 from rlstack import distributions
 from rlstack.agent import Agent
+from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
     EpsilonGreedy,
@@ -48,7 +49,7 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class QLearningConfig:
+class QLearningConfig(Checked):
     """Hyperparameters of all agents that learn action values."""
 
     discount: float = 0.99
@@ -71,18 +72,9 @@ class QLearningConfig:
     """Frames, of all environments together, over which the chance falls linearly."""
 
     def __post_init__(self) -> None:
-        self._require("discount", 0 <= self.discount <= 1, "in [0, 1]")
-        self._require("target_rate", 0 <= self.target_rate <= 1, "in [0, 1]")
-        self._require("target_period", self.target_period >= 1, "at least 1")
-        self._require("epsilon_start", 0 <= self.epsilon_start <= 1, "in [0, 1]")
-        self._require("epsilon_end", 0 <= self.epsilon_end <= 1, "in [0, 1]")
-        self._require("epsilon_frames", self.epsilon_frames >= 1, "at least 1")
-
-    def _require(self, field: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise ValueError(
-                f"{type(self).__name__}: {field} must be {rule}; got {getattr(self, field)}."
-            )
+        for field in ("discount", "target_rate", "epsilon_start", "epsilon_end"):
+            self.require(field, 0 <= getattr(self, field) <= 1, "in [0, 1]")
+        self.require_at_least(1, "target_period", "epsilon_frames")
 
 
 class QOutput(NamedTuple):

@@ -95,7 +95,7 @@ def test_a_pool_of_another_size_is_refused():
     [
         ({"episodes": 7, "num_envs": 2}, "multiple of num_envs"),
         ({"episodes": 0}, "at least 1"),
-        ({"period": -1}, "period at least 0"),
+        ({"period": -1}, "period must be at least 0"),
     ],
 )
 def test_configs_that_would_be_unfair_are_refused(config, message):

@@ -536,10 +536,10 @@ def test_an_interrupted_caller_tells_those_it_acted_for(serve):
         ({"max_batch": 0}, "max_batch must be at least 1; got 0"),
         ({"max_wait_ms": -1}, "max_wait_ms must be at least 0"),
         ({"live_s": float("nan")}, "live_s must be at least 0"),
-        ({"timeout_s": 0}, "timeout_s must be above 0"),
+        ({"timeout_s": 0}, "timeout_s must be positive; got 0"),
         ({"sync_interval": 0}, "sync_interval must be at least 1"),
-        ({"batch_sizes": (4, 4)}, "batch_sizes must be positive and grow; got 4, 4"),
-        ({"batch_sizes": (0, 4)}, "batch_sizes must be positive and grow; got 0, 4"),
+        ({"batch_sizes": (4, 4)}, r"batch_sizes must be positive sizes that grow; got \(4, 4\)"),
+        ({"batch_sizes": (0, 4)}, "batch_sizes must be positive sizes that grow"),
     ],
 )
 def test_configs_out_of_range_are_refused(wrong, message):

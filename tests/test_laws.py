@@ -22,6 +22,7 @@ MAX_FILE, MAX_FUNCTION = 300, 60
 PURE = (
     "types",
     "agent",
+    "checks",
     "returns",
     "distributions",
     "exploration",

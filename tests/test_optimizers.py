@@ -30,11 +30,11 @@ def test_every_name_is_its_optimizer():
     for name, reference in {
         "adam": optax.adam(1e-2, eps=1e-3),
         "adamw": optax.adamw(1e-2, eps=1e-3, weight_decay=0.1),
-        "rmsprop": optax.rmsprop(1e-2, eps=1e-3),
+        "rmsprop": optax.rmsprop(1e-2, decay=0.7, eps=1e-3),
         "sgd": optax.sgd(1e-2),
     }.items():
-        decay = 0.1 if name == "adamw" else 0.0
-        cfg = OptimizerConfig(name=name, learning_rate=1e-2, eps=1e-3, weight_decay=decay)
+        weight_decay = 0.1 if name == "adamw" else 0.0
+        cfg = OptimizerConfig(name, 1e-2, eps=1e-3, decay=0.7, weight_decay=weight_decay)
         for ours, theirs in zip(moves(make_optimizer(cfg), 3), moves(reference, 3), strict=True):
             jax.tree.map(np.testing.assert_allclose, ours, theirs)
 
@@ -85,6 +85,7 @@ def test_gradients_are_clipped_over_all_components_together(own):
         {"learning_rate": 0.0},
         {"eps": -1.0},
         {"anneal_steps": -1},
+        {"decay": 1.0},
         {"weight_decay": 0.1},
         {"name": "lion"},
     ],

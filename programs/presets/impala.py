@@ -69,6 +69,7 @@ def pong_impala(name: str) -> Experiment:
                 name="rmsprop",
                 learning_rate=6e-4,
                 eps=0.01 / transitions**2,
+                decay=0.99,
                 anneal_steps=frames // transitions,
             ),
         ),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import Checked
 from rlstack.distributions import (
     ILLEGAL,
     Categorical,
@@ -19,7 +20,7 @@ from rlstack.distributions import (
     MultiCategorical,
     TanhNormal,
 )
-from rlstack.exploration.schedules import Constant, Counts, Schedule, require
+from rlstack.exploration.schedules import Constant, Counts, Schedule
 from rlstack.types import Array, PRNGKey, PyTree
 
 Policy = Callable[[PRNGKey, Any, Counts], PyTree]
@@ -56,7 +57,7 @@ def explores(policy: Policy) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class EpsilonGreedy:
+class EpsilonGreedy(Checked):
     """Takes the mode, or with probability epsilon any legal action, all alike.
 
     For several discrete choices one coin a row decides for all of them: the whole action is greedy
@@ -68,9 +69,7 @@ class EpsilonGreedy:
 
     def __post_init__(self):
         if not callable(self.epsilon):
-            require(
-                0 <= self.epsilon <= 1, "EpsilonGreedy: epsilon must be in [0, 1]", self.epsilon
-            )
+            self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
 
     def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
@@ -86,7 +85,7 @@ class EpsilonGreedy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Softmax:
+class Softmax(Checked):
     """Draws from discrete choices after dividing their logits (or Q-values) by a temperature."""
 
     temperature: float | Schedule = 1.0
@@ -94,7 +93,7 @@ class Softmax:
 
     def __post_init__(self):
         if not callable(self.temperature):
-            require(self.temperature > 0, "Softmax: temperature must be positive", self.temperature)
+            self.require("temperature", self.temperature > 0, "positive")
 
     def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
@@ -103,7 +102,7 @@ class Softmax:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Noise:
+class _Noise(Checked):
     """The mode of a continuous distribution with noise added, clipped to bounds."""
 
     scale: float | Schedule
@@ -117,7 +116,7 @@ class _Noise:
 
     def __post_init__(self):
         if not callable(self.scale):
-            require(self.scale >= 0, f"{type(self).__name__}: scale must be >= 0", self.scale)
+            self.require_at_least(0, "scale")
 
     def bounded_by(self, action_spec: specs.Array) -> Any:
         """Returns this policy with the bounds of a float spec (none where it has none)."""

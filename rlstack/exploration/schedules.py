@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.checks import Checked
 from rlstack.types import Array, PyTree, TimeStep
 
 
@@ -72,8 +73,23 @@ class Constant:
         return jnp.full(jnp.shape(counts.env_steps), self.value, jnp.float32)
 
 
+class _Counting(Checked):
+    """A schedule along steps or episodes; subclasses are dataclasses with both fields."""
+
+    over: Over
+    num_envs: int
+
+    def _progress(self, counts: Counts) -> Array:
+        """What it counts, [B] float32 (int32 would overflow when multiplied)."""
+        return jnp.asarray(getattr(counts, self.over), jnp.float32) * self.num_envs
+
+    def _check_progress(self) -> None:
+        self.require("over", self.over in get_args(Over), " or ".join(get_args(Over)))
+        self.require("num_envs", self.num_envs > 0, "positive")
+
+
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(_Counting):
     """A schedule that goes from ``start`` to ``end`` in a straight line, and stays there."""
 
     start: float
@@ -90,20 +106,20 @@ class Linear:
     "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
 
     def __post_init__(self):
-        require(self.steps > 0, "Linear: steps must be positive", self.steps)
-        require(self.begin >= 0, "Linear: begin must not be negative", self.begin)
-        _check_progress("Linear", self.over, self.num_envs)
+        self.require("steps", self.steps > 0, "positive")
+        self.require_at_least(0, "begin")
+        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
-        progress = _progress(counts, self.over, self.num_envs)
+        progress = self._progress(counts)
         # Floats, because JAX refuses Python integers beyond int32.
         done = (progress - float(self.begin)) / float(self.steps)
         return self.start + (self.end - self.start) * jnp.clip(done, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiPhaseLinear:
+class MultiPhaseLinear(_Counting):
     """A schedule of straight lines from point to point, constant outside them."""
 
     points: tuple[tuple[int, float], ...]
@@ -114,22 +130,21 @@ class MultiPhaseLinear:
     "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
 
     def __post_init__(self):
-        require(len(self.points) > 0, "MultiPhaseLinear: needs at least one point", self.points)
-        steps = [step for step, _ in self.points]
-        rule = "MultiPhaseLinear: steps must increase, without duplicates"
-        require(all(a < b for a, b in itertools.pairwise(steps)), rule, steps)
-        _check_progress("MultiPhaseLinear", self.over, self.num_envs)
+        self.require("points", len(self.points) > 0, "one or more")
+        grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
+        self.require("points", grow, "of steps that increase, without duplicates")
+        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
         steps, values = (
             np.asarray(column, np.float32) for column in zip(*self.points, strict=True)
         )
-        return jnp.interp(_progress(counts, self.over, self.num_envs), steps, values)
+        return jnp.interp(self._progress(counts), steps, values)
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential:
+class Exponential(_Counting):
     """A schedule whose distance from ``end`` halves every ``half_life`` steps."""
 
     start: float
@@ -144,12 +159,12 @@ class Exponential:
     "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
 
     def __post_init__(self):
-        require(self.half_life > 0, "Exponential: half_life must be positive", self.half_life)
-        _check_progress("Exponential", self.over, self.num_envs)
+        self.require("half_life", self.half_life > 0, "positive")
+        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
-        halvings = _progress(counts, self.over, self.num_envs) / float(self.half_life)
+        halvings = self._progress(counts) / float(self.half_life)
         return self.end + (self.start - self.end) * jnp.exp2(-halvings)
 
 
@@ -164,7 +179,7 @@ def epsilon_ladder(i: Array | int, n: int, base: float = 0.4, alpha: float = 7.0
 
 
 @dataclasses.dataclass(frozen=True)
-class EpsilonLadder:
+class EpsilonLadder(Checked):
     """A schedule that gives every environment an epsilon of its own, for ever (Ape-X, R2D2)."""
 
     num_envs: int
@@ -175,9 +190,9 @@ class EpsilonLadder:
     "The smallest epsilon is base ** (1 + alpha) (Ape-X)."
 
     def __post_init__(self):
-        require(self.num_envs > 0, "EpsilonLadder: num_envs must be positive", self.num_envs)
-        require(0 < self.base <= 1, "EpsilonLadder: base must be in (0, 1]", self.base)
-        require(self.alpha >= 0, "EpsilonLadder: alpha must not be negative", self.alpha)
+        self.require("num_envs", self.num_envs > 0, "positive")
+        self.require("base", 0 < self.base <= 1, "in (0, 1]")
+        self.require_at_least(0, "alpha")
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
@@ -186,20 +201,3 @@ class EpsilonLadder:
                 "EpsilonLadder: needs counts with env_ids; got None. Start from initial_counts."
             )
         return epsilon_ladder(counts.env_ids % self.num_envs, self.num_envs, self.base, self.alpha)
-
-
-def _progress(counts: Counts, over: Over, num_envs: int) -> Array:
-    """What a schedule counts, [B] float32 (int32 would overflow when multiplied)."""
-    return jnp.asarray(getattr(counts, over), jnp.float32) * num_envs
-
-
-def _check_progress(where: str, over: str, num_envs: int) -> None:
-    fields = ("env_steps", "episodes")
-    require(over in fields, f"{where}: over must be one of {fields}", over)
-    require(num_envs > 0, f"{where}: num_envs must be positive", num_envs)
-
-
-def require(holds: bool, rule: str, came: Any) -> None:
-    """Raises ValueError with the rule and what came unless it holds."""
-    if not holds:
-        raise ValueError(f"{rule}; got {came!r}.")

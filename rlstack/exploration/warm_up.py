@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstack.checks import Checked
 from rlstack.distributions import TanhNormal
 from rlstack.exploration.policies import EpsilonGreedy, Policy
-from rlstack.exploration.schedules import Counts, require
+from rlstack.exploration.schedules import Counts
 from rlstack.types import Array, PRNGKey
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmUp:
+class WarmUp(Checked):
     """Any action, all alike, for the first frames; then what another policy chooses.
 
     A discrete action is drawn among the legal ones, a continuous one from the bounds of its
@@ -30,8 +31,8 @@ class WarmUp:
     "Environments of the experiment."
 
     def __post_init__(self):
-        require(self.frames >= 0, "WarmUp: frames must not be negative", self.frames)
-        require(self.num_envs > 0, "WarmUp: num_envs must be positive", self.num_envs)
+        self.require_at_least(0, "frames")
+        self.require("num_envs", self.num_envs > 0, "positive")
 
     def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> Array:
         """Returns an action, [B, ...]."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from rlstack.checks import Checked
 from rlstack.types import Batch, Logs, PyTree, Transition
 
 
@@ -36,7 +37,7 @@ class ReplayTimeoutError(TimeoutError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Checked):
     """The rules of one table."""
 
     sampler: Literal["fifo", "uniform", "prioritized"]
@@ -99,49 +100,37 @@ class ReplayConfig:
         Raises:
           ValueError: a field is out of range, or two fields contradict each other.
         """
-        if self.sampler not in ("fifo", "uniform", "prioritized"):
-            self._refuse("sampler", "fifo, uniform or prioritized")
-        if self.starts not in ("any", "not_last"):
-            self._refuse("starts", "any or not_last")
-        for name in ("batch_size", "unroll_length", "max_size", "min_size"):
-            if getattr(self, name) < 1:
-                self._refuse(name, "at least 1")
-        if self.period is not None and not 1 <= self.period <= self.unroll_length:
-            self._refuse("period", f"in 1..unroll_length ({self.unroll_length}), or None")
-        if self.max_size_per_env is not None and self.max_size_per_env < 1:
-            self._refuse("max_size_per_env", "at least 1, or None")
-        if not 0 <= self.context < self.unroll_length:
-            self._refuse("context", f"in 0..unroll_length - 1 ({self.unroll_length - 1})")
-        if self.frame_stack < 0 or self.frame_stack == 1:
-            self._refuse("frame_stack", "0, or at least 2")
-        if self.max_size < self.batch_size:
-            self._refuse("max_size", f"at least batch_size ({self.batch_size})")
-        if self.samples_per_insert is not None and not self.samples_per_insert > 0:
-            self._refuse("samples_per_insert", "positive, or None for no limit")
-        if self.tolerance < 0:
-            self._refuse("samples_per_insert_tolerance", "at least 0, or None")
-        if self.times_limit < (self.sampler == "fifo"):
-            self._refuse("max_times_sampled", "at least 0; at least 1 for fifo, or it would stand")
+        require, fifo = self.require, self.sampler == "fifo"
+        samplers = ("fifo", "uniform", "prioritized")
+        require("sampler", self.sampler in samplers, "fifo, uniform or prioritized")
+        require("starts", self.starts in ("any", "not_last"), "any or not_last")
+        self.require_at_least(1, "batch_size", "unroll_length", "max_size", "min_size")
+        fits = self.period is None or 1 <= self.period <= self.unroll_length
+        require("period", fits, f"in 1..unroll_length ({self.unroll_length}), or None")
+        if self.max_size_per_env is not None:
+            require("max_size_per_env", self.max_size_per_env >= 1, "at least 1, or None")
+        fits = 0 <= self.context < self.unroll_length
+        require("context", fits, f"in 0..unroll_length - 1 ({self.unroll_length - 1})")
+        require("frame_stack", self.frame_stack == 0 or self.frame_stack > 1, "0, or at least 2")
+        fits = self.max_size >= self.batch_size
+        require("max_size", fits, f"at least batch_size ({self.batch_size})")
+        if self.samples_per_insert is not None:
+            positive = self.samples_per_insert > 0
+            require("samples_per_insert", positive, "positive, or None for no limit")
+        require("samples_per_insert_tolerance", self.tolerance >= 0, "at least 0, or None")
+        rule = "at least 0; at least 1 for fifo, or it would stand"
+        require("max_times_sampled", self.times_limit >= fifo, rule)
         if self.max_staleness is not None:
-            if self.sampler != "fifo":
-                self._refuse("max_staleness", "None unless the sampler is fifo")
-            if self.max_staleness < 0:
-                self._refuse("max_staleness", "at least 0, or None")
-        if self.min_actors and self.sampler != "fifo":
-            self._refuse("min_actors", "0 unless the sampler is fifo")
+            require("max_staleness", fifo, "None unless the sampler is fifo")
+            require("max_staleness", self.max_staleness >= 0, "at least 0, or None")
+        require("min_actors", fifo or not self.min_actors, "0 unless the sampler is fifo")
         for name in ("min_actors", "grace_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                self._refuse(name, "finite and at least 0")
-        if not 0 < self.timeout_seconds < math.inf:
-            self._refuse("timeout_seconds", "positive and finite, or a run could hang for ever")
+            require(name, 0 <= getattr(self, name) < math.inf, "finite and at least 0")
+        lasts = 0 < self.timeout_seconds < math.inf
+        require("timeout_seconds", lasts, "positive and finite, or a run could hang for ever")
         for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
-            if not 0 <= getattr(self, name) <= 1:
-                self._refuse(name, "in 0..1")
-        if self.importance_anneal_samples < 0:
-            self._refuse("importance_anneal_samples", "at least 0")
-
-    def _refuse(self, name: str, rule: str) -> None:
-        raise ValueError(f"ReplayConfig: {name} must be {rule}; got {getattr(self, name)!r}.")
+            require(name, 0 <= getattr(self, name) <= 1, "in 0..1")
+        self.require_at_least(0, "importance_anneal_samples")
 
     @property
     def step_period(self) -> int:

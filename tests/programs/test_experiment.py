@@ -35,7 +35,7 @@ def test_an_unknown_preset_suggests_the_nearest():
     ("change", "rule"),
     [
         ({"frames": 0}, "frames must be at least 1"),
-        ({"seed": -1}, "seed must fit 31 bits"),
+        ({"seed": -1}, r"seed must be in \[0, 2\^31\)"),
         ({"log_period": 0}, "log_period must be at least 1"),
     ],
 )
@@ -45,7 +45,7 @@ def test_out_of_range_values_name_the_rule(change, rule):
 
 
 def test_env_config_checks_the_batch_of_an_asynchronous_pool():
-    with pytest.raises(ValueError, match=r"wait_num in 0\.\.num_envs"):
+    with pytest.raises(ValueError, match=r"wait_num must be in 0\.\.num_envs"):
         EnvConfig("CartPole-v1", num_envs=4, wait_num=5)
 
 
