@@ -30,7 +30,7 @@ class TreasureHunt:
     Five Traps and five Treasures, all (x, y), lie on different cells of +-5. Actions: the global
     ``move`` by one cell; against the board's edge it does nothing. Reward: 1 for a Treasure, which
     is gone then. End: on a Trap, or with the last Treasure; truncated after ``max_steps``. Best
-    return 5, by shortest ways in 25 steps; a random policy's is 0.85, in 137 steps.
+    return 5, by shortest ways in 25 steps; a random policy's is 0.83, in 128 steps.
     """
 
     def __init__(

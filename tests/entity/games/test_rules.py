@@ -1,0 +1,505 @@
+"""The games' rules, by scripted episodes: every reward, every end, and the mended quirks."""
+
+import math
+from collections import deque
+
+import numpy as np
+import pytest
+
+from rlstack.entity.games import GAMES
+from rlstack.entity.games.playing import RandomRule, as_actions, legal_choices, play
+from rlstack.entity.games.scripted import RULES
+
+
+def make(name, **options):
+    return GAMES[name].game(**options)
+
+
+def act(game, observation, **choices):
+    return game.act(as_actions(game, observation, choices))
+
+
+def test_bandit_pays_arm_a_and_ends_after_exactly_32_pulls():
+    game = make("MultiArmedBandit")
+    seen = [game.reset()]
+    for step in range(32):
+        assert not seen[-1].done
+        seen.append(act(game, seen[-1], pull=[step % 5]))
+    assert [o.reward for o in seen[1:]] == [1 / 32 if i % 5 == 0 else 0 for i in range(32)]
+    assert [o.global_features for o in seen] == [(i,) for i in range(33)]
+    assert seen[-1].done and not seen[-1].truncated
+    assert game.reset().global_features == (0,)
+
+
+def test_the_spaceship_thrusts_before_it_moves():
+    game = make("MoveToOrigin")
+    observation = game.reset()
+    ((x, y, dx, dy, step),) = observation.features["Spaceship"]
+    assert (dx, dy, step) == (0, 0, 0) and math.hypot(x, y) == pytest.approx(1)
+    for choice, thrust in enumerate((0.01, 0.001, 0, -0.001, -0.01)):
+        before = x, y, dx, dy
+        observation = act(
+            game, observation, horizontal_thruster=[choice], vertical_thruster=[4 - choice]
+        )
+        ((x, y, dx, dy, step),) = observation.features["Spaceship"]
+        assert (dx, dy) == pytest.approx((before[2] + thrust, before[3] - thrust))
+        assert (x, y) == pytest.approx((before[0] + dx, before[1] + dy))
+        gain = math.hypot(*before[:2]) - math.hypot(x, y)
+        assert observation.reward == pytest.approx(gain)
+    assert step == 5
+    total, length, truncated = play(game, RandomRule(game))
+    assert (length, truncated) == (32, False)
+    assert total == pytest.approx(1 - math.hypot(game._x, game._y))
+
+
+def test_hotdogs_come_in_two_kinds_and_nobody_takes_the_unused_action():
+    game, kinds = make("NotHotdog"), []
+    for _ in range(200):
+        observation = game.reset()
+        assert observation.features["Player"] == [(0,)]
+        assert list(observation.actions) == ["classify"]
+        plain = "Hotdog" in observation.features
+        kinds.append("Hotdog" if plain else observation.features["Object"][0][0])
+        last = act(game, observation, classify=[len(kinds) % 2])
+        assert last.done and last.features["Player"] == [(1,)]
+        assert last.reward == (len(kinds) % 2 == (plain or kinds[-1] == 1.0))
+    shares = [kinds.count(kind) / 200 for kind in (0.0, 1.0, "Hotdog")]
+    assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.13)
+    assert game.action_space["classify"].choices == ("not hotdog", "hotdog")
+
+
+@pytest.mark.parametrize("choices", [1, 2, 5, 10])
+def test_beans_are_among_the_legal_numbers(choices):
+    game, counted, sizes = make("Count", masked_choices=choices), set(), set()
+    for _ in range(300):
+        observation = game.reset()
+        beans = observation.features["Bean"]
+        (legal,) = legal_choices(game, observation, "count")
+        assert beans in legal and max(legal) < choices
+        counted.add(beans)
+        sizes.add(len(legal))
+        answer = legal[len(counted) % len(legal)]
+        last = act(game, observation, count=[answer])
+        assert last.done and last.reward == (answer == beans)
+    assert counted == set(range(choices)) and sizes == set(range(1, choices + 1))
+
+
+def test_xor_is_of_three_bits():
+    game, seen = make("Xor"), set()
+    for i in range(100):
+        observation = game.reset()
+        (first,), (second,) = observation.features["Input"]
+        (negate,) = observation.global_features
+        seen.add((first, second, negate))
+        last = act(game, observation, output=[i % 2])
+        assert last.done and last.reward == (i % 2 == (first + second + negate) % 2)
+    assert len(seen) == 8
+
+
+def test_the_player_jumps_to_high_ground():
+    game, shown = make("FloorIsLava"), set()
+    labels = {"n": (0, 1), "e": (1, 0), "s": (0, -1), "w": (-1, 0)}
+    assert game.action_space["move"].choices == ("n", "ne", "e", "se", "s", "sw", "w", "nw")
+    for i in range(300):
+        observation = game.reset()
+        features = observation.features
+        ((x, y),), ((a, b),) = features["Player"], features["HighGround"]
+        assert max(abs(x), abs(y)) <= 1000 and max(abs(a - x), abs(b - y)) == 1
+        cells = {(a, b), *features["Lava"]}
+        assert len(cells) == 1 + len(features["Lava"]) and (x, y) not in cells
+        assert all(max(abs(c - x), abs(d - y)) == 1 for c, d in cells)
+        shown.add(len(cells))
+        # The actor is the Player, and not the first row of all.
+        actions = as_actions(game, observation, {"move": [i % 8]})
+        assert actions["move"].actors == [("Player", 0)]
+        last = game.act(actions)
+        ((c, d),) = last.features["Player"]
+        if actions["move"].labels[0] in labels:
+            assert (c - x, d - y) == labels[actions["move"].labels[0]]
+        assert last.done and last.reward == ((c, d) == (a, b))
+    assert shown == set(range(1, 9))
+
+
+def test_cherries_disappear_and_the_better_half_sums_to_one():
+    game = make("CherryPick")
+    observation = game.reset()
+    qualities = [q for (q,) in observation.features["Cherry"]]
+    assert sum(sorted(qualities)[16:]) == pytest.approx(1)
+    for step in range(16):
+        assert not observation.done
+        observation = act(game, observation, pick=[("Cherry", step % 3)])
+        assert observation.reward == pytest.approx(qualities.pop(step % 3))
+        assert [q for (q,) in observation.features["Cherry"]] == qualities
+    assert observation.done and len(qualities) == 16
+    # The top half in any order.
+    observation, total = game.reset(), 0.0
+    while not observation.done:
+        qualities = [q for (q,) in observation.features["Cherry"]]
+        top = sorted(qualities)[-16 + 32 - len(qualities) :]
+        observation = act(game, observation, pick=[("Cherry", qualities.index(min(top)))])
+        total += observation.reward
+    assert total == pytest.approx(1)
+
+
+def balls(colours, **options):
+    game = make("PickMatchingBalls", max_balls=len(colours), **options)
+    observation = game.reset()
+    game._colours = list(colours)
+    return game, observation
+
+
+def pick_rows(game, observation, rows):
+    rewards = []
+    for row in rows:
+        assert not observation.done
+        observation = act(game, observation, pick=[("Ball", row)])
+        rewards.append(observation.reward)
+    return rewards, observation
+
+
+@pytest.mark.parametrize(
+    ("colours", "rows", "reward"),
+    [
+        ([0, 1, 1, 1, 2], [0, 1], 1 / 3),
+        ([0, 1, 1, 1, 2], [1, 3, 4], 2 / 3),
+        ([0, 1, 1, 1, 2], [1, 3, 2, 4], 1.0),
+        ([3, 3, 3], [0, 1, 2], 1.0),
+        ([3, 3, 4], [1, 0, 2], 1.0),
+        ([3, 3, 4], [2, 0], 0.5),
+    ],
+)
+def test_balls_pay_at_the_second_colour_or_when_all_are_picked(colours, rows, reward):
+    game, observation = balls(colours)
+    rewards, last = pick_rows(game, observation, rows)
+    assert last.done and rewards == pytest.approx([0] * (len(rows) - 1) + [reward])
+    assert np.flatnonzero(last.features["Ball"][:, 6]).tolist() == sorted(rows)
+    assert observation.features["Ball"][:, 6].sum() == 0  # what was shown stays as it was
+
+
+def test_a_picked_ball_cannot_be_picked_again():
+    game, observation = balls([1, 1, 1, 2])
+    _, observation = pick_rows(game, observation, [1])
+    assert legal_choices(game, observation, "pick") == [[("Ball", 0), ("Ball", 2), ("Ball", 3)]]
+
+
+def test_balls_show_their_colours():
+    one_hot = make("PickMatchingBalls", seed=3).reset().features["Ball"]
+    scalar = make("PickMatchingBalls", seed=3, one_hot=False).reset().features["Ball"]
+    assert one_hot.shape == (32, 7) and (one_hot[:, :6].sum(axis=1) == 1).all()
+    assert np.array_equal(one_hot[:, :6].argmax(axis=1)[:, None].repeat(6, 1), scalar[:, :6])
+    game = make("PickMatchingBalls", randomize=True, max_balls=6)
+    assert {len(game.reset().features["Ball"]) for _ in range(60)} == {3, 4, 5, 6}
+
+
+def place(game, x, y, heading, target, mines=()):
+    game.reset()
+    game._x, game._y, game._heading = x, y, heading
+    game._target, game._mines = target, list(mines)
+    return game._observe()
+
+
+def test_the_vehicle_turns_and_drives():
+    game = make("Minefield")
+    observation = place(game, 0.0, 0.0, 0.0, (50.0, 0.0))
+    observation = act(game, observation, steer=[2])
+    assert observation.features["Vehicle"] == [(0.0, 0.0, math.pi / 8, 1)]
+    observation = act(game, observation, steer=[1])
+    ((x, y, _, _),) = observation.features["Vehicle"]
+    assert (x, y) == pytest.approx((3 * math.cos(math.pi / 8), 3 * math.sin(math.pi / 8)))
+    observation = act(game, observation, steer=[0])
+    assert observation.features["Vehicle"][0][2] == 0.0
+    assert (observation.reward, observation.done) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("target", "mines", "reward"),
+    [
+        ((8.0, 0.0), [], 1.0),
+        ((8.0, 0.0), [(7.0, 0.0)], 1.0),  # the target is looked at first
+        ((50.0, 0.0), [(3.0, 5.0)], 0.0),
+    ],
+)
+def test_a_drive_ends_at_the_target_or_at_a_mine(target, mines, reward):
+    game = make("Minefield")
+    last = act(game, place(game, 0.0, 0.0, 0.0, target, mines), steer=[1])
+    assert last.done and not last.truncated and last.reward == reward
+
+
+def test_a_drive_ends_after_200_steps():
+    game = make("Minefield")
+    observation = place(game, 0.0, 0.0, 0.0, (99.0, 0.0))
+    for _ in range(200):
+        assert not observation.done
+        observation = act(game, observation, steer=[2])
+    assert observation.done and observation.reward == 0
+
+
+def test_mines_keep_apart_and_a_drive_may_be_over_at_once():
+    game, at_once, counts = make("Minefield"), 0, []
+    for _ in range(3000):
+        observation = game.reset()
+        features = observation.features
+        places = [features["Vehicle"][0][:2], features["Target"][0], *features["Mine"]]
+        counts.append(len(places) - 2)
+        assert all(math.dist(p, q) >= 15 for i, p in enumerate(places[2:], 2) for q in places[:i])
+        near = math.dist(*places[:2]) <= 5
+        assert (observation.done, observation.reward) == (near, float(near))
+        at_once += near
+    assert 0 < at_once < 20 and max(counts) == 10 and min(counts) < 10
+
+
+def snakes(cells, food, **options):
+    game = make("MultiSnake", num_snakes=len(cells), **options)
+    game.reset()
+    game._snakes, game._food = [deque(snake) for snake in cells], list(food)
+    game._cells = {cell: -2 for snake in cells for cell in snake}
+    game._cells.update({cell: colour for colour, cell in enumerate(food)})
+    return game, game._observe([0.0] * game._num_players, over=False)
+
+
+FIRE = "Fire Orbital Cannon"
+UP, DOWN, LEFT, RIGHT = range(4)
+
+
+def test_a_snake_moves_eats_and_grows():
+    game, observation = snakes([[(3, 3)]], [(3, 4)])
+    observation = act(game, observation, move=[UP])
+    assert observation.reward == pytest.approx(0.1)
+    assert observation.features["SnakeHead"] == [(3, 4, 0)]
+    assert observation.features["SnakeBody"] == [(3, 3, 0)]
+    ((x, y, _),) = observation.features["Food"]
+    assert (x, y) not in [(3, 3), (3, 4)] and min(x, y) >= 0 and max(x, y) < 10
+    game, observation = snakes([[(3, 3), (3, 4)]], [(9, 9)])
+    observation = act(game, observation, move=[LEFT])
+    assert observation.features["SnakeHead"] == [(2, 4, 0)]
+    assert observation.features["SnakeBody"] == [(3, 4, 0)]
+    assert (observation.reward, observation.done) == (0, False)
+    assert observation.global_features == (1,)
+
+
+@pytest.mark.parametrize(
+    ("snake", "move"),
+    [
+        ([(0, 5)], LEFT),
+        ([(9, 5)], RIGHT),
+        ([(5, 9)], UP),
+        ([(5, 0)], DOWN),
+        ([(3, 3), (3, 4)], DOWN),  # back into itself
+        ([(3, 3), (3, 4), (4, 4), (4, 3)], LEFT),  # the own tail, though it is about to leave
+    ],
+)
+def test_a_snake_ends_at_walls_and_snakes(snake, move):
+    game, observation = snakes([snake], [(9, 9)])
+    last = act(game, observation, move=[move])
+    assert last.done and not last.truncated and last.reward == 0
+
+
+def test_others_still_move_and_eat_when_a_snake_ends_the_game():
+    game, observation = snakes([[(0, 0)], [(5, 5)]], [(9, 9), (5, 6)])
+    last = act(game, observation, move=[LEFT, UP])
+    assert last.done and last.reward == pytest.approx(1 / 20)
+    assert last.features["SnakeHead"] == [(0, 0, 0), (5, 6, 1)]
+    # Food of another colour ends it too, and so does where an earlier snake has just gone.
+    game, observation = snakes([[(0, 0)], [(5, 5)]], [(5, 6), (9, 9)])
+    assert act(game, observation, move=[UP, UP]).done
+    game, observation = snakes([[(0, 0)], [(1, 1)]], [(9, 8), (9, 9)])
+    assert act(game, observation, move=[RIGHT, DOWN]).done
+
+
+def test_full_length_ends_the_game_when_all_have_it():
+    game, observation = snakes([[(0, 0), (0, 1)], [(5, 5)]], [(0, 2), (5, 6)], max_snake_length=2)
+    observation = act(game, observation, move=[UP, LEFT])
+    assert (observation.reward, observation.done) == (0, False)  # it is full: no growth, no reward
+    assert observation.features["SnakeBody"] == [(0, 1, 0)]
+    game, observation = snakes([[(0, 0), (0, 1)], [(5, 5)]], [(9, 9), (5, 6)], max_snake_length=2)
+    last = act(game, observation, move=[UP, UP])
+    assert last.done and last.reward == pytest.approx(0.5)
+
+
+def test_snakes_end_after_180_steps():
+    game, observation = snakes([[(0, 0)]], [(9, 9)])
+    for step in range(180):
+        assert not observation.done
+        observation = act(game, observation, move=[step % 2])
+    assert observation.done and observation.global_features == (180,)
+
+
+def test_each_player_is_credited_with_their_own_snakes():
+    cells, food = [[(1, 1)], [(3, 3)], [(5, 5)], [(7, 7)]], [(9, 0), (9, 1), (5, 6), (9, 3)]
+    game, observation = snakes(cells, food, num_players=2)
+    observation = act(game, observation, move=[UP, UP, UP, UP])
+    assert observation.metrics == {"reward_0": 0.0, "reward_1": pytest.approx(1 / 40)}
+    assert observation.reward == pytest.approx(1 / 40)
+
+
+def field(mines, robots, cooldown=None, **options):
+    game = make("MineSweeper", width=4, height=4, orbital_cannon=cooldown is not None, **options)
+    game.reset()
+    game._mines, game._robots = list(mines), list(robots)
+    if cooldown is not None:
+        game._cooldown = cooldown
+    return game, game._observe(0.0)
+
+
+def test_robots_move_as_the_labels_say_and_not_off_the_board():
+    labels = ("up", "down", "left", "right", "defuse")
+    for robot, legal in [((0, 0), (0, 3, 4)), ((3, 3), (1, 2, 4)), ((1, 3), (1, 2, 3, 4))]:
+        game, observation = field([(2, 1)], [robot])
+        assert game.action_space["Move"].choices == labels
+        assert legal_choices(game, observation, "Move") == [list(legal)]
+    for move, cell in enumerate([(1, 2), (1, 0), (0, 1), (2, 1), (1, 1)]):
+        game, observation = field([(3, 3)], [(1, 1)])
+        assert act(game, observation, Move=[move]).features["Robot"] == [cell]
+
+
+def test_defusing_reaches_distance_one_and_the_last_mine_wins():
+    game, observation = field([(1, 1), (2, 1), (1, 2), (2, 2)], [(1, 1), (3, 3)])
+    observation = act(game, observation, Move=[4, 1])
+    assert observation.features["Mine"] == [(2, 2)]
+    assert (observation.reward, observation.done) == (0, False)
+    game, observation = field([(2, 2)], [(2, 3), (0, 0)])
+    last = act(game, observation, Move=[4, 0])
+    assert (last.reward, last.done, last.truncated) == (1, True, False)
+
+
+def test_robots_on_mines_are_gone_and_without_robots_it_is_over():
+    game, observation = field([(0, 1), (3, 3)], [(0, 0), (2, 2)])
+    observation = act(game, observation, Move=[0, 1])
+    assert observation.features["Robot"] == [(2, 1)] and len(observation.features["Mine"]) == 2
+    assert not observation.done
+    game, observation = field([(0, 1), (3, 3)], [(0, 0)])
+    last = act(game, observation, Move=[0])
+    assert (last.reward, last.done) == (0, True)
+    assert "Move" not in last.actions
+    # A mine that is defused in the same step does no harm.
+    game, observation = field([(0, 1), (3, 3)], [(0, 0), (1, 1)])
+    assert len(act(game, observation, Move=[0, 4]).features["Robot"]) == 2
+
+
+def test_the_cannon_cools_fires_and_cools_again():
+    game, observation = field([(0, 3), (3, 3)], [(0, 0)], cooldown=2, cooldown_period=3)
+    seen = []
+    for _ in range(2):
+        seen.append(observation.features["Orbital Cannon"][0][0])
+        assert "Fire Orbital Cannon" not in observation.actions
+        observation = act(game, observation, Move=[4])
+    assert [*seen, observation.features["Orbital Cannon"][0][0]] == [2, 1, 0]
+    observation = act(game, observation, Move=[4], **{FIRE: [("Mine", 0)]})
+    assert observation.features["Mine"] == [(3, 3)]
+    assert observation.features["Orbital Cannon"] == [(3,)]
+    # It may hit a robot, which then does nothing any more.
+    game, observation = field([(0, 1), (3, 3)], [(0, 0), (2, 2)], cooldown=0)
+    observation = act(game, observation, Move=[4, 1], **{FIRE: [("Robot", 0)]})
+    assert observation.features["Robot"] == [(2, 1)] and len(observation.features["Mine"]) == 2
+    # And it may win.
+    game, observation = field([(3, 3)], [(0, 0)], cooldown=0)
+    assert act(game, observation, Move=[0], **{FIRE: [("Mine", 0)]}).reward == 1
+
+
+def test_mines_and_robots_start_on_different_cells():
+    game = make("MineSweeper", width=3, height=3, num_mines=5, num_robots=4)
+    features = game.reset().features
+    assert len({*features["Mine"], *features["Robot"]}) == 9
+
+
+@pytest.mark.parametrize("name", ["MineSweeper", "TreasureHunt"])
+def test_a_limit_of_steps_truncates(name):
+    game = make(name, max_steps=3)
+    choices = {"Move": [4, 4]} if name == "MineSweeper" else {"move": [0]}
+    while True:
+        observation = game.reset()
+        steps = 0
+        while not observation.done:
+            observation = act(game, observation, **choices)
+            steps += 1
+        if steps == 3 and observation.reward == 0:
+            break
+    assert observation.truncated
+
+
+@pytest.mark.parametrize("cheat", [False, True])
+def test_the_opponent_is_hidden_unless_one_cheats(cheat):
+    game, seen = make("RockPaperScissors", cheat=cheat), []
+    for i in range(400):
+        observation = game.reset()
+        (one_hot,) = observation.features["Opponent"]
+        opponent = one_hot.index(True)
+        seen.append(opponent)
+        assert observation.visible == {"Opponent": [cheat]}
+        assert ("?" in str(game)) is not cheat
+        last = act(game, observation, throw=[i % 3])
+        assert last.done and last.reward == (2 if i % 3 == (opponent + 1) % 3 else 0)
+    shares = np.bincount(seen) / 400
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.1)
+    assert game.action_space["throw"].choices == ("rock", "paper", "scissors")
+
+
+def hunt(x, y, traps, treasures):
+    game = make("TreasureHunt")
+    first = game.reset()
+    cells = {*first.features["Trap"], *first.features["Treasure"]}
+    assert first.global_features == (0, 0) and len(cells) == 10 and (0, 0) not in cells
+    assert max(abs(c) for cell in cells for c in cell) <= 5
+    game._x, game._y, game._traps, game._treasures = x, y, list(traps), list(treasures)
+    return game, game._observe(0.0)
+
+
+def test_treasures_are_taken_and_traps_end_the_hunt():
+    game, observation = hunt(0, 0, [(2, 0)], [(1, 0), (0, 1)])
+    observation = act(game, observation, move=[RIGHT])
+    assert (observation.reward, observation.done) == (1, False)
+    assert observation.features["Treasure"] == [(0, 1)]
+    last = act(game, observation, move=[RIGHT])
+    assert (last.reward, last.done, last.truncated) == (0, True, False)
+    game, observation = hunt(0, 0, [(2, 0)], [(0, 1)])
+    last = act(game, observation, move=[UP])
+    assert (last.reward, last.done) == (1, True) and last.features["Treasure"] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "move"), [((0, 10), UP), ((0, -10), DOWN), ((-10, 0), LEFT), ((10, 0), RIGHT)]
+)
+def test_a_hunt_does_not_leave_the_board(place, move):
+    game, observation = hunt(*place, [(2, 0)], [(0, 1)])
+    observation = act(game, observation, move=[move])
+    assert observation.global_features == place and not observation.done
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_seed_decides_the_game_and_a_picture_shows_it(name):
+    def episode(seed):
+        game = make(name, seed=seed)
+        rule, observation, seen = RandomRule(game, 1), game.reset(), []
+        for _ in range(60):
+            seen.append(
+                (str(game), observation.reward, repr(observation.features),
+                 repr(observation.global_features))
+            )  # fmt: skip
+            if observation.done:
+                observation = game.reset()
+            else:
+                observation = game.act(as_actions(game, observation, rule(observation)))
+        return seen
+
+    assert episode(4) == episode(4)
+    assert name == "MultiArmedBandit" or episode(4) != episode(5)
+    assert len({picture for picture, *_ in episode(4)}) > 1
+    assert RULES.keys() == GAMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rule"),
+    [
+        ("MultiArmedBandit", {"num_steps": 0}, "num_steps must be at least 1"),
+        ("Count", {"masked_choices": 11}, "masked_choices must be in 1..10"),
+        ("CherryPick", {"num_cherries": 3}, "num_cherries must be even"),
+        ("PickMatchingBalls", {"max_balls": 2}, "max_balls must be at least 3"),
+        ("MineSweeper", {"num_robots": 32}, "num_robots must be in 1..31"),
+        ("MultiSnake", {"num_snakes": 3, "num_players": 2}, "must be a multiple of the 2 players"),
+        ("MultiSnake", {"num_snakes": 9}, "board_size must leave room"),
+        ("TreasureHunt", {"num_traps": 61}, "num_traps must be in 0..60"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, rule):
+    with pytest.raises(ValueError, match=rule):
+        make(name, **options)
