@@ -32,7 +32,7 @@ from rlstack.replay.base import (
 from rlstack.replay.reverb.calls import Shared
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.reader import ReverbReader
-from rlstack.replay.reverb.rules import capacity
+from rlstack.replay.reverb.rules import capacity, default_prefetch
 from rlstack.replay.reverb.server import ReverbServer
 from rlstack.replay.reverb.writer import ReverbWriter
 from rlstack.types import Logs, PyTree, Transition
@@ -72,7 +72,7 @@ class ReverbReplayBuffer:
           env_ids: ids that this process adds steps of; None for all.
           num_actors: that share the environments evenly, for rounds.
           prefetch: items sampled ahead by Reverb's threads, beside the one batch that is kept
-            ready; 0 samples when asked to, and no sooner. None: two batches, 64 at least.
+            ready; 0 samples when asked to, and no sooner. None: as `default_prefetch` has it.
           max_pending: items of this writer under way to the server; 0 makes every ``add`` wait
             until its items are in the table.
         """
@@ -82,7 +82,7 @@ class ReverbReplayBuffer:
                 f"ReverbReplayBuffer: env_ids must be a range within 0..{num_envs - 1} of step 1; "
                 f"got {ids}."
             )
-        prefetch = max(64, 2 * cfg.batch_size) if prefetch is None else prefetch
+        prefetch = default_prefetch(cfg) if prefetch is None else prefetch
         if prefetch < 0 or max_pending < 0:
             raise ValueError(
                 "ReverbReplayBuffer: prefetch and max_pending must be at least 0; got "

@@ -8,7 +8,7 @@ row: the environment's id, then the leaves, large ones last. Rows are read by vi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -71,7 +71,6 @@ class Packing:
         self.step_bytes = -(-offset // 8) * 8
         self._env_id = _Field(0, 8, np.dtype(np.int64), ())
         self._buffers: dict[tuple[int, int], list[list[np.ndarray]]] = {}
-        self._stages: dict[tuple[int, int], np.ndarray] = {}
         self._next_buffer = 0
 
     def leaves(self, transition: Transition, count: int) -> list:
@@ -140,25 +139,21 @@ class Packing:
           reuse: whether to write to the next of the reused batches, not to new memory.
         """
         shape = len(items[0]), len(items)
-        small = self._stage(shape)
         if self._small_bytes == self.step_bytes:
-            np.stack(items, axis=1, out=small)
+            parts: list[Any] = items
         else:
-            np.stack([item[:, : self._small_bytes] for item in items], axis=1, out=small)
+            parts = [item[:, : self._small_bytes].tobytes() for item in items]
+        # Joining bytes takes a twentieth of the time of np.stack.
+        small = np.frombuffer(b"".join(parts), np.uint8).reshape(*shape[::-1], self._small_bytes)
         batch = self._buffer(shape) if reuse else self._new_batch(shape)
         for field, out in zip(self._fields, batch, strict=True):
             if field.nbytes < LARGE:
-                out[...] = field.of(small)
+                out[...] = field.of(small).swapaxes(0, 1)
                 continue
             raw = out.reshape(*shape, -1).view(np.uint8)
             for i, item in enumerate(items):
                 raw[:, i] = item[:, field.offset : field.offset + field.nbytes]
         return batch
-
-    def _stage(self, shape: tuple[int, int]) -> np.ndarray:
-        if shape not in self._stages:
-            self._stages[shape] = np.empty((*shape, self._small_bytes), np.uint8)
-        return self._stages[shape]
 
     def _buffer(self, shape: tuple[int, int]) -> list[np.ndarray]:
         buffers = self._buffers.get(shape)

@@ -79,6 +79,15 @@ def is_batched(cfg: ReplayConfig, step_bytes: int) -> bool:
     return cfg.sampler != "fifo" and (cfg.unroll_length + 1) * step_bytes <= LARGEST_BATCHED
 
 
+def default_prefetch(cfg: ReplayConfig) -> int:
+    """Returns how many items a reader samples ahead unless told.
+
+    Four batches, since a message of several costs little more than one of one; two where it
+    matters that what is sampled is sampled late, by priority or by age.
+    """
+    return max(64, (4 if cfg.sampler == "uniform" else 2) * cfg.batch_size)
+
+
 def is_plentiful(cfg: ReplayConfig) -> bool:
     """Whether there is always another item to sample, once there is one."""
     return cfg.sampler != "fifo" and not cfg.times_limit and cfg.samples_per_insert is None
