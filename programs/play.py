@@ -6,6 +6,7 @@ every actor is asked for its choice.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,17 +70,18 @@ def play(
         if ":" not in cfg.name or load_object(cfg.name) is not builder:
             raise ValueError(f"play: {checkpoint} must be a run on {env}; it is one on {cfg.name}.")
         settings = {**cfg.options, **cfg.eval_options, **settings}
-    built: list[EntityEnv] = []
+    if "seed" in inspect.signature(builder).parameters:
+        settings.setdefault("seed", seed)
+    built = _adapted(env, builder, settings)
 
     def build(seed: int) -> EntityEnv:
-        env_options = {"seed": seed, **settings}
-        built.append(_adapted(env, builder, env_options))
-        return built[-1]
+        del seed  # it has it already
+        return built
 
-    with SyncEnv(build, 1, "for_loop", seed=seed) as pool:
+    with SyncEnv(build, 1, "for_loop") as pool:
         if adviser is not None:
             adviser.load(pool.spec)
-        game = _Game(pool, built[-1], adviser, agent, console or Console(highlight=False))
+        game = _Game(pool, built, adviser, agent, console or Console(highlight=False))
         try:
             while True:
                 game.episode()

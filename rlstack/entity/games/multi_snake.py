@@ -30,8 +30,8 @@ class MultiSnake:
     when all have moved. Reward: 1 / (growths possible * snakes) a growth. End: when a snake leaves
     the board, meets Food of another colour or an occupied cell (be it the tail that it is about to
     leave), though the others still move; when all have their full length; after ``num_steps``. Best
-    return about 1. One snake: who goes straight for the food, but for what ends the game at once, gets
-    0.993, a random policy 0.011; two snakes: 0.78 and 0.004.
+    return about 1. One snake: who goes straight for the food, but for what ends the game at once,
+    gets 0.993, a random policy 0.011; two snakes: 0.78 and 0.004.
 
     Snakes are the ``num_players`` players' in equal shares, the first ones the first player's; the
     reward is the sum over players, and a player's own share is the metric ``reward_0``, ....

@@ -34,7 +34,7 @@ CHANCE = [
     ("Count", {}, 2000, count_chance(10), 0),
     ("Xor", {}, 2000, 0.5, 0),
     ("FloorIsLava", {}, 2000, 0.125, 0),
-    ("CherryPick", {}, 1000, -11.43, 0.04),
+    ("CherryPick", {}, 1000, -11.4535, 0.01),
     ("PickMatchingBalls", {}, 3000, 0.145, 0.002),
     ("PickMatchingBalls", {"randomize": True}, 3000, 0.300, 0.003),
     ("Minefield", {}, 1000, 0.029, 0.002),
