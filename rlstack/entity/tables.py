@@ -30,7 +30,7 @@ from rlstack.entity.environment import (
     Observation,
     SelectEntityAction,
 )
-from rlstack.entity.errors import no_room
+from rlstack.entity.errors import no_room, refuse
 from rlstack.entity.spaces import GLOBAL, ActionSpace, Categorical, ObsSpace, SelectEntity, Slots
 from rlstack.entity.table_specs import action_spec, num_choices, observation_spec, require_use
 from rlstack.envs.adapters import EnvError
@@ -153,6 +153,10 @@ class Table:
             slots = roster.actors[name]
             if not slots:
                 continue
+            if name not in action:
+                what = f"action {name!r}"
+                came, way = "none of it", "Give all actions of the action_spec."
+                refuse(self.name, what, "must be given", came, way)
             chosen = np.asarray(action[name])[: len(slots)]
             legal = roster.action_mask[name].reshape(blank.shape)
             for row, choice in enumerate(chosen.tolist()):
