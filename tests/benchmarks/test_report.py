@@ -1,11 +1,7 @@
 """The benchmarks' measuring, and that what rlstack is measured against is real."""
 
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,8 +17,6 @@ from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.types import TimeStep
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_alternate_takes_turns_and_pairs_neighbours():
@@ -193,33 +187,3 @@ def test_the_reference_learns_cartpole():
         assert np.mean(program.episode_returns[-50:]) > 400
     finally:
         program.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_benchmark_runs_and_ends_with_its_json():
-    pytest.importorskip("envpool")
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.single_process", "--quick"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    *table, line = done.stdout.splitlines()
-    result = json.loads(line)
-    assert set(result) == {"name", "ratios", "medians", "spread", "where"}
-    assert result["name"] == "single_process"
-    names = {setting.name for setting in single_process.QUICK}
-    for part in ("ratios", "medians", "spread", "where"):
-        assert set(result[part]) == names
-    for name in names:
-        assert any(row.startswith(name) for row in table)
-        assert 0.1 < result["ratios"][name] < 10
-        for side in ("ours", "reference"):
-            shares = result["where"][name][side]
-            assert {"env", "inference", "rest"} <= set(shares)
-            assert sum(shares.values()) == pytest.approx(1, abs=0.01)

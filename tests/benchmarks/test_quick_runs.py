@@ -1,0 +1,67 @@
+"""Each benchmark's quick run ends with its table and its JSON, and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import single_process, topologies
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_quick(module, seconds):
+    """Runs a benchmark as its user does; returns its result, and checks what all have."""
+    before = set(psutil.pids())
+    done = subprocess.run(
+        [sys.executable, "-m", module.__name__, "--quick"],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not {pid for pid in set(psutil.pids()) - before if _is_ours(pid)}
+    *table, line = done.stdout.splitlines()
+    result = json.loads(line)
+    assert set(result) == {"name", "ratios", "medians", "spread", "where"}
+    assert result["name"] == module.__name__.rsplit(".", 1)[1]
+    names = {setting.name for setting in module.QUICK}
+    for part in ("ratios", "medians", "spread", "where"):
+        assert set(result[part]) == names
+    for name in names:
+        assert any(row.startswith(name) for row in table)
+        assert 0.01 < result["ratios"][name] < 100
+    return result
+
+
+def _is_ours(pid):
+    try:
+        return any(word.startswith("benchmarks.") for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_single_process_beside_hand_written_loops():
+    pytest.importorskip("envpool")
+    for sides in run_quick(single_process, 280)["where"].values():
+        for shares in sides.values():
+            assert {"env", "inference", "rest"} <= set(shares)
+            assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+@pytest.mark.timeout(600)
+def test_programs_of_several_nodes():
+    medians = run_quick(topologies, 580)["medians"]
+    service = medians["service/each/4x32"]
+    assert 0 < service["ours_latency_ms_p50"] <= service["ours_latency_ms_p99"]
+    assert 0 < medians["startup/6_processes"]["seconds"] < 180
