@@ -24,7 +24,7 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.reinforce import Reinforce, ReinforceConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
-from rlstack import exploration, off_policy, q_learning
+from rlstack import deterministic, exploration, q_learning
 from rlstack.agent import Agent
 from rlstack.networks import (
     Network,
@@ -63,7 +63,7 @@ AGENTS: dict[type, Entry] = {
     A2CConfig: Entry(A2C, actor_critic),
     BCConfig: Entry(BC, policy_network, offline=True),
     C51Config: Entry(C51, distributional_q_network, q_learning.behaviour_policy),
-    DDPGConfig: Entry(DDPG, deterministic_policy_and_critic, off_policy.behaviour_policy),
+    DDPGConfig: Entry(DDPG, deterministic_policy_and_critic, deterministic.behaviour_policy),
     DQNConfig: Entry(DQN, q_network, q_learning.behaviour_policy),
     ImpalaConfig: Entry(Impala, actor_critic),
     IQNConfig: Entry(IQN, implicit_q_network, q_learning.behaviour_policy, older_runtime=False),
@@ -75,7 +75,7 @@ AGENTS: dict[type, Entry] = {
     ReinforceConfig: Entry(Reinforce, actor_critic),
     SACConfig: Entry(SAC, policy_and_critic, sac.behaviour_policy),
     ScriptedConfig: Entry(Scripted, no_network),
-    TD3Config: Entry(TD3, deterministic_policy_and_critic, off_policy.behaviour_policy),
+    TD3Config: Entry(TD3, deterministic_policy_and_critic, deterministic.behaviour_policy),
 }
 
 AgentConfig = (

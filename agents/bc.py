@@ -28,7 +28,7 @@ from rlstack.checks import Checked
 from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
     AgentState,
     Array,
@@ -72,7 +72,7 @@ class BCLearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
-class BC(Agent):
+class BC(OneOptimizer, Agent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of a policy."""
 
     cfg: BCConfig
@@ -136,13 +136,6 @@ class BC(Agent):
             "entropy": entropy,
             **{name: mean(x) for name, x in matches.items()},
         }
-
-    def apply_gradients(
-        self, params: Params, learner_state: BCLearnerState, grads: PyTree
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
         self, params: Params, learner_state: BCLearnerState, opt_state: Any

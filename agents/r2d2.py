@@ -35,7 +35,7 @@ from rlstack.exploration import (
     next_counts,
 )
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, moved_target
+from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer, moved_target
 from rlstack.types import (
     AgentState,
     Array,
@@ -109,7 +109,7 @@ class R2D2LearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
-class R2D2(Agent):
+class R2D2(OneOptimizer, Agent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: R2D2Config
@@ -228,13 +228,6 @@ class R2D2(Agent):
         mean = size.sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
         eta = self.cfg.priority_max_share
         return eta * size.max(axis=0) + (1 - eta) * mean
-
-    def apply_gradients(
-        self, params: Params, learner_state: R2D2LearnerState, grads: PyTree
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
         self, params: Params, learner_state: R2D2LearnerState, opt_state: Any

@@ -21,12 +21,11 @@ import optax
 from dm_env import specs
 
 from rlstack import distributions, exploration
-from rlstack.checks import Checked
 from rlstack.exploration import Counts, next_counts
 from rlstack.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
-from rlstack.off_policy import PolicyAndCriticsAgent
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
+from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
     Array,
     Batch,
@@ -40,15 +39,9 @@ from rlstack.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SACConfig(Checked):
+class SACConfig(PolicyAndCriticsConfig):
     """Hyperparameters of SAC."""
 
-    discount: float = 0.99
-    """Discount of future rewards, per step."""
-    num_critics: int = 2
-    """Critics, of whose values the least counts."""
-    target_rate: float = 0.005
-    """Share of the critics' params that the target takes over at each update."""
     temperature: float = 1.0
     """Weight of the entropy against rewards, at the start."""
     learn_temperature: bool = True
@@ -56,23 +49,12 @@ class SACConfig(Checked):
     target_entropy: float | None = None
     """Entropy to keep, in nats. None takes the papers': minus the dimensions of a continuous
     action, 0.98 of the largest possible for a discrete one."""
-    random_frames: int = 5_000
-    """Frames, of all environments together, of random actions at the start."""
-    max_grad_norm: float = 0.0
-    """Global norm that gradients are clipped to; 0 does not clip."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of the critics, and of what has none of its own."""
-    policy_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm."""
 
     def __post_init__(self) -> None:
-        self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
-        self.require_at_least(1, "num_critics")
-        self.require("target_rate", 0 < self.target_rate <= 1, "in (0, 1]")
+        super().__post_init__()
         self.require("temperature", self.temperature > 0, "positive")
-        self.require_at_least(0, "random_frames")
 
 
 class SACOutput(NamedTuple):
@@ -97,7 +79,7 @@ class SACLearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
-class SAC(PolicyAndCriticsAgent):
+class SAC(OneOptimizer, PolicyAndCriticsAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: SACConfig
@@ -217,13 +199,6 @@ class SAC(PolicyAndCriticsAgent):
         parameters, _ = self.network.policy.apply(None, policy, timestep, ())
         mask = action_mask(timestep.observation) if self._bounds is None else None
         return distributions.from_parameters(self._learned_spec, parameters, mask, squash=True)
-
-    def apply_gradients(
-        self, params: SACParams, learner_state: SACLearnerState, grads: PyTree
-    ) -> tuple[SACParams, Any, Logs]:
-        """Applies the optimizers."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
         self, params: SACParams, learner_state: SACLearnerState, opt_state: Any

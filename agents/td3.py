@@ -11,85 +11,37 @@ its true last observation.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack import distributions
-from rlstack.exploration import Counts, next_counts
+from rlstack.deterministic import DeterministicAgent, DeterministicConfig, DeterministicParams
 from rlstack.n_step import n_step
-from rlstack.off_policy import PolicyAndCriticsAgent
-from rlstack.optimizers import OptimizerConfig, component_optimizer
-from rlstack.types import (
-    Array,
-    Batch,
-    LearnerOutput,
-    Logs,
-    Params,
-    PRNGKey,
-    PyTree,
-    TimeStep,
-)
+from rlstack.optimizers import component_optimizer
+from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
-class TD3Config:
-    """Hyperparameters of TD3."""
+class TD3Config(DeterministicConfig):
+    """Hyperparameters of TD3.
 
-    discount: float = 0.99
-    """Discount of future rewards, per step."""
-    num_critics: int = 2
-    """Critics, of whose values the least counts; the policy climbs the first."""
+    The policy climbs the first critic; its optimizer counts its own updates; each network's
+    gradients are clipped apart.
+    """
+
     policy_period: int = 2
     """Updates of the critics for each update of the policy and of the targets."""
-    target_rate: float = 0.005
-    """Share of the params that the targets take over when they move."""
     target_noise: float = 0.2
     """Standard deviation of the noise on the target policy's action, in half-ranges."""
     target_noise_clip: float = 0.5
     """Largest noise on the target policy's action, in half-ranges."""
-    noise: Literal["gaussian", "uniform"] = "gaussian"
-    """Kind of noise that explores."""
-    noise_scale: float = 0.1
-    """Standard deviation (gaussian) or largest size (uniform) of that noise, in half-ranges."""
-    random_frames: int = 5_000
-    """Frames, of all environments together, of random actions at the start."""
-    max_grad_norm: float = 0.0
-    """Global norm that gradients of each network are clipped to; 0 does not clip."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of the critics."""
-    policy_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy, which counts its own updates; None is the critics'."""
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("discount", 0 <= self.discount <= 1, "in [0, 1]"),
-            ("num_critics", self.num_critics >= 1, "at least 1"),
-            ("policy_period", self.policy_period >= 1, "at least 1"),
-            ("target_rate", 0 < self.target_rate <= 1, "in (0, 1]"),
-            ("target_noise", self.target_noise >= 0, "at least 0"),
-            ("target_noise_clip", self.target_noise_clip >= 0, "at least 0"),
-            ("noise", self.noise in ("gaussian", "uniform"), "gaussian or uniform"),
-            ("noise_scale", self.noise_scale >= 0, "at least 0"),
-            ("random_frames", self.random_frames >= 0, "at least 0"),
-        ):
-            if not holds:
-                raise ValueError(f"TD3Config: {name} must be {rule}; got {getattr(self, name)!r}.")
-
-
-class TD3Output(NamedTuple):
-    """What acting leaves for learning."""
-
-    action: Array  # [B, D] float32, within the spec's bounds
-
-
-class TD3Params(NamedTuple):
-    """What the learner publishes."""
-
-    policy: Params
-    critics: Params  # [N, ...]
+        super().__post_init__()
+        self.require_at_least(1, "policy_period")
+        self.require_at_least(0, "target_noise", "target_noise_clip")
 
 
 class TD3OptState(NamedTuple):
@@ -103,46 +55,34 @@ class TD3LearnerState(NamedTuple):
     """What the learner keeps."""
 
     opt_state: TD3OptState
-    target_params: TD3Params
+    target_params: DeterministicParams
     num_updates: Array  # [] int32
     rng_key: PRNGKey
 
 
-class TD3(PolicyAndCriticsAgent):
+class TD3(DeterministicAgent):
     """The agent; construct it with `deterministic_policy_and_critic` networks."""
 
     cfg: TD3Config
 
     def __init__(self, cfg: TD3Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._bounds = distributions.bounds_of(self.action_spec, "TD3")
         policy_optimizer = cfg.policy_optimizer or cfg.optimizer
         self._policy_optimizer = component_optimizer(policy_optimizer, {}, cfg.max_grad_norm)
         self._critic_optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
-    def initial_params(self, rng_key: PRNGKey) -> TD3Params:
-        """Returns fresh networks."""
-        policy_key, critics_key = jax.random.split(rng_key)
-        return TD3Params(self.network.policy.init(policy_key), self.critics.init(critics_key))
-
-    def initial_learner_state(self, rng_key: PRNGKey, params: TD3Params) -> TD3LearnerState:
+    def initial_learner_state(
+        self, rng_key: PRNGKey, params: DeterministicParams
+    ) -> TD3LearnerState:
         """Returns the optimizers' initial states, with the params as target."""
         opt_state = TD3OptState(
             self._policy_optimizer.init(params.policy), self._critic_optimizer.init(params.critics)
         )
         return TD3LearnerState(opt_state, params, jnp.zeros((), jnp.int32), rng_key)
 
-    def actor_step(
-        self, rng_key: PRNGKey, params: TD3Params, timestep: TimeStep, state: Counts
-    ) -> tuple[TD3Output, Counts]:
-        """Chooses actions for ``[B, ...]`` steps, with noise where the policy has any."""
-        certain = distributions.Deterministic(self._act(params.policy, timestep))
-        unit = self.policy(rng_key, certain, state)
-        return TD3Output(self._bounds.from_unit(unit)), next_counts(state, timestep)
-
     def compute_gradients(
-        self, params: TD3Params, learner_state: TD3LearnerState, batch: Batch
-    ) -> tuple[TD3Params, LearnerOutput]:
+        self, params: DeterministicParams, learner_state: TD3LearnerState, batch: Batch
+    ) -> tuple[DeterministicParams, LearnerOutput]:
         """Returns the gradients, zero for the policy unless it is its turn, logs and priorities."""
         noise_key = jax.random.split(learner_state.rng_key)[1]
         critic_grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
@@ -153,11 +93,11 @@ class TD3(PolicyAndCriticsAgent):
             lambda: jax.grad(self.policy_loss)(params.policy, params.critics, batch),
             lambda: jax.tree.map(jnp.zeros_like, params.policy),
         )
-        grads = TD3Params(policy_grads, critic_grads)
+        grads = DeterministicParams(policy_grads, critic_grads)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(
-        self, rng_key: PRNGKey, critics: Params, target_params: TD3Params, batch: Batch
+        self, rng_key: PRNGKey, critics: Params, target_params: DeterministicParams, batch: Batch
     ) -> tuple[Array, tuple[Logs, Array]]:
         """Returns the critics' weighted loss, (logs, mean ``|TD errors|`` ``[B]``)."""
         transition = n_step(batch.trajectory, self.cfg.discount)
@@ -165,16 +105,18 @@ class TD3(PolicyAndCriticsAgent):
             transition.reward
             + transition.discount * self.end_values(rng_key, target_params, transition.end)
         )
-        taken = self.judge(critics, transition.timestep, self._bounds.to_unit(transition.action))
+        taken = self.judge(critics, transition.timestep, self.bounds.to_unit(transition.action))
         # An item that begins at the end of an episode holds no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
         errors = jnp.abs(td_errors).mean(-1)
         return loss, ({"loss": loss, "value": taken.mean(), "td_error": errors.mean()}, errors)
 
-    def end_values(self, rng_key: PRNGKey, target_params: TD3Params, end: TimeStep) -> Array:
+    def end_values(
+        self, rng_key: PRNGKey, target_params: DeterministicParams, end: TimeStep
+    ) -> Array:
         """Returns the least target critic's value of the blurred target action, ``[B]``."""
-        action = self._act(target_params.policy, end)
+        action = self.act(target_params.policy, end)
         noise = self.cfg.target_noise * jax.random.normal(rng_key, action.shape)
         noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
         blurred = jnp.clip(action + noise, -1.0, 1.0)
@@ -183,12 +125,12 @@ class TD3(PolicyAndCriticsAgent):
     def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
         """Returns minus the mean of the first critic's values of what the policy does."""
         timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
-        values = self.judge(critics, timestep, self._act(policy, timestep))[:, 0]
+        values = self.judge(critics, timestep, self.act(policy, timestep))[:, 0]
         return -jnp.where(timestep.last(), 0.0, values).mean()
 
     def apply_gradients(
-        self, params: TD3Params, learner_state: TD3LearnerState, grads: PyTree
-    ) -> tuple[TD3Params, TD3OptState, Logs]:
+        self, params: DeterministicParams, learner_state: TD3LearnerState, grads: PyTree
+    ) -> tuple[DeterministicParams, TD3OptState, Logs]:
         """Moves the critics and, in its turn, the policy."""
         opt_state = learner_state.opt_state
         updates, critics_state = self._critic_optimizer.update(
@@ -205,10 +147,10 @@ class TD3(PolicyAndCriticsAgent):
             self._is_policys_turn(learner_state), moved, lambda: (params.policy, opt_state.policy)
         )
         critics = optax.apply_updates(params.critics, updates)
-        return TD3Params(policy, critics), TD3OptState(policy_state, critics_state), {}
+        return DeterministicParams(policy, critics), TD3OptState(policy_state, critics_state), {}
 
     def update_learner_state(
-        self, params: TD3Params, learner_state: TD3LearnerState, opt_state: TD3OptState
+        self, params: DeterministicParams, learner_state: TD3LearnerState, opt_state: TD3OptState
     ) -> TD3LearnerState:
         """Keeps the optimizers' states and, in the policy's turn, moves the targets."""
         rate = jnp.where(self._is_policys_turn(learner_state), self.cfg.target_rate, 0.0)
@@ -218,7 +160,3 @@ class TD3(PolicyAndCriticsAgent):
 
     def _is_policys_turn(self, learner_state: TD3LearnerState) -> Array:
         return (learner_state.num_updates + 1) % self.cfg.policy_period == 0
-
-    def _act(self, policy: Params, timestep: TimeStep) -> Array:
-        """The policy's action in [-1, 1], ``[B, D]``."""
-        return jnp.tanh(self.network.policy.apply(None, policy, timestep, ())[0])

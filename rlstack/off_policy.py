@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 
 from rlstack.agent import Agent
-from rlstack.exploration import (
-    Counts,
-    GaussianNoise,
-    Policy,
-    UniformNoise,
-    WarmUp,
-    initial_counts,
-)
+from rlstack.checks import Checked
+from rlstack.exploration import Counts, initial_counts
 from rlstack.networks import CriticInput, PolicyAndCritic, ensemble
+from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Array, Params, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyAndCriticsConfig(Checked):
+    """Hyperparameters that these agents share."""
+
+    discount: float = 0.99
+    """Discount of future rewards, per step."""
+    num_critics: int = 2
+    """Critics, of whose values the least counts."""
+    target_rate: float = 0.005
+    """Share of the params that the target takes over when it moves."""
+    random_frames: int = 5_000
+    """Frames, of all environments together, of random actions at the start."""
+    max_grad_norm: float = 0.0
+    """Global norm that gradients are clipped to; 0 does not clip."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer of the critics, and of what has none of its own."""
+    policy_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy; None is the critics'."""
+
+    def __post_init__(self) -> None:
+        self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
+        self.require_at_least(1, "num_critics")
+        self.require("target_rate", 0 < self.target_rate <= 1, "in (0, 1]")
+        self.require_at_least(0, "random_frames", "max_grad_norm")
 
 
 class PolicyAndCriticsAgent(Agent):
     """Acts by a policy that an ensemble of critics judges; feed-forward networks only.
 
-    Its config has ``num_critics``. It remembers how far each environment has come, by which
+    It remembers how far each environment has come, by which
     exploration may change.
     """
 
@@ -66,15 +88,3 @@ class PolicyAndCriticsAgent(Agent):
         """
         seen = timestep._replace(observation=CriticInput(timestep.observation, action))
         return self.critics.apply(None, critics, seen, ())[0]
-
-
-def behaviour_policy(cfg: Any, num_envs: int) -> Policy:
-    """Returns a deterministic policy's actions with noise, after random ones at the start.
-
-    Args:
-      cfg: has ``noise``, ``noise_scale`` and ``random_frames``.
-      num_envs: environments of the experiment.
-    """
-    kinds = {"gaussian": GaussianNoise, "uniform": UniformNoise}
-    noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
-    return WarmUp(noise, cfg.random_frames, num_envs)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import optax
 
 from rlstack.checks import Checked
-from rlstack.types import Array, Params
+from rlstack.types import Array, LearnerState, Logs, Params, PyTree
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
 _NAMES: tuple[str, ...] = get_args(Name)
@@ -27,7 +27,7 @@ class OptimizerConfig(Checked):
     anneal_steps: int = 0
     """Optimizer steps over which the learning rate falls linearly to 0; 0 keeps it."""
     eps: float = 1e-5
-    """Added to the root mean square gradient; not used by sgd."""
+    """Added to the root mean square gradient, by rmsprop to its square; not used by sgd."""
     decay: float = 0.9
     """Share of the mean of squared gradients that an optimizer step keeps; rmsprop only."""
     weight_decay: float = 0.0
@@ -43,6 +43,22 @@ class OptimizerConfig(Checked):
                 f"OptimizerConfig: only adamw decays weights; got name={self.name!r} with "
                 f"weight_decay={self.weight_decay}. Use --agent.optimizer.name adamw."
             )
+
+
+class OneOptimizer:
+    """An `rlstack.agent.Agent` all of whose params one optimizer moves, ``_optimizer``.
+
+    Its learner state has the optimizer's as ``opt_state``.
+    """
+
+    _optimizer: optax.GradientTransformation
+
+    def apply_gradients(
+        self, params: Params, learner_state: LearnerState, grads: PyTree
+    ) -> tuple[Params, Any, Logs]:
+        """Applies the optimizer."""
+        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {}
 
 
 def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:

@@ -27,7 +27,7 @@ from rlstack.checks import Checked
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer
+from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
     AgentState,
     Array,
@@ -106,7 +106,7 @@ class Unrolled(NamedTuple):
     entropy: Array  # [T, B] float32
 
 
-class PolicyGradientAgent(Agent):
+class PolicyGradientAgent(OneOptimizer, Agent):
     """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`.
 
     One that goes over a batch several times is an `rlstack.agent.EpochAgent` too, as PPO is.
@@ -202,13 +202,6 @@ class PolicyGradientAgent(Agent):
         del learner_state
         grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
-
-    def apply_gradients(
-        self, params: Params, learner_state: PolicyGradientState, grads: Params
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
         self, params: Params, learner_state: PolicyGradientState, opt_state: Any

@@ -35,7 +35,7 @@ from rlstack.exploration import (
 )
 from rlstack.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, moved_target
+from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer, moved_target
 from rlstack.types import (
     Array,
     Batch,
@@ -100,7 +100,7 @@ class ItemLosses(NamedTuple):
     values: Array  # [B] float32, of the actions taken; for the logs
 
 
-class QLearning(Agent):
+class QLearning(OneOptimizer, Agent):
     """An agent of action values; construct it as `rlstack.agent.Agent` says.
 
     Subclasses say how network outputs become values (`values`) and what to minimise
@@ -200,13 +200,6 @@ class QLearning(Agent):
         loss = (batch.weights * losses).mean()
         logs = {"loss": loss, "value": items.values.mean(), "priority": priorities.mean()}
         return loss, (logs, priorities)
-
-    def apply_gradients(
-        self, params: Params, learner_state: QLearnerState, grads: PyTree
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
 
     def update_learner_state(
         self, params: Params, learner_state: QLearnerState, opt_state: Any

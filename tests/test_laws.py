@@ -23,6 +23,7 @@ PURE = (
     "types",
     "agent",
     "checks",
+    "deterministic",
     "returns",
     "distributions",
     "exploration",

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ddpg import DDPG, DDPGConfig, DDPGOutput
+from agents.ddpg import DDPG, DDPGConfig
+from rlstack.deterministic import DeterministicOutput, behaviour_policy
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
-from rlstack.off_policy import behaviour_policy
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
     DISCOUNT,
@@ -32,7 +32,7 @@ def test_the_loss_by_hand():
     params, target = (agent.initial_params(jax.random.PRNGKey(i)) for i in (1, 2))
     batch = make_batch(
         [[MID, MID, MID], [MID, MID, LAST], [MID, LAST, FIRST], [LAST, FIRST, MID]],
-        DDPGOutput,
+        DeterministicOutput,
         weights=[1, 2, 0.5, 1],
         discounts=np.array([[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], np.float32),
     )
@@ -57,7 +57,7 @@ def test_params_and_targets_follow_their_formulas_for_three_steps():
     agent = make(target_rate=0.25, optimizer=SGD)
     params = scaled(agent.initial_params(KEY), 0.3)
     state = agent.initial_learner_state(KEY, params)
-    batch = make_batch([[MID, MID]] * 5, DDPGOutput)
+    batch = make_batch([[MID, MID]] * 5, DeterministicOutput)
     steps = batch.trajectory.timestep
     action = unit(batch.trajectory.agent_output.action[0])
     learn = quick_jit(agent.learner_step)
@@ -86,7 +86,7 @@ def test_the_policys_gradient_is_rlaxs():
     rlax = pytest.importorskip("rlax")
     agent = make()
     params = agent.initial_params(KEY)
-    batch = make_batch([[MID, MID]] * 5, DDPGOutput)
+    batch = make_batch([[MID, MID]] * 5, DeterministicOutput)
     observation = batch.trajectory.timestep.observation[0]
     state = agent.initial_learner_state(KEY, params)
     grads, _ = quick_jit(agent.compute_gradients)(params, state, batch)

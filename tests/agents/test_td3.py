@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.td3 import TD3, TD3Config, TD3Output
+from agents.td3 import TD3, TD3Config
+from rlstack.deterministic import DeterministicOutput, behaviour_policy
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise
 from rlstack.networks import NetworkConfig, deterministic_policy_and_critic
-from rlstack.off_policy import behaviour_policy
 from rlstack.optimizers import OptimizerConfig
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
@@ -39,7 +39,7 @@ def test_the_critics_loss_by_hand(num_critics):
     target = scaled(target, 0.5)
     batch = make_batch(
         [[MID, MID, MID], [MID, MID, LAST], [MID, LAST, FIRST], [LAST, FIRST, MID]],
-        TD3Output,
+        DeterministicOutput,
         weights=[1, 2, 0.5, 1],
         discounts=np.array([[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], np.float32),
     )
@@ -68,7 +68,7 @@ def test_policy_and_targets_move_at_every_second_update_of_the_critics(period):
     agent = make(policy_period=period, target_rate=0.25)
     params = scaled(agent.initial_params(KEY), 0.3)
     state = agent.initial_learner_state(KEY, params)
-    batch = make_batch([[MID, MID]] * 5, TD3Output)
+    batch = make_batch([[MID, MID]] * 5, DeterministicOutput)
     observation = batch.trajectory.timestep.observation[0]
     learn = quick_jit(agent.learner_step)
     gradient = quick_jit(jax.grad(agent.loss, argnums=1, has_aux=True))
@@ -98,7 +98,7 @@ def test_the_policys_optimizer_counts_its_own_updates():
     agent = make(optimizer=adam, policy_optimizer=OptimizerConfig(learning_rate=0.1))
     params = agent.initial_params(KEY)
     state = agent.initial_learner_state(KEY, params)
-    batch = make_batch([[MID, MID]] * 5, TD3Output)
+    batch = make_batch([[MID, MID]] * 5, DeterministicOutput)
     learn = quick_jit(agent.learner_step)
     start = params
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_items_without_a_transition_teach_neither():
     agent = make(policy_period=1)
     params = agent.initial_params(KEY)
     state = agent.initial_learner_state(KEY, params)
-    batch = make_batch([[LAST, FIRST, MID]] * 3, TD3Output)
+    batch = make_batch([[LAST, FIRST, MID]] * 3, DeterministicOutput)
     grads, output = quick_jit(agent.compute_gradients)(params, state, batch)
     assert all(np.all(x == 0) for x in jax.tree.leaves(grads))
     assert np.all(output.priorities == 0)
