@@ -11,18 +11,20 @@ mean.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstack import returns, shuffle
+from rlstack import distributions, returns, shuffle
 from rlstack.agent import EpochAgent
 from rlstack.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,
     PolicyGradientOutput,
     PolicyGradientState,
+    masked_mean,
+    standardised,
 )
 from rlstack.types import (
     AgentState,
@@ -52,12 +54,19 @@ class PPOConfig(PolicyGradientConfig):
     """Gradient steps a pass; a recurrent network splits the batch by environments."""
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
+    ratio: Literal["joint", "per_actor"] = "joint"
+    """Of an action of several numbers, such as one an actor: clip the ratio of the whole, and let
+    steps weigh alike; or clip each number's own, and let numbers weigh alike."""
+    entropy_anneal_steps: int = 0
+    """Optimizer steps over which entropy_cost falls linearly to 0; 0 keeps it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
         self.require("clip_ratio", self.clip_ratio > 0, "positive")
         self.require("value_clip", self.value_clip >= 0, "at least 0")
+        self.require("ratio", self.ratio in ("joint", "per_actor"), "joint or per_actor")
+        self.require("entropy_anneal_steps", self.entropy_anneal_steps >= 0, "at least 0")
         self.require("num_epochs", self.num_epochs >= 1, "at least 1")
         self.require("num_minibatches", self.num_minibatches >= 1, "at least 1")
 
@@ -71,6 +80,7 @@ class PPORows(NamedTuple):
     target: Array  # what the value should be
     mask: Array  # False where there is no transition
     state: AgentState  # [B, ...] as of the first step; () without recurrence
+    entropy_cost: Array | tuple = ()  # () where it stays the config's
 
 
 class PPO(PolicyGradientAgent, EpochAgent):
@@ -86,7 +96,7 @@ class PPO(PolicyGradientAgent, EpochAgent):
         self, params: Params, learner_state: PolicyGradientState, batch: Batch
     ) -> tuple[PolicyGradientState, PPORows, Array]:
         """Estimates advantages and shuffles; see `rlstack.agent.EpochAgent`."""
-        rows = self._rows(batch.trajectory)
+        rows = self._rows(batch.trajectory, learner_state.num_updates)
         num_rows = rows.mask.shape[0]
         size = num_rows // self.cfg.num_minibatches
         if size < 1:
@@ -101,7 +111,7 @@ class PPO(PolicyGradientAgent, EpochAgent):
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
         return learner_state._replace(rng_key=rng_key), rows, schedule
 
-    def _rows(self, trajectory: Trajectory) -> PPORows:
+    def _rows(self, trajectory: Trajectory, num_updates: Array) -> PPORows:
         before = jax.tree.map(lambda x: x[:-1], trajectory)
         after = jax.tree.map(lambda x: x[1:], trajectory.timestep)
         mask = ~after.first()
@@ -113,10 +123,19 @@ class PPO(PolicyGradientAgent, EpochAgent):
             mask=mask,
         )
         rows = PPORows(before.timestep, before.agent_output, advantage, target, mask, state=())
+        if self.cfg.entropy_anneal_steps:
+            left = jnp.maximum(1 - num_updates / self.cfg.entropy_anneal_steps, 0)
+            rows = rows._replace(entropy_cost=jnp.full(mask.shape, self.cfg.entropy_cost * left))
         if self._is_recurrent:
             state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
             return _swap_axes(rows)._replace(state=state)
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+
+    def lay_out_rows(self, minibatch: PPORows) -> PPORows:
+        """Lays out the steps; see `rlstack.agent.Agent.lay_out`."""
+        if self._is_recurrent:
+            return minibatch
+        return minibatch._replace(timestep=self.lay_out(minibatch.timestep))
 
     def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
@@ -126,23 +145,28 @@ class PPO(PolicyGradientAgent, EpochAgent):
         else:
             state, run = (), self.network.apply
         output, _ = run(None, params, rows.timestep, state)
-        weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
-
-        def mean(x: Array) -> Array:
-            return (x * weights).sum()
-
         distribution = self.distribution(output, rows.timestep)
         advantage = rows.advantage
         if self.cfg.normalise_advantages:
-            centred = advantage - mean(advantage)
-            advantage = centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
-        log_ratio = distribution.log_prob(rows.output.action) - rows.output.behaviour_log_prob
+            advantage = standardised(advantage, rows.mask)
+        parts = self._parts(distribution, rows)
+        log_ratio = parts.log_prob - rows.output.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
         clipped = jnp.clip(ratio, 1 - self.cfg.clip_ratio, 1 + self.cfg.clip_ratio)
+
+        def mean(x: Array) -> Array:
+            return masked_mean(x, parts.decides)
+
+        def by_part(x: Array) -> Array:
+            return x[..., None] if self.cfg.ratio == "per_actor" else x
+
+        advantage = by_part(advantage)
         policy_loss = -mean(jnp.minimum(ratio * advantage, clipped * advantage))
-        value_loss = 0.5 * mean(self._value_error(output.value, rows))
-        entropy = mean(distribution.entropy())
-        loss = policy_loss + self.cfg.value_cost * value_loss - self.cfg.entropy_cost * entropy
+        value_loss = 0.5 * masked_mean(self._value_error(output.value, rows), rows.mask)
+        cost = rows.entropy_cost
+        entropy_cost = self.cfg.entropy_cost if isinstance(cost, tuple) else by_part(cost)
+        entropy = mean(parts.entropy)
+        loss = policy_loss + self.cfg.value_cost * value_loss - mean(entropy_cost * parts.entropy)
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
@@ -151,6 +175,22 @@ class PPO(PolicyGradientAgent, EpochAgent):
             "kl": mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator, always >= 0
             "clip_fraction": mean(jnp.abs(ratio - 1) > self.cfg.clip_ratio),
         }
+
+    def log_prob(self, distribution: distributions.Distribution, action: PyTree) -> Array:
+        """Returns the log probability ``[B]``, or with a ratio per actor its parts ``[B, K]``."""
+        if self.cfg.ratio == "joint":
+            return super().log_prob(distribution, action)
+        return distributions.parts(distribution, action).log_prob
+
+    def _parts(
+        self, distribution: distributions.Distribution, rows: PPORows
+    ) -> distributions.Parts:
+        """Returns what is clipped and averaged over: whole actions, or the parts that decide."""
+        if self.cfg.ratio == "joint":
+            log_prob = distribution.log_prob(rows.output.action)
+            return distributions.Parts(log_prob, distribution.entropy(), rows.mask)
+        parts = distributions.parts(distribution, rows.output.action)
+        return parts._replace(decides=parts.decides & rows.mask[..., None])
 
     def _value_error(self, value: Array, rows: PPORows) -> Array:
         error = (value - rows.target) ** 2

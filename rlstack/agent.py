@@ -104,6 +104,17 @@ class Agent(abc.ABC):
     ) -> tuple[AgentOut, AgentState]:
         """Acts on one batch ``[B, ...]``; row i depends on row i alone (and on the key)."""
 
+    def lay_out(self, timestep: TimeStep) -> TimeStep:
+        """Returns ``timestep`` with what its network can make use of, such as a plan of its work.
+
+        Drivers call it on the host, with numpy arrays ``[B, ...]``, before the jitted functions
+        that run the network on these steps. What it adds changes no result, only the speed.
+        """
+        lay_out = getattr(self.network, "lay_out", None)
+        if lay_out is None:
+            return timestep
+        return timestep._replace(observation=lay_out(timestep.observation))
+
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
@@ -157,6 +168,10 @@ class EpochAgent(Agent):
     ) -> tuple[Params, LearnerState, LearnerOutput]:
         """Takes one gradient step on rows ``[minibatch_size, ...]`` by the three hooks."""
         return super().learner_step(params, learner_state, minibatch)
+
+    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
+        """Does for the steps in rows ``[minibatch_size, ...]`` what `lay_out` does; on the host."""
+        return minibatch
 
     def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
         """Ends the batch, for instance by moving statistics frozen during it into the params."""

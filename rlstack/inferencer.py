@@ -74,6 +74,7 @@ class Inferencer:
         self._num_envs = num_envs
         self._rng_key = rng_key
         self._initial_state = agent.initial_state
+        self._lay_out = agent.lay_out
         self._global_ids = np.arange(num_envs) if global_ids is None else global_ids
         self._table = self._fresh_table()
         self._version = -1
@@ -94,6 +95,7 @@ class Inferencer:
           numpy arrays ``[B, ...]``; read-only, and not written to later.
         """
         self._pull()
+        timestep = self._lay_out(timestep)
         if env_ids is None or _is_all_in_order(env_ids, self._num_envs):
             self._rng_key, self._table, state, output = self._act_all(
                 self._rng_key, self._params, self._table, timestep

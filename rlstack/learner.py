@@ -226,6 +226,7 @@ def _call_by_minibatch(agent: EpochAgent) -> _Step:
         all_logs = []
         for indices in np.asarray(schedule):
             minibatch = jax.tree.map(lambda x, i=indices: np.take(x, i, axis=0), rows)
+            minibatch = agent.lay_out_rows(minibatch)
             params, learner_state, output = update(params, learner_state, minibatch)
             all_logs.append(output.logs)
         params, learner_state = finish(params, learner_state)

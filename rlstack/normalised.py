@@ -16,6 +16,7 @@ from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
+from rlstack.networks import Standardiser
 from rlstack.networks.torsos import ACTION_MASK, action_mask
 from rlstack.normalise import RunningStatistics, initial_statistics, normalise, update_statistics
 from rlstack.types import (
@@ -64,7 +65,7 @@ class NormalisationConfig(Checked):
 class Statistics(NamedTuple):
     """What is known so far of what the environments show."""
 
-    observation: RunningStatistics
+    observation: Any  # a RunningStatistics, or what the network's own Standardiser keeps
     reward: RunningStatistics  # of rewards, or of discounted returns
 
 
@@ -99,13 +100,15 @@ class Normalised(Agent):
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
         self.network, self.policy = agent.network, agent.policy
         self._counts_returns = cfg.rewards == "return"
+        own = getattr(agent.network, "standardiser", None)
+        self._standardiser = own or _by_entry(agent.obs_spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, self.normalisation)
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's fresh parameters and empty statistics."""
-        statistics = Statistics(initial_statistics(self.obs_spec), initial_statistics(_SCALAR))
+        statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR))
         return NormalisedParams(self.agent.initial_params(rng_key), statistics)
 
     def initial_state(self, batch_size: int) -> AgentState:
@@ -127,6 +130,10 @@ class Normalised(Agent):
         """Returns the agent's own, with empty statistics."""
         state = self.agent.initial_learner_state(rng_key, params.agent)
         return NormalisedLearnerState(state, params.statistics)
+
+    def lay_out(self, timestep: TimeStep) -> TimeStep:
+        """Lets the agent lay out what it is to see."""
+        return self.agent.lay_out(timestep)
 
     def actor_step(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
@@ -159,7 +166,8 @@ class Normalised(Agent):
         trajectory, pending = batch.trajectory, learner_state.pending
         before = jax.tree.map(lambda x: x[:-1], trajectory)
         if self.normalisation.observations:
-            observation = update_statistics(pending.observation, before.timestep.observation)
+            seen = before.timestep.observation
+            observation = self._standardiser.update(pending.observation, seen)
             pending = pending._replace(observation=observation)
         if self.normalisation.rewards != "none":
             amount = before.timestep.reward
@@ -183,10 +191,9 @@ class Normalised(Agent):
         cfg = self.normalisation
         observation, reward = timestep.observation, timestep.reward * cfg.reward_scale
         if cfg.observations:
-            shown = normalise(statistics.observation, observation, cfg.observation_clip)
-            if action_mask(observation) is not None:  # no number to standardise, even as floats
-                shown = {**shown, ACTION_MASK: observation[ACTION_MASK]}
-            observation = shown
+            observation = self._standardiser.apply(
+                statistics.observation, observation, cfg.observation_clip
+            )
         if cfg.rewards != "none":
             # Rewards keep their zero: a shift would change which policy is best.
             reward = reward * jax.lax.rsqrt(statistics.reward.variance[0] + 1e-8)
@@ -221,6 +228,10 @@ class NormalisedEpochs(Normalised, EpochAgent):
             output,
         )
 
+    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
+        """Lets the agent lay out what it is to learn from."""
+        return self.agent.lay_out_rows(minibatch)
+
     def finish(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState
     ) -> tuple[NormalisedParams, NormalisedLearnerState]:
@@ -239,6 +250,18 @@ def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
     if cfg == NormalisationConfig():
         return agent
     return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
+
+
+def _by_entry(obs_spec: PyTree) -> Standardiser:
+    """Standardises every float entry on its own, but for the action mask, which is no number."""
+
+    def apply(statistics: RunningStatistics, observation: PyTree, clip: float) -> PyTree:
+        shown = normalise(statistics, observation, clip)
+        if action_mask(observation) is not None:
+            shown = {**shown, ACTION_MASK: observation[ACTION_MASK]}
+        return shown
+
+    return Standardiser(lambda: initial_statistics(obs_spec), update_statistics, apply)
 
 
 _SCALAR = specs.Array((), "float32")

@@ -83,7 +83,7 @@ class PolicyGradientOutput(NamedTuple):
     """What acting leaves for learning."""
 
     action: PyTree  # [B, ...] as drawn: environments clip continuous actions to their bounds
-    behaviour_log_prob: Array  # [B] float32
+    behaviour_log_prob: Array  # [B] float32; [B, K] of an agent that keeps K parts of it apart
     value: Array  # [B] float32, of the network that acted
 
 
@@ -92,6 +92,7 @@ class PolicyGradientState(NamedTuple):
 
     opt_state: Any
     rng_key: PRNGKey
+    num_updates: Array  # [] int32, optimizer steps so far
 
 
 class Unrolled(NamedTuple):
@@ -128,7 +129,7 @@ class PolicyGradientAgent(OneOptimizer, Agent):
 
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> PolicyGradientState:
         """Returns the optimizer's initial state and the learner's key."""
-        return PolicyGradientState(self._optimizer.init(params), rng_key)
+        return PolicyGradientState(self._optimizer.init(params), rng_key, jnp.zeros((), jnp.int32))
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
@@ -137,7 +138,13 @@ class PolicyGradientAgent(OneOptimizer, Agent):
         output, state = self.network.apply(None, params, timestep, state)
         distribution = self.distribution(output, timestep)
         action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
-        return PolicyGradientOutput(action, distribution.log_prob(action), output.value), state
+        return PolicyGradientOutput(
+            action, self.log_prob(distribution, action), output.value
+        ), state
+
+    def log_prob(self, distribution: distributions.Distribution, action: PyTree) -> Array:
+        """Returns what is remembered of an action's log probability, ``[B]``."""
+        return distribution.log_prob(action)
 
     def distribution(
         self, output: ActorCriticOutput, timestep: TimeStep
@@ -206,9 +213,10 @@ class PolicyGradientAgent(OneOptimizer, Agent):
     def update_learner_state(
         self, params: Params, learner_state: PolicyGradientState, opt_state: Any
     ) -> PolicyGradientState:
-        """Keeps the optimizer's state."""
+        """Keeps the optimizer's state and counts."""
         del params
-        return learner_state._replace(opt_state=opt_state)
+        num_updates = learner_state.num_updates + 1
+        return learner_state._replace(opt_state=opt_state, num_updates=num_updates)
 
 
 def masked_mean(x: Array, mask: Array) -> Array:

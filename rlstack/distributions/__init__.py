@@ -20,6 +20,7 @@ from rlstack.distributions.discrete import (
 )
 from rlstack.distributions.joint import Distribution, Joint
 from rlstack.distributions.parameters import LOG_STD_RANGE, from_parameters, num_parameters
+from rlstack.distributions.parts import Parts, parts
 
 __all__ = [
     "ILLEGAL",
@@ -31,11 +32,13 @@ __all__ = [
     "Joint",
     "MultiCategorical",
     "Normal",
+    "Parts",
     "TanhNormal",
     "bounds_of",
     "categorical",
     "from_parameters",
     "multi_categorical",
     "num_parameters",
+    "parts",
     "tanh_to_bounds",
 ]

@@ -1,7 +1,13 @@
 """Haiku torsos, cores and heads, and the `Network` through which agents call them."""
 
-from rlstack.networks.actor_critic import ActorCriticOutput, actor_critic
-from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.actor_critic import actor_critic
+from rlstack.networks.base import (
+    ActorCriticOutput,
+    Network,
+    Standardiser,
+    feed_forward,
+    recurrent,
+)
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.distributional import (
     AtFractions,
@@ -17,6 +23,12 @@ from rlstack.networks.policy_and_critic import (
     policy_and_critic,
 )
 from rlstack.networks.q_network import q_network
+from rlstack.networks.ragged.config import (
+    RaggedTransformerConfig,
+    RelativePositionsConfig,
+    TranslationConfig,
+)
+from rlstack.networks.ragged_transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso, observation_features
 
 __all__ = [
@@ -30,6 +42,10 @@ __all__ = [
     "NetworkConfig",
     "NoisyLinear",
     "PolicyAndCritic",
+    "RaggedTransformerConfig",
+    "RelativePositionsConfig",
+    "Standardiser",
+    "TranslationConfig",
     "actor_critic",
     "deterministic_policy_and_critic",
     "distributional_q_network",
@@ -39,5 +55,7 @@ __all__ = [
     "observation_features",
     "policy_and_critic",
     "q_network",
+    "ragged_policy",
+    "ragged_transformer",
     "recurrent",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -11,17 +9,12 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
-from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.base import ActorCriticOutput, Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.ragged.layout import is_entity_spec
+from rlstack.networks.ragged_transformer import ragged_transformer
 from rlstack.networks.torsos import observation_features
 from rlstack.types import PyTree
-
-
-class ActorCriticOutput(NamedTuple):
-    """What an actor-critic network says of each step."""
-
-    policy: jax.Array  # [B, n] parameters of the action distribution
-    value: jax.Array  # [B] float32
 
 
 def actor_critic(
@@ -31,11 +24,16 @@ def actor_critic(
 
     The modules are named ``policy_torso``, ``value_torso`` (or ``torso``), ``core``,
     ``policy_head`` and ``value_head``; optimizers of single components go by these names.
+    Observations of entities go through `ragged_transformer`, which is built of ``cfg.entities``.
 
     Raises:
-      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by.
+      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by; or for a
+        recurrent core over entities.
     """
     cfg = cfg or NetworkConfig()
+    if is_entity_spec(obs_spec):
+        cfg.require_no_core()
+        return ragged_transformer(obs_spec, action_spec, cfg.entities)
     if cfg.noisy_sigma:
         raise ValueError(
             "actor_critic: noisy layers are for networks of action values; got noisy_sigma="

@@ -16,6 +16,25 @@ import jax.numpy as jnp
 from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
 
 
+class ActorCriticOutput(NamedTuple):
+    """What an actor-critic network says of each step."""
+
+    policy: jax.Array  # [B, n] parameters of the action distribution
+    value: jax.Array  # [B] float32
+
+
+class Standardiser(NamedTuple):
+    """How observations are standardised, where a network knows better than entry by entry.
+
+    `rlstack.normalised` goes by it; statistics are a pytree, observations have any leading axes.
+    """
+
+    initial: Callable[[], PyTree]  # () -> statistics
+    update: Callable[[PyTree, PyTree], PyTree]  # (statistics, observation) -> statistics
+    # (statistics, observation, clip) -> what the network is to see
+    apply: Callable[[PyTree, PyTree, float], PyTree]
+
+
 class Network(NamedTuple):
     """Pure functions over explicit params and state.
 
@@ -28,6 +47,10 @@ class Network(NamedTuple):
     # The same over time: timesteps [T, B, ...]; state as of the first step; output [T, B, ...].
     unroll: Callable[[PRNGKey | None, Params, TimeStep, AgentState], tuple[Any, AgentState]]
     initial_state: Callable[[int], AgentState]
+    # None: the float entries are, each on its own.
+    standardiser: Standardiser | None = None
+    # Puts into observations [B, ...], on the host, what `apply` can make use of; see Agent.lay_out.
+    lay_out: Callable[[PyTree], PyTree] | None = None
 
 
 def feed_forward(forward: Callable[[PyTree], Any], obs_spec: PyTree) -> Network:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import haiku as hk
 import jax
 
+from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso
 
 Torso = Literal["mlp", "nature", "impala"]
@@ -46,6 +47,8 @@ class NetworkConfig:
     """Recurrent core between torso and heads."""
     core_size: int = 64
     """Size of the recurrent core's state."""
+    entities: RaggedTransformerConfig = RaggedTransformerConfig()
+    """What observations of entities go through, in the place of torso and core."""
 
     def __post_init__(self) -> None:
         for field, names in (("torso", _TORSOS), ("activation", _ACTIVATIONS), ("core", _CORES)):
@@ -64,6 +67,13 @@ class NetworkConfig:
             raise ValueError(
                 "NetworkConfig: hidden_sizes and core_size must be positive; "
                 f"got {self.hidden_sizes} and {self.core_size}."
+            )
+
+    def require_no_core(self) -> None:
+        """Raises a ValueError unless there is no recurrent core."""
+        if self.core != "none":
+            raise ValueError(
+                f"NetworkConfig: core must be none for observations of entities; got {self.core!r}."
             )
 
     def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:

@@ -7,6 +7,8 @@ import jax
 from rlstack.networks.actor_critic import policy_head
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.ragged.layout import is_entity_spec
+from rlstack.networks.ragged_transformer import ragged_policy
 from rlstack.networks.torsos import observation_features
 from rlstack.types import PyTree
 
@@ -16,12 +18,16 @@ def policy_network(
 ) -> Network:
     """Builds a network whose output is the parameters of the action distribution, ``[B, n]``.
 
-    The modules are named ``torso``, ``core`` and ``policy_head``.
+    The modules are named ``torso``, ``core`` and ``policy_head``. Observations of entities go
+    through `ragged_policy`, which is built of ``cfg.entities``.
 
     Raises:
       ValueError: cfg asks for noisy layers, which agents of a policy do not explore by.
     """
     cfg = cfg or NetworkConfig()
+    if is_entity_spec(obs_spec):
+        cfg.require_no_core()
+        return ragged_policy(obs_spec, action_spec, cfg.entities)
     if cfg.noisy_sigma:
         raise ValueError(
             "policy_network: noisy layers are for networks of action values; got noisy_sigma="

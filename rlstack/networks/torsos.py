@@ -21,9 +21,9 @@ ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the le
 
 
 def action_mask(observation: PyTree) -> jax.Array | None:
-    """Returns the legal actions, bool ``[B, A]``, when a dict observation tells them."""
+    """Returns the legal actions, bool ``[B, A]`` or a nest of it, when a dict observation tells."""
     if isinstance(observation, Mapping) and ACTION_MASK in observation:
-        return observation[ACTION_MASK].astype(bool)
+        return jax.tree.map(lambda mask: mask.astype(bool), observation[ACTION_MASK])
     return None
 
 

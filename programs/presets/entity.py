@@ -1,0 +1,245 @@
+"""Presets of PPO on the entity games, with the constants of enn-trainer's runs where it has any.
+
+Its defaults hold where nothing else is said: three epochs, values clipped, the learning rate and
+the entropy bonus annealed to 0, inputs standardised and clipped to 5, ratios per actor. A reset is
+a step of an unroll here and no frame, so games of one step have unrolls and minibatches of twice
+the length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from agents.ppo import PPOConfig
+from programs.experiment import EnvConfig, Experiment
+from programs.presets.registry import on_policy, preset
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.networks import (
+    NetworkConfig,
+    RaggedTransformerConfig,
+    RelativePositionsConfig,
+    TranslationConfig,
+)
+from rlstack.normalised import NormalisationConfig
+from rlstack.optimizers import OptimizerConfig
+
+_PPO = PPOConfig(
+    entropy_cost=0.1, value_clip=0.2, num_epochs=3, max_grad_norm=2.0, ratio="per_actor"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """The size of a run, and how it learns."""
+
+    frames: int
+    num_envs: int
+    unroll_length: int
+    batch_size: int  # rows of a minibatch
+    learning_rate: float
+    one_step: bool = False  # whether every other row is a reset
+
+
+def _entity(
+    name: str,
+    game: str,
+    run: _Run,
+    network: RaggedTransformerConfig,
+    agent: PPOConfig = _PPO,
+    options: dict[str, Any] | None = None,
+) -> Experiment:
+    rows = run.num_envs * run.unroll_length
+    minibatches = max(rows // run.batch_size, 1)
+    frames_a_batch = rows // 2 if run.one_step else rows
+    steps = -(-run.frames // frames_a_batch) * agent.num_epochs * minibatches
+    optimizer = OptimizerConfig(learning_rate=run.learning_rate, anneal_steps=steps)
+    return Experiment(
+        preset=name,
+        agent=dataclasses.replace(
+            agent,
+            num_minibatches=minibatches,
+            optimizer=optimizer,
+            entropy_anneal_steps=steps if agent.entropy_cost else 0,
+        ),
+        env=EnvConfig(f"rlstack.entity.games:{game}", num_envs=run.num_envs, options=options or {}),
+        network=NetworkConfig(entities=network),
+        normalisation=NormalisationConfig(observations=True, observation_clip=5.0),
+        replay=on_policy(run.num_envs, run.unroll_length),
+        evaluator=EvaluatorConfig(episodes=200, num_envs=20),
+        frames=run.frames,
+    )
+
+
+@preset
+def entity_multi_armed_bandit_ppo(name: str) -> Experiment:
+    """MultiArmedBandit, as enn-trainer tests it: no blocks, only the global entity's embedding."""
+    return _entity(
+        name,
+        "MultiArmedBandit",
+        _Run(500, 4, 16, 16, 0.05),
+        RaggedTransformerConfig(d_model=16, num_layers=0),
+        dataclasses.replace(_PPO, discount=0.5, entropy_cost=0.0),
+    )
+
+
+@preset
+def entity_not_hotdog_ppo(name: str) -> Experiment:
+    """NotHotdog, as enn-trainer tests it."""
+    return _entity(
+        name,
+        "NotHotdog",
+        _Run(1_000, 8, 32, 32, 0.005, one_step=True),
+        RaggedTransformerConfig(d_model=16, num_layers=1),
+        dataclasses.replace(_PPO, discount=0.5, entropy_cost=0.0),
+    )
+
+
+@preset
+def entity_count_ppo(name: str) -> Experiment:
+    """Count of two choices."""
+    return _entity(
+        name,
+        "Count",
+        _Run(2_000, 16, 2, 32, 1e-2, one_step=True),
+        RaggedTransformerConfig(d_model=16, num_layers=1),
+        options={"masked_choices": 2},
+    )
+
+
+@preset
+def entity_floor_is_lava_ppo(name: str) -> Experiment:
+    """FloorIsLava, which asks for relative positions."""
+    return _entity(
+        name,
+        "FloorIsLava",
+        _Run(10_000, 64, 4, 64, 3e-2, one_step=True),
+        RaggedTransformerConfig(
+            d_model=16,
+            relative_positions=RelativePositionsConfig(
+                kind="grid", extent=(1, 1), per_type_values=True
+            ),
+        ),
+        dataclasses.replace(_PPO, entropy_cost=1.0),
+    )
+
+
+@preset
+def entity_rock_paper_scissors_ppo(name: str) -> Experiment:
+    """RockPaperScissors: the value sees what the opponent will play, the policy must not."""
+    return _entity(
+        name,
+        "RockPaperScissors",
+        _Run(4_000, 256, 2, 128, 1e-2, one_step=True),
+        RaggedTransformerConfig(d_model=16),
+    )
+
+
+@preset
+def entity_xor_ppo(name: str) -> Experiment:
+    """Xor of two entities and a global feature."""
+    return _entity(
+        name,
+        "Xor",
+        _Run(500_000, 2048, 2, 4096, 3e-3, one_step=True),
+        RaggedTransformerConfig(d_model=16),
+        dataclasses.replace(_PPO, entropy_cost=0.3),
+    )
+
+
+@preset
+def entity_cherry_pick_ppo(name: str) -> Experiment:
+    """CherryPick of 32: selecting among many entities, better the better they are."""
+    return _entity(
+        name,
+        "CherryPick",
+        _Run(250_000, 128, 16, 2048, 1e-3),
+        RaggedTransformerConfig(d_model=128),
+        dataclasses.replace(_PPO, value_cost=0.25),
+    )
+
+
+@preset
+def entity_pick_matching_balls_ppo(name: str) -> Experiment:
+    """PickMatchingBalls of 3 to 32, colours one-hot."""
+    return _entity(
+        name,
+        "PickMatchingBalls",
+        _Run(500_000, 64, 16, 1024, 1e-3),
+        RaggedTransformerConfig(d_model=128, num_layers=4, d_qk=32),
+        dataclasses.replace(_PPO, entropy_cost=0.5),
+        {"one_hot": True, "randomize": True},
+    )
+
+
+@preset
+def entity_move_to_origin_ppo(name: str) -> Experiment:
+    """MoveToOrigin: two actions of one actor a step."""
+    return _entity(
+        name,
+        "MoveToOrigin",
+        _Run(1_000_000, 64, 32, 2048, 3e-3),
+        RaggedTransformerConfig(d_model=16),
+    )
+
+
+@preset
+def entity_minefield_ppo(name: str) -> Experiment:
+    """Minefield of up to ten mines, seen from the vehicle."""
+    return _entity(
+        name,
+        "Minefield",
+        _Run(3_000_000, 512, 128, 1024, 1e-3),
+        RaggedTransformerConfig(
+            translation=TranslationConfig(reference="Vehicle", angle_feature="heading")
+        ),
+        dataclasses.replace(_PPO, entropy_cost=1e-4, discount=0.999),
+    )
+
+
+@preset
+def entity_multi_snake_ppo(name: str) -> Experiment:
+    """MultiSnake of one snake, up to length 11."""
+    return _entity(
+        name,
+        "MultiSnake",
+        _Run(10_000_000, 512, 64, 32_768, 1.8e-2),
+        RaggedTransformerConfig(
+            relative_positions=RelativePositionsConfig(
+                kind="grid", extent=(10, 10), per_type_values=True
+            )
+        ),
+        dataclasses.replace(_PPO, entropy_cost=0.02, discount=0.97),
+        {"num_snakes": 1, "max_snake_length": 11},
+    )
+
+
+@preset
+def entity_treasure_hunt_ppo(name: str) -> Experiment:
+    """TreasureHunt, with relative positions, as entity-gym's tutorial trains it."""
+    return _entity(
+        name,
+        "TreasureHunt",
+        _Run(100_000, 64, 32, 512, 5e-3),
+        RaggedTransformerConfig(
+            relative_positions=RelativePositionsConfig(
+                kind="grid", extent=(5, 5), position_features=("x_pos", "y_pos")
+            )
+        ),
+    )
+
+
+@preset
+def entity_mine_sweeper_ppo(name: str) -> Experiment:
+    """MineSweeper: several robots act at once; tuned here."""
+    return _entity(
+        name,
+        "MineSweeper",
+        _Run(1_000_000, 64, 64, 1024, 3e-3),
+        RaggedTransformerConfig(
+            relative_positions=RelativePositionsConfig(
+                kind="grid", extent=(5, 5), per_type_values=True
+            )
+        ),
+        dataclasses.replace(_PPO, entropy_cost=0.02),
+    )

@@ -1,0 +1,56 @@
+"""From the features of entities to tokens of one width."""
+
+from __future__ import annotations
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rlstack.networks.ragged.layout import GLOBAL, Layout, leading_shape
+from rlstack.types import PyTree
+
+
+class Embedding(hk.Module):
+    """A dense layer, ReLU and layer norm per type; a type without features is one learned vector.
+
+    Global features join every entity's.
+    """
+
+    def __init__(self, layout: Layout, d_model: int) -> None:
+        """Embeds what ``layout`` describes in ``d_model`` numbers."""
+        super().__init__(name="embedding")
+        self._layout, self._d_model = layout, d_model
+
+    def __call__(self, observation: PyTree) -> Array:
+        """Returns all tokens, real or not, ``[B, E, D]``."""
+        features = observation["features"]
+        (batch,) = leading_shape(observation)
+        shared = features.get(GLOBAL)
+        parts = []
+        for kind in self._layout.types:
+            found = [features[kind.name]] if kind.features else []
+            if shared is not None and kind.name != GLOBAL:
+                found.append(jnp.broadcast_to(shared, (batch, kind.capacity, shared.shape[-1])))
+            if found:
+                parts.append(self._embedded(kind.name, jnp.concatenate(found, axis=-1)))
+            else:
+                init = hk.initializers.RandomNormal()
+                vector = hk.get_parameter(f"{kind.name}_vector", (self._d_model,), init=init)
+                parts.append(jnp.broadcast_to(vector, (batch, kind.capacity, self._d_model)))
+        return jnp.concatenate(parts, axis=1)
+
+    def _embedded(self, name: str, x: Array) -> Array:
+        # Biases are random: without them the norm would leave of a single feature but its sign.
+        bound = 1 / np.sqrt(x.shape[-1])
+        init = hk.initializers.RandomUniform(-bound, bound)
+        x = jax.nn.relu(
+            hk.Linear(self._d_model, w_init=init, b_init=init, name=f"{name}_linear")(x)
+        )
+        return layer_norm(f"{name}_norm")(x)
+
+
+def layer_norm(name: str) -> hk.LayerNorm:
+    """Makes a layer norm over the last axis."""
+    return hk.LayerNorm(axis=-1, create_scale=True, create_offset=True, name=name)

@@ -1,0 +1,93 @@
+"""Positions and directions of entities, from features by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from rlstack.networks.ragged.layout import Layout, TypeLayout, leading_shape, take
+from rlstack.types import PyTree
+
+
+class Places(NamedTuple):
+    """Where entities stand, and which way is forward for each."""
+
+    position: Array  # [..., E, 2] float32
+    has_position: Array  # [..., E] bool
+    direction: Array  # [..., E, 2] float32, of length 1; (1, 0) where there is none
+
+
+def columns(kind: TypeLayout, names: Sequence[str]) -> list[int] | None:
+    """Returns where these features stand among a type's, or None unless it has them all."""
+    if not set(names) <= set(kind.features):
+        return None
+    return [kind.features.index(name) for name in names]
+
+
+def direction(kind: TypeLayout, features: Array, angle: str, vector: Sequence[str]) -> Array:
+    """Returns which way is forward, ``[..., 2]``, of length 1; (1, 0) where nothing tells.
+
+    Args:
+      kind: whose features these are.
+      features: ``[..., F]``.
+      angle: the name of a feature in radians, or "".
+      vector: the names of two features, or none.
+    """
+    forward = jnp.zeros((*features.shape[:-1], 2)).at[..., 0].set(1.0)
+    names = (angle,) if angle else tuple(vector)
+    found = columns(kind, names) if names else None
+    if found is None:
+        return forward
+    if angle:
+        value = features[..., found[0]]
+        return jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
+    pair = features[..., jnp.array(found)]
+    length = jnp.sqrt((pair**2).sum(-1, keepdims=True))
+    return jnp.where(length > 0, pair / jnp.maximum(length, 1e-12), forward)
+
+
+def turned(displacement: Array, forward: Array) -> Array:
+    """Returns displacements ``[..., 2]`` as seen by who looks ``forward`` ``[..., 2]``."""
+    x, y = displacement[..., 0], displacement[..., 1]
+    cos, sin = forward[..., 0], forward[..., 1]
+    return jnp.stack([cos * x + sin * y, cos * y - sin * x], axis=-1)
+
+
+def places(
+    layout: Layout,
+    observation: PyTree,
+    position_features: Sequence[str],
+    angle: str,
+    vector: Sequence[str],
+) -> Places:
+    """Reads the places of all tokens off their types' features.
+
+    Raises:
+      ValueError: no type has the position features.
+    """
+    if not any(columns(kind, position_features) for kind in layout.types):
+        raise ValueError(
+            f"RelativePositionsConfig: some type must have the features {position_features}; got "
+            f"{ {kind.name: kind.features for kind in layout.types} }."
+        )
+    leading = leading_shape(observation)
+    parts = []
+    for kind in layout.types:
+        shape = (*leading, kind.capacity)
+        found = columns(kind, position_features)
+        features = take(layout, observation, kind) if kind.features else jnp.zeros((*shape, 0))
+        parts.append(
+            Places(
+                jnp.zeros((*shape, 2)) if found is None else features[..., jnp.array(found)],
+                jnp.full(shape, found is not None),
+                direction(kind, features, angle, vector),
+            )
+        )
+    return Places(
+        jnp.concatenate([part.position for part in parts], axis=-2),
+        jnp.concatenate([part.has_position for part in parts], axis=-1),
+        jnp.concatenate([part.direction for part in parts], axis=-2),
+    )

@@ -1,0 +1,133 @@
+"""A transformer over the entities of a step, after RogueNet.
+
+Winter (2023), https://clemenswinter.com/2023/04/14/entity-based-reinforcement-learning/, and the
+code it describes. Entities of each type are embedded as tokens; blocks without a norm at the end
+let those of one environment attend to each other; actors' tokens give logits, and the mean of all
+tokens the value. Ours: types that lack a feature may be mixed with those that have it; statistics
+of observations are frozen while learning and judging (`rlstack.normalised`); see also
+`rlstack.networks.ragged.relative_positions`.
+
+Attention runs on rows. In the plain layout a row is an environment, padded to all its slots. With a
+plan in the observation (`rlstack.networks.ragged.plan`) short environments share rows, so that
+little is padded; results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from rlstack.networks.base import ActorCriticOutput, Network, feed_forward
+from rlstack.networks.ragged import heads, plan
+from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.networks.ragged.embedding import Embedding
+from rlstack.networks.ragged.layout import (
+    Layout,
+    leading_shape,
+    read_layout,
+    real,
+    token_types,
+    visible,
+)
+from rlstack.networks.ragged.relative_positions import PairCodes, RelativePositions
+from rlstack.networks.ragged.translation import PLACES, seen, standardiser
+from rlstack.networks.ragged.trunk import Rows, Trunk
+from rlstack.types import PyTree
+
+
+def ragged_transformer(
+    obs_spec: PyTree, action_spec: PyTree, cfg: RaggedTransformerConfig | None = None
+) -> Network:
+    """Builds a policy and a value over entities, an `ActorCriticOutput`.
+
+    The policy's parameters are the logits of all actions in the order of ``jax.tree.leaves``,
+    ``[B, sum of capacity * choices]``; the observation's ``action_mask`` is applied by whoever
+    makes the distribution. The modules are named ``torso`` (or ``policy_torso`` and
+    ``value_torso``), ``policy_head_ACTION`` and ``value_head``.
+
+    Raises:
+      ValueError: the specs are not those of an entity environment, or cfg names a type or feature
+        that it lacks.
+    """
+    cfg = cfg or RaggedTransformerConfig()
+    layout = read_layout(obs_spec, action_spec)
+
+    def forward(observation: PyTree) -> ActorCriticOutput:
+        observation = seen(layout, cfg, observation)
+        name = "policy_torso" if cfg.separate_value else "torso"
+        tokens = _tokens(layout, cfg, observation, name)
+        logits = heads.policy_logits(layout, cfg.d_qk, tokens, observation)
+        if cfg.separate_value:
+            tokens = _tokens(layout, cfg, observation, "value_torso")
+        return ActorCriticOutput(logits, heads.value(tokens, real(layout, observation)))
+
+    return _network(layout, cfg, obs_spec, forward)
+
+
+def ragged_policy(
+    obs_spec: PyTree, action_spec: PyTree, cfg: RaggedTransformerConfig | None = None
+) -> Network:
+    """Builds the policy alone; its output is the logits of all actions.
+
+    Raises:
+      ValueError: as `ragged_transformer`.
+    """
+    cfg = cfg or RaggedTransformerConfig()
+    layout = read_layout(obs_spec, action_spec)
+
+    def forward(observation: PyTree) -> Array:
+        observation = seen(layout, cfg, observation)
+        tokens = _tokens(layout, cfg, observation, "torso")
+        return heads.policy_logits(layout, cfg.d_qk, tokens, observation)
+
+    return _network(layout, cfg, obs_spec, forward)
+
+
+def _network(
+    layout: Layout,
+    cfg: RaggedTransformerConfig,
+    obs_spec: PyTree,
+    forward: Callable[[PyTree], PyTree],
+) -> Network:
+    return feed_forward(forward, obs_spec)._replace(
+        standardiser=standardiser(layout, cfg, obs_spec),
+        lay_out=lambda observation: plan.laid_out(layout, cfg.packing, observation),
+    )
+
+
+def _tokens(layout: Layout, cfg: RaggedTransformerConfig, observation: PyTree, name: str) -> Array:
+    """Returns all tokens as the blocks leave them, ``[B, E, D]`` by slot."""
+    with hk.name_scope(name):
+        table = Embedding(layout, cfg.d_model)(observation)
+        return plan.in_rows(
+            lambda x, rows, more: _blocks(layout, cfg, x, rows, more),
+            table,
+            _rows(layout, observation),
+            (
+                observation[PLACES],
+                jnp.broadcast_to(jnp.asarray(token_types(layout)), table.shape[:2]),
+            ),
+            observation.get(plan.PACKING),
+        )
+
+
+def _rows(layout: Layout, observation: PyTree) -> Rows:
+    (batch,) = leading_shape(observation)
+    environment = jnp.where(real(layout, observation), jnp.arange(batch)[:, None], -1)
+    return Rows(environment, visible(layout, observation))
+
+
+def _blocks(
+    layout: Layout, cfg: RaggedTransformerConfig, x: Array, rows: Rows, more: tuple
+) -> Array:
+    places, kinds = more
+    codes = PairCodes(None, None)
+    if jax.tree.leaves(places) and cfg.pooling == "none" and cfg.num_layers:
+        size = cfg.d_model // cfg.num_heads
+        make = RelativePositions(cfg.relative_positions, size, len(layout.types))
+        codes = make(places, kinds, x)
+    return Trunk(cfg)(x, rows, codes)
