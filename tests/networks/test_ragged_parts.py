@@ -1,0 +1,250 @@
+"""Relative positions, translation, pools and statistics of entities, against slow plain Python."""
+
+import dataclasses
+import itertools
+import math
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstack.entity import Categorical, EntityType, ObsSpace
+from rlstack.entity.tables import Table
+from rlstack.networks import (
+    RaggedTransformerConfig,
+    RelativePositionsConfig,
+    TranslationConfig,
+    ragged_transformer,
+)
+from rlstack.networks.ragged.geometry import Places
+from rlstack.networks.ragged.layout import read_layout
+from rlstack.networks.ragged.pooling import Pool
+from rlstack.networks.ragged.relative_positions import RelativePositions, buckets, displacements
+from rlstack.networks.ragged.translation import seen
+from rlstack.networks.ragged.trunk import Rows
+from tests.agent_cases import quick_jit
+from tests.networks.ragged_cases import TABLE, observations, timestep_of
+
+POINTS = [(0.0, 0.0), (1.0, 0.2), (-0.6, 1.4), (2.4, -3.0), (-0.3, -0.45), (0.5, 0.5)]
+
+
+def _slow_buckets(cfg, x, y):
+    """{bucket: weight}, from the words of the config."""
+    if cfg.kind == "grid":
+        column, row = (
+            max(-extent, min(extent, math.floor(v + 0.5)))
+            for v, extent in zip((x, y), cfg.extent, strict=True)
+        )
+        return {(column + cfg.extent[0]) * (2 * cfg.extent[1] + 1) + row + cfg.extent[1]: 1.0}
+    turn = math.atan2(y, x) / (2 * math.pi) * cfg.sectors
+    ring = min(math.hypot(x, y), 1.0) * (cfg.rings - 1)
+    if cfg.interpolate:
+        low = math.floor(turn)
+        sectors = {low % cfg.sectors: 1 - (turn - low)}
+        sectors[(low + 1) % cfg.sectors] = turn - low
+        near = min(int(ring), cfg.rings - 2)
+        rings = {near: 1 - (ring - near), near + 1: ring - near}
+    else:
+        sectors, rings = {math.floor(turn + 0.5) % cfg.sectors: 1.0}, {math.floor(ring + 0.5): 1.0}
+    if cfg.kind == "radial":
+        return sectors
+    if cfg.kind == "distance":
+        return rings
+    return {
+        sector * cfg.rings + ring: a * b
+        for (sector, a), (ring, b) in itertools.product(sectors.items(), rings.items())
+    }
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+@pytest.mark.parametrize("kind", ["grid", "radial", "distance", "polar"])
+def test_buckets_are_those_of_slow_plain_python(kind, interpolate):
+    if kind == "grid" and interpolate:
+        with pytest.raises(ValueError, match="neither turned nor interpolated"):
+            RelativePositionsConfig(kind=kind, interpolate=interpolate)
+        return
+    cfg = RelativePositionsConfig(
+        kind=kind, extent=(2, 1), sectors=6, rings=4, interpolate=interpolate
+    )
+    found = buckets(cfg, jnp.array(POINTS))
+    for code, weight, (x, y) in zip(found.code, found.weight, POINTS, strict=True):
+        dense = np.zeros(cfg.num_buckets)
+        np.add.at(dense, np.asarray(code), np.asarray(weight))
+        expected = np.zeros(cfg.num_buckets)
+        for bucket, share in _slow_buckets(cfg, x, y).items():
+            expected[bucket] += share
+        np.testing.assert_allclose(dense, expected, atol=1e-5)
+        assert dense.sum() == pytest.approx(1)
+
+
+def test_halves_of_a_cell_are_rounded_along_each_axis():
+    """Rounding what the axes make together, as the original does, would give another cell."""
+    cfg = RelativePositionsConfig(kind="grid", extent=(1, 1))
+    (code,) = buckets(cfg, jnp.array([[0.4, 0.4]])).code[0]
+    assert code == 4  # the middle; 0.4 * 3 + 0.4 rounds to another
+
+
+def test_displacements_are_as_the_attending_entity_sees_them():
+    cfg = RelativePositionsConfig(kind="radial", angle_feature="heading", scale=2.0)
+    angle = 0.7
+    forward = jnp.array([[[math.cos(angle), math.sin(angle)], [1.0, 0.0]]])
+    position = jnp.array([[[1.0, 2.0], [4.0, -2.0]]])
+    found = displacements(cfg, Places(position, jnp.ones((1, 2), bool), forward))
+    x, y = (1 - 4) / 2, (2 + 2) / 2
+    c, s = math.cos(-angle), math.sin(-angle)
+    np.testing.assert_allclose(found[0, 0, 1], [c * x - s * y, s * x + c * y], atol=1e-6)
+    np.testing.assert_allclose(found[0, 1, 0], [-x, -y], atol=1e-6)
+    grid = dataclasses.replace(cfg, kind="grid", angle_feature="")
+    np.testing.assert_allclose(
+        displacements(grid, Places(position, jnp.ones((1, 2), bool), forward))[0, 0, 1], [x, y]
+    )
+
+
+def test_codes_go_by_type_and_not_to_entities_without_a_position():
+    cfg = RelativePositionsConfig(kind="grid", per_type_values=True, value_gate="linear")
+    function = hk.without_apply_rng(
+        hk.transform(lambda *arguments: RelativePositions(cfg, 4, 2)(*arguments))
+    )
+    position = jnp.array([[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [9.0, 9.0]]])
+    places = Places(position, jnp.array([[True, True, True, False]]), jnp.zeros((1, 4, 2)))
+    kinds, embedding = jnp.array([[0, 0, 1, 1]]), jnp.ones((1, 4, 3))
+    params = function.init(jax.random.PRNGKey(0), places, kinds, embedding)
+    codes = function.apply(params, places, kinds, embedding)
+    held = params["relative_positions"]
+    left = 0 * 3 + 1  # x: -1, y: 0
+    np.testing.assert_allclose(codes.key[0, 0, 1], held["key_codes"][left], atol=1e-6)
+    np.testing.assert_allclose(codes.key[0, 0, 2], held["key_codes"][left], atol=1e-6)
+    gate = params["relative_positions/value_gate"]["w"].sum(0)
+    np.testing.assert_allclose(codes.value[0, 0, 1], held["value_codes"][left] * gate, atol=1e-5)
+    other = held["value_codes"][9 + left] * gate
+    np.testing.assert_allclose(codes.value[0, 0, 2], other, atol=1e-5)
+    assert not np.asarray(codes.key[0, 3]).any() and not np.asarray(codes.value[0, :, 3]).any()
+
+
+SHIP = TranslationConfig(reference="Base", angle_feature="heading", distance_feature=True)
+
+
+def _fleet():
+    space = ObsSpace(
+        {"Base": EntityType(("x", "y", "heading")), "Rock": EntityType(("size", "x", "y"), 3)}
+    )
+    return Table(space, {"go": Categorical(("a", "b"))}, "fleet")
+
+
+def _seen_from(place, heading, rocks):
+    """The fleet's observation with rocks given as the base sees them."""
+    c, s = math.cos(heading), math.sin(heading)
+    rows = [[k, place[0] + c * x - s * y, place[1] + s * x + c * y] for k, x, y in rocks]
+    return {
+        "features": {
+            "Base": np.array([[[*place, heading]]], np.float32),
+            "Rock": np.array([rows + [[0.0] * 3] * (3 - len(rows))], np.float32),
+        },
+        "count": {"Base": np.array([1]), "Rock": np.array([len(rows)])},
+        "visible": {"Base": np.ones((1, 1), bool), "Rock": np.arange(3)[None] < len(rows)},
+        "actors": {"go": np.zeros((1, 1), np.int32)},
+        "action_mask": {"go": np.ones((1, 2), bool)},
+    }
+
+
+def test_positions_are_told_as_the_reference_sees_them():
+    table, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5)]
+    found = read_layout(table.observation_spec, table.action_spec)
+    cfg = RaggedTransformerConfig(translation=SHIP)
+    observation = _seen_from((30.0, -40.0), 1.1, rocks)
+    shown = seen(found, cfg, observation)["features"]
+    expected = [[k, x, y, math.hypot(x, y)] for k, x, y in rocks]
+    np.testing.assert_allclose(shown["Rock"][0, :2], expected, atol=1e-4)
+    np.testing.assert_array_equal(shown["Base"], observation["features"]["Base"])
+    lost = dict(observation, count={**observation["count"], "Base": np.array([0])})
+    np.testing.assert_allclose(
+        seen(found, cfg, lost)["features"]["Rock"][..., :3], observation["features"]["Rock"]
+    )
+    with pytest.raises(ValueError, match="reference must be a type of capacity 1"):
+        ragged_transformer(
+            table.observation_spec,
+            table.action_spec,
+            RaggedTransformerConfig(translation=TranslationConfig(reference="Rock")),
+        ).init(jax.random.PRNGKey(0))
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_moving_and_turning_the_world_changes_nothing(relative):
+    table, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5), (7.0, 0.3, -2.0)]
+    cfg = RaggedTransformerConfig(
+        d_model=8,
+        num_layers=1,
+        translation=dataclasses.replace(SHIP, keep_reference=False),
+        relative_positions=RelativePositionsConfig(
+            kind="distance", rings=3, scale=3.0, interpolate=True
+        )
+        if relative
+        else RelativePositionsConfig(),
+    )
+    network = ragged_transformer(table.observation_spec, table.action_spec, cfg)
+    params = jax.tree.map(lambda x: x + 0.1, network.init(jax.random.PRNGKey(0)))
+    places = [((0.0, 0.0), 0.0), ((3.0, -4.0), 1.1), ((-2.0, 1.0), -2.5)]
+    outputs = [
+        network.apply(None, params, timestep_of(_seen_from(*place, rocks)), ())[0]
+        for place in places
+    ]
+    other = network.apply(None, params, timestep_of(_seen_from(*places[0], rocks[:2])), ())[0]
+    for output in outputs[1:]:
+        np.testing.assert_allclose(output.policy, outputs[0].policy, atol=1e-5)
+        np.testing.assert_allclose(output.value, outputs[0].value, atol=1e-5)
+    assert np.abs(other.value - outputs[0].value).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["mean", "max", "meanmax"])
+def test_pools_are_over_what_each_entity_may_see(kind):
+    environment = jnp.array([[0, 0, 0, 1, -1]])
+    visible = jnp.array([[True, True, False, True, False]])
+    x = jax.random.normal(jax.random.PRNGKey(0), (1, 5, 3))
+    function = hk.without_apply_rng(hk.transform(lambda *a: Pool(kind, 3)(*a)))
+    sees = Rows(environment, visible).sees()
+    params = function.init(jax.random.PRNGKey(1), x, sees)
+    found = function.apply(params, x, sees)
+    before, after = params["pooling/before"], params["pooling/after"]
+    for i, others in enumerate([[0, 1], [0, 1], [0, 1, 2], [3]]):
+        rows = np.asarray(x[0] @ before["w"] + before["b"])[others]
+        pools = {"mean": [rows.mean(0)], "max": [rows.max(0)]}
+        pools["meanmax"] = pools["mean"] + pools["max"]
+        expected = np.concatenate(pools[kind]) @ after["w"] + after["b"]
+        np.testing.assert_allclose(found[0, i], expected, atol=1e-5)
+
+
+def test_statistics_are_by_type_and_over_real_entities():
+    network = ragged_transformer(
+        TABLE.observation_spec, TABLE.action_spec, RaggedTransformerConfig()
+    )
+    batches = [
+        jax.tree.map(lambda x: x.reshape((2, 3, *x.shape[1:])), observations(6, seed=seed))
+        for seed in (0, 1)
+    ]
+    for batch in batches:
+        batch["features"]["Rock"][..., 0] = 7.0  # a feature that never varies; padding holds it too
+    stats = network.standardiser.initial()
+    for batch in batches:
+        stats = quick_jit(network.standardiser.update)(stats, batch)
+    for kind in ("Ship", "Rock"):
+        rows = np.concatenate(
+            [
+                features[:count]
+                for batch in batches
+                for features, count in zip(
+                    batch["features"][kind].reshape((6, *batch["features"][kind].shape[2:])),
+                    batch["count"][kind].reshape(-1),
+                    strict=True,
+                )
+            ]
+        )
+        assert stats[kind].num_seen == len(rows)
+        np.testing.assert_allclose(stats[kind].mean[0], rows.mean(0), atol=1e-5)
+        np.testing.assert_allclose(stats[kind].variance[0], rows.var(0), atol=1e-5)
+    assert stats["__global__"].num_seen == 12
+    shown = network.standardiser.apply(stats, batches[0], 1.0)
+    assert np.abs(shown["features"]["Ship"]).max() == 1.0  # clipped
+    first = np.asarray(shown["features"]["Rock"])[..., 0]
+    np.testing.assert_allclose(first, 0.0, atol=1e-5)
