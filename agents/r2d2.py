@@ -52,7 +52,11 @@ from rlstack.types import (
 
 @dataclasses.dataclass(frozen=True)
 class R2D2Config(Checked):
-    """Hyperparameters of R2D2; defaults are the paper's (table 2) unless they say otherwise."""
+    """Hyperparameters of R2D2; defaults are after the paper's (sections 2.3 and 3, table 2).
+
+    Those of burn-in, n-step targets, rescaling, clipping and Adam's eps are also the ones that the
+    authors of SEED RL publish.
+    """
 
     discount: float = 0.997
     """Discount of future rewards, per step."""

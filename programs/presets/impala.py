@@ -53,11 +53,12 @@ def memory_cartpole_impala(name: str) -> Experiment:
 
 @preset
 def pong_impala(name: str) -> Experiment:
-    """Pong on pixels: the deep residual torso and the Atari constants of Espeholt et al. (2018).
+    """Pong on pixels: the deep residual torso, with constants after Espeholt et al. (2018).
 
     The paper (table G.1) sums losses over the 32 unrolls of 20 steps, where ours are means: its
     gradient norm of 40 is divided by those 640 transitions, and RMSProp's epsilon of 0.01, which is
-    added to squares, by 640^2.
+    added to squares, by 640^2. RMSProp's decay is that of the authors' program, scalable_agent,
+    whose mean of squares starts at 1, where ours starts at 0.
     """
     frames, num_envs, unroll_length = 10_000_000, 32, 20
     transitions = num_envs * unroll_length
