@@ -64,10 +64,10 @@ def features(cls: type, instances: Sequence[Any]) -> np.ndarray:
     rows: list[Any] = []
     for instance in instances:
         put(instance, rows)
-    try:
-        return np.array(rows, np.float32).reshape(len(instances), len(names))
-    except (TypeError, ValueError):
-        at = next(i for i, value in enumerate(rows) if not _is_number(value))
+    array = np.array(rows)
+    if not rows or array.dtype.kind in "fiub":
+        return array.astype(np.float32).reshape(len(instances), len(names))
+    at = next(i for i, value in enumerate(rows) if not _is_number(value))
     raise TypeError(
         f"features: {cls.__name__}.{names[at % len(names)]}: must be a number; got {rows[at]!r} "
         f"in instance {at // len(names)}. Convert it first."

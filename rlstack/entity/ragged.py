@@ -45,7 +45,7 @@ def from_lists(rows: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Ragge
 def select(table: np.ndarray, chosen: np.ndarray) -> Ragged:
     """Returns those values of ``table`` ([B, C, ...]) that are ``chosen`` ([B, C] bool)."""
     places = np.flatnonzero(chosen)
-    values = table.reshape(-1, *table.shape[2:]).take(places, axis=0)
+    values = table.reshape(chosen.size, *table.shape[2:]).take(places, axis=0)
     lengths = np.count_nonzero(chosen, axis=1).astype(np.int32)
     return Ragged(values, _row_ids(lengths), lengths)
 

@@ -6,7 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.entity import Observation, as_dm_env
+from rlstack.entity import (
+    GlobalCategorical,
+    GlobalCategoricalMask,
+    Observation,
+    ObsSpace,
+    as_dm_env,
+)
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.types import StepType
 from tests.entity.cases import SWEEPER, Scripted, Skirmish, build_skirmish, legal_actions
@@ -194,3 +200,25 @@ def test_an_action_that_is_not_given_is_an_error():
     env.reset()
     with pytest.raises(ValueError, match="Scripted: action 'Move': must be given; got none of it"):
         env.step({})
+
+
+def build_lever(seed: int):
+    """No entities at all: four of the observation's dicts are empty or as good as."""
+    del seed
+    shown = [Observation({}, {"Pull": GlobalCategoricalMask([False, True])}, reward=i) for i in
+             range(3)]  # fmt: skip
+    return as_dm_env(Scripted(shown, ObsSpace(), {"Pull": GlobalCategorical(("a", "b"))}))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", SYNC)
+def test_pools_take_observations_without_entities(kind):
+    with SyncEnv(build_lever, 2, kind, num_workers=2) as env:
+        timestep = env.reset()
+        for reward in (1, 2, 0):
+            observation = timestep.observation
+            assert observation["features"] == observation["count"] == observation["visible"] == {}
+            assert observation["actors"]["Pull"].tolist() == [[0], [0]]
+            assert observation["action_mask"]["Pull"].tolist() == [[False, True]] * 2
+            timestep = env.step({"Pull": np.ones((2, 1), np.int32)})
+            assert timestep.reward.tolist() == [reward] * 2
