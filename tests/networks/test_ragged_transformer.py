@@ -118,18 +118,22 @@ def test_packed_rows_give_what_padded_ones_give(name):
 def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
     found = read_layout(TABLE.observation_spec, TABLE.action_spec)
     small = observations(16, counts={"Ship": 1, "Rock": 1, "Ghost": 0})
-    full = observations(16, counts={"Ship": 2, "Rock": 6, "Ghost": 3})
+    assert "packing" not in plan.laid_out(found, "auto", small)  # not worth it
+    small, full = (
+        jax.tree.map(lambda x: np.repeat(x, 32, axis=0), x)
+        for x in (small, observations(16, counts={"Ship": 2, "Rock": 6, "Ghost": 3}))
+    )
     assert "packing" not in plan.laid_out(found, "auto", full)
     assert "packing" not in plan.laid_out(found, "never", small)
     packing = plan.laid_out(found, "auto", small)["packing"]
-    assert packing["source"].size < 16 * SLOTS.total / 2
+    assert packing["source"].size < 512 * SLOTS.total / 2
     slots = [SLOTS.offsets["Ship"], SLOTS.offsets["Rock"], SLOTS.offsets[GLOBAL]]
     flat = packing["source"].reshape(-1)
-    for environment in range(16):
+    for environment in range(512):
         for slot in slots:
             at = packing["place"][environment, slot]
             assert flat[at] == environment * SLOTS.total + slot
-    assert (flat < 16 * SLOTS.total).sum() == 16 * len(slots)
+    assert (flat < 512 * SLOTS.total).sum() == 512 * len(slots)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -17,13 +17,14 @@ from jax import Array
 
 from rlstack.networks.packing import ladder, pack
 from rlstack.networks.ragged.config import Packing
-from rlstack.networks.ragged.layout import GLOBAL, Layout, lengths
+from rlstack.networks.ragged.layout import GLOBAL, Layout, leading_shape, lengths
 from rlstack.networks.ragged.trunk import Rows
 from rlstack.types import PyTree
 
 PACKING = "packing"  # the entry of an observation that holds its plan
-# Rows must shrink to this share of the table for a plan to pay for its gathers and for compiling.
-_WORTH = 0.7
+# Rows must shrink to this share of a table of at least so many slots for a plan to pay for its
+# gathers and for what is compiled anew when the number of rows changes.
+_WORTH, _LEAST = 0.7, 4096
 
 
 def laid_out(layout: Layout, packing: Packing, observation: PyTree) -> PyTree:
@@ -33,10 +34,10 @@ def laid_out(layout: Layout, packing: Packing, observation: PyTree) -> PyTree:
     its place in the flat table ``[B * E]``, B * E at padding; and int32 ``[B, E]``, the place of
     each entity in the flat rows, 0 where there is none.
     """
-    if packing == "never":
+    (size,), capacity = leading_shape(observation), layout.num_tokens
+    if packing == "never" or (packing == "auto" and size * capacity < _LEAST):
         return observation
     counts = lengths(layout, observation)
-    size, capacity = len(counts), layout.num_tokens
     # Attention's cost goes with the width, so the longest sets it.
     width = min(ladder(int(counts.max(initial=1))), capacity)
     packed = pack(counts, width)
@@ -89,10 +90,41 @@ def in_rows(
     num_tokens = table.shape[0] * table.shape[1]
 
     def gathered(x: Array) -> Array:
-        flat = x.reshape((num_tokens, *x.shape[2:]))
-        return flat.at[source].get(mode="clip")
+        return _moved(x.reshape((num_tokens, *x.shape[2:])), source)
 
-    x, visible, more = jax.tree.map(gathered, (table, rows.visible, more))
+    visible, more = jax.tree.map(gathered, (rows.visible, more))
+    # Where a place or a slot is empty, the other's number is out of range.
+    there = jnp.where(rows.environment >= 0, place, source.size)
+    x = _permuted(table.reshape((num_tokens, -1)), source, there)
     environment = jnp.where(source < num_tokens, source // table.shape[1], -1)
     result = function(x, Rows(environment, visible), more)
-    return result.reshape((-1, result.shape[-1]))[place]
+    return _permuted(result.reshape((source.size, -1)), there, source)
+
+
+def _moved(x: Array, index: Array) -> Array:
+    return x.at[index].get(mode="clip")
+
+
+@jax.custom_vjp
+def _permuted(x: Array, index: Array, inverse: Array) -> Array:
+    """Returns rows ``[N, D]`` at ``index``; those out of range hold what nobody may use.
+
+    The gradient is read at ``inverse`` where JAX would scatter it, which is slow on the CPU, and
+    which XLA's older runtime for it aborts on.
+    """
+    del inverse
+    return _moved(x, index)
+
+
+def _permuted_forward(x: Array, index: Array, inverse: Array) -> tuple[Array, tuple]:
+    return _moved(x, index), (x.shape, index.size, inverse)
+
+
+def _permuted_backward(kept: tuple, gradient: Array) -> tuple:
+    shape, size, inverse = kept
+    flat = gradient.reshape((size, -1))
+    back = jnp.where((inverse < size)[..., None], _moved(flat, inverse), 0.0)
+    return back.reshape(shape), None, None
+
+
+_permuted.defvjp(_permuted_forward, _permuted_backward)
