@@ -40,10 +40,17 @@ class SingleEnv(Protocol):
     Attributes:
       observation_spec: pytree of specs, float64 shown as float32.
       action_spec: pytree of specs, float64 shown as float32, integers counted from 0.
+      announce: takes the leaves of the next step's action, None for a reset, before any environment
+        of a pool is stepped, and whether all of them step together; None where the environment
+        has no use for it. It is for environments that wait for one another, such as those of the
+        agents of one game.
+      interrupt: makes a step in progress raise, from another thread; comes with ``announce``.
     """
 
     observation_spec: Any
     action_spec: Any
+    announce: Callable[[list[np.ndarray] | None, bool], None] | None
+    interrupt: Callable[[], None] | None
 
     def reset(self, seed: int | None) -> Any:
         """Starts an episode, seeded where ``seed`` is given, and returns the observation."""
@@ -67,7 +74,7 @@ def make_env(builder: Callable[..., Any], options: dict[str, Any], seed: int, wh
     Raises:
       EnvError: the builder returned something else, or a space that no array can hold.
     """
-    seeded = _takes_seed(builder)
+    seeded = takes_seed(builder)
     if seeded and "seed" not in options:
         options = {**options, "seed": seed}
     env = builder(**options)
@@ -85,7 +92,8 @@ def make_env(builder: Callable[..., Any], options: dict[str, Any], seed: int, wh
     )
 
 
-def _takes_seed(builder: Callable[..., Any]) -> bool:
+def takes_seed(builder: Callable[..., Any]) -> bool:
+    """Whether a builder has a ``seed`` parameter."""
     try:
         return "seed" in inspect.signature(builder).parameters
     except (TypeError, ValueError):
@@ -101,6 +109,8 @@ class _DmEnv:
         self._acted, self._act_specs = acted, acted.leaves
         self.observation_spec = observed.unflatten([_narrow(s, where) for s in observed.leaves])
         self.action_spec = acted.unflatten([self._from_zero(s) for s in acted.leaves])
+        self.announce = self._announce if hasattr(env, "announce") else None
+        self.interrupt = getattr(env, "interrupt", None)
 
     def _from_zero(self, spec: specs.Array) -> specs.Array:
         if isinstance(spec, specs.DiscreteArray):
@@ -115,14 +125,20 @@ class _DmEnv:
         return timestep.observation
 
     def step(self, action: list[np.ndarray]) -> Outcome:
-        cast = [a.astype(s.dtype)[()] for a, s in zip(action, self._act_specs, strict=True)]
-        timestep = self._env.step(self._acted.unflatten(cast))
+        timestep = self._env.step(self._cast(action))
         if not isinstance(timestep, dm_env.TimeStep) or timestep.first():
             raise EnvError(
                 f"{self._where}: step must return a dm_env.TimeStep that is MID or LAST; "
                 f"got {timestep!r:.200}."
             )
         return Outcome(timestep.observation, timestep.reward, timestep.discount, timestep.last())
+
+    def _cast(self, action: list[np.ndarray]) -> Any:
+        cast = [a.astype(s.dtype)[()] for a, s in zip(action, self._act_specs, strict=True)]
+        return self._acted.unflatten(cast)
+
+    def _announce(self, action: list[np.ndarray] | None, together: bool) -> None:
+        self._env.announce(None if action is None else self._cast(action), together)
 
     def close(self) -> None:
         self._env.close()
@@ -147,6 +163,8 @@ def _narrow(spec: Any, where: str) -> specs.Array:
 
 class _GymnasiumEnv:
     """A ``gymnasium.Env`` as a ``SingleEnv``."""
+
+    announce = interrupt = None
 
     def __init__(self, env: Any, where: str):
         self._env, self._where = env, where

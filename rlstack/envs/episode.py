@@ -84,6 +84,22 @@ class Episode:
         rows.reward[at], rows.discount[at] = reward, discount
         self._over = outcome.last
 
+    @property
+    def announces(self) -> bool:
+        """Whether `announce` does anything."""
+        return self._env.announce is not None
+
+    def announce(self, action: list[np.ndarray] | None, together: bool) -> None:
+        """Tells an environment that waits for others of its next step, None for a reset."""
+        if self._env.announce is not None:
+            action = None if self._over else action
+            self._call("announce", self._env.announce, action, together)
+
+    def interrupt(self) -> None:
+        """Makes a step in progress raise, if the environment can."""
+        if self._env.interrupt is not None:
+            self._call("interrupt", self._env.interrupt)
+
     def close(self) -> None:
         """Closes the environment; what it raises then is passed on as ``EnvCrash``."""
         self._call("close", self._env.close)

@@ -23,6 +23,7 @@ class ForLoopBackend:
         self._observed = head.observed
         self.spec, self.action_dtypes, self.action_offsets = described(head.observed, head.acted)
         self._size = config.size
+        self._told = [(i, e) for i, e in self._episodes.items() if e.announces]
         self._rows = self._fresh()
 
     def _fresh(self) -> Rows:
@@ -31,6 +32,8 @@ class ForLoopBackend:
     def reset(self) -> None:
         """Starts a new episode everywhere."""
         self._rows = self._fresh()
+        for _, episode in self._told:
+            episode.announce(None, together=True)
         for i, episode in self._episodes.items():
             episode.reset(self._rows, i)
 
@@ -38,6 +41,8 @@ class ForLoopBackend:
         """Steps all environments; a loop has no use for ids."""
         del env_ids
         self._rows = self._fresh()
+        for i, episode in self._told:
+            episode.announce([a[i] for a in actions], together=True)
         for i, episode in self._episodes.items():
             episode.step([a[i] for a in actions], self._rows, i)
 
@@ -54,5 +59,5 @@ class ForLoopBackend:
 
     def close(self) -> None:
         """Closes the environments."""
-        episodes, self._episodes = self._episodes, {}
+        episodes, self._episodes, self._told = self._episodes, {}, []
         close_all(episodes)

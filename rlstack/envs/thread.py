@@ -39,6 +39,8 @@ class ThreadBackend:
         head = self._episodes[0]
         self._observed = head.observed
         self.spec, self.action_dtypes, self.action_offsets = described(head.observed, head.acted)
+        self._told = {i: e for i, e in self._episodes.items() if e.announces}
+        self._together = config.wait_num == config.size
         self._rows = Rows(head.observed.leaves, config.size)
         self._ids = np.arange(config.size, dtype=np.int32)
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
@@ -58,12 +60,18 @@ class ThreadBackend:
 
     def reset(self) -> None:
         """Starts a new episode everywhere."""
+        for episode in self._told.values():
+            episode.announce(None, self._together)
         for i in range(self._size):
             self._tasks.put((i, None))
 
     def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
         """Steps some or (None) all environments."""
         ids = self._ids if env_ids is None else env_ids
+        if self._told:
+            for row, i in enumerate(ids.tolist()):
+                if i in self._told:
+                    self._told[i].announce([a[row] for a in actions], self._together)
         for row, i in enumerate(ids.tolist()):
             self._tasks.put((i, [a[row] for a in actions]))
 
@@ -101,6 +109,8 @@ class ThreadBackend:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._tasks.get_nowait()
+        for episode in self._told.values():
+            episode.interrupt()
         for _ in self._threads:
             self._tasks.put(None)
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -110,7 +120,7 @@ class ThreadBackend:
             _log.error("env threads hang in a step and are left behind; use type='process'")
             return
         self._threads = []
-        episodes, self._episodes = self._episodes, {}
+        episodes, self._episodes, self._told = self._episodes, {}, {}
         close_all(episodes)
 
 

@@ -121,6 +121,7 @@ def _serve(sock: socket.socket, block_fd: int) -> None:
 
 def _run(sock: socket.socket, episodes: dict, table: Any, together: bool) -> None:
     orders = bytearray()
+    told = {env_id for env_id, episode in episodes.items() if episode.announces}
     while True:
         part = sock.recv(1 << 16)
         if not part:
@@ -128,7 +129,13 @@ def _run(sock: socket.socket, episodes: dict, table: Any, together: bool) -> Non
         orders += part
         whole = len(orders) // 4 * 4
         done = []
-        for order in np.frombuffer(bytes(orders[:whole]), np.int32).tolist():
+        listed = np.frombuffer(bytes(orders[:whole]), np.int32).tolist()
+        for order in listed if told else ():
+            env_id = order >> SHIFT
+            if env_id in told:
+                action = None if order & RESET else [leaf[env_id].copy() for leaf in table.actions]
+                episodes[env_id].announce(action, together)
+        for order in listed:
             env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
             if order & RESET:
                 episodes[env_id].reset(bank, env_id)

@@ -1,0 +1,247 @@
+"""The game protocol's frames and primitives; docs/game_protocol.md has the whole of it.
+
+A frame is a little-endian u32, how many bytes follow, then one byte, its kind, then its body. The
+worst bytes make a `WireError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+VERSION = 1
+MAGIC = b"RLGP"
+MAX_FRAME = 16 << 20  # bytes
+
+_U8, _U32, _U64, _F64 = (struct.Struct(f"<{code}") for code in "BIQd")
+
+
+class WireError(ValueError):
+    """The other side does not keep to the protocol."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    HELLO = 1  # from the game: who it is, and its spaces
+    WELCOME = 2  # to the game
+    OBSERVE = 3  # from the game: observations of agents, whose actions it waits for
+    ACT = 4  # to the game: these actions
+    GAME_OVER = 5  # from the game: an agent's last observation
+    SHUTDOWN = 6  # to the game: end
+    ERROR = 7  # either way: why the sender hangs up
+
+
+class Writer:
+    """Builds the body of a frame."""
+
+    def __init__(self, kind: Kind):
+        self._data = bytearray(_U32.pack(0) + _U8.pack(kind))
+
+    def u8(self, value: int) -> None:
+        """Appends one byte."""
+        self._data += _U8.pack(value)
+
+    def u32(self, value: int) -> None:
+        """Appends an unsigned 32-bit integer."""
+        self._data += _U32.pack(value)
+
+    def u64(self, value: int) -> None:
+        """Appends an unsigned 64-bit integer."""
+        self._data += _U64.pack(value)
+
+    def f64(self, value: float) -> None:
+        """Appends a 64-bit real number."""
+        self._data += _F64.pack(value)
+
+    def text(self, value: str) -> None:
+        """Appends a u32, how many bytes, and UTF-8."""
+        data = value.encode()
+        self._data += _U32.pack(len(data)) + data
+
+    def texts(self, values: Sequence[str]) -> None:
+        """Appends a u32, how many, and texts."""
+        self.u32(len(values))
+        for value in values:
+            self.text(value)
+
+    def u32s(self, values: Sequence[int]) -> None:
+        """Appends a u32, how many, and u32s."""
+        self._data += struct.pack(f"<{len(values) + 1}I", len(values), *values)
+
+    def array(self, values: Any, dtype: str) -> None:
+        """Appends numbers without their count: the reader knows it."""
+        self._data += np.asarray(values, dtype).tobytes()
+
+    def frame(self) -> bytes:
+        """Returns the frame, its length filled in."""
+        self._data[:4] = _U32.pack(len(self._data) - 4)
+        return bytes(self._data)
+
+
+class Reader:
+    """Takes a frame's body apart."""
+
+    def __init__(self, data: bytes):
+        if not data:
+            raise WireError("a frame must have a kind; got an empty one")
+        self._data, self._at = data, 1
+        try:
+            self.kind = Kind(data[0])
+        except ValueError:
+            raise WireError(f"a frame's kind must be 1 to {len(Kind)}; got {data[0]}") from None
+
+    def _take(self, count: int) -> int:
+        """Moves past ``count`` bytes and returns where they begin."""
+        at = self._at
+        if count > len(self._data) - at:
+            raise WireError(
+                f"{self.kind.name}: must have {count} more bytes at {at}; got "
+                f"{len(self._data) - at}"
+            )
+        self._at = at + count
+        return at
+
+    def _number(self, form: struct.Struct) -> Any:
+        return form.unpack_from(self._data, self._take(form.size))[0]
+
+    def u8(self) -> int:
+        """Takes one byte."""
+        return self._number(_U8)
+
+    def flag(self) -> bool:
+        """Takes a byte that is 0 or 1."""
+        value = self.u8()
+        if value > 1:
+            raise WireError(f"{self.kind.name}: a flag must be 0 or 1; got {value}")
+        return bool(value)
+
+    def u32(self) -> int:
+        """Takes an unsigned 32-bit integer."""
+        return self._number(_U32)
+
+    def u64(self) -> int:
+        """Takes an unsigned 64-bit integer."""
+        return self._number(_U64)
+
+    def f64(self) -> float:
+        """Takes a 64-bit real number."""
+        return self._number(_F64)
+
+    def count(self, what: str, most: int) -> int:
+        """Takes a u32 that is at most ``most``."""
+        value = self.u32()
+        if value > most:
+            raise WireError(f"{self.kind.name}: {what} must be at most {most}; got {value}")
+        return value
+
+    def text(self) -> str:
+        """Takes a text."""
+        count = self.u32()
+        at = self._take(count)
+        try:
+            return self._data[at : at + count].decode()
+        except UnicodeDecodeError:
+            raise WireError(f"{self.kind.name}: a text must be UTF-8, at {at}") from None
+
+    def texts(self) -> tuple[str, ...]:
+        """Takes texts."""
+        return tuple(self.text() for _ in range(self.u32()))
+
+    def u32s(self, what: str, most: int) -> list[int]:
+        """Takes at most ``most`` u32s."""
+        return self.array(self.count(what, most), "<u4").tolist()
+
+    def array(self, count: int, dtype: str) -> np.ndarray:
+        """Takes ``count`` numbers."""
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer(self._data, dtype, count, self._take(size)) if size else _none(dtype)
+
+    def flags(self, count: int) -> np.ndarray:
+        """Takes ``count`` bytes that are 0 or 1, as bools."""
+        values = self.array(count, "u1")
+        if values.size and values.max() > 1:
+            raise WireError(f"{self.kind.name}: a flag must be 0 or 1; got {values.max()}")
+        return values.astype(np.bool_)
+
+    def end(self) -> None:
+        """Checks that nothing is left."""
+        left = len(self._data) - self._at
+        if left:
+            raise WireError(f"{self.kind.name}: must end here; got {left} more bytes")
+
+
+def _none(dtype: str) -> np.ndarray:
+    return np.empty(0, dtype)
+
+
+def receive(
+    sock: socket.socket,
+    timeout: float,
+    max_frame: int = MAX_FRAME,
+    alive: Callable[[], bool] = lambda: True,
+) -> Reader | None:
+    """Returns the next frame, None where the other side has hung up between two.
+
+    Args:
+      sock: a blocking socket.
+      timeout: seconds until all of the frame must be there.
+      max_frame: the most bytes.
+      alive: asked several times a second; False is a hang-up.
+
+    Raises:
+      TimeoutError: it is not there.
+      WireError: a frame too long or cut off.
+    """
+    deadline = time.monotonic() + timeout
+    head = _exactly(sock, _U32.size, deadline, alive)
+    if head is None:
+        return None
+    (size,) = _U32.unpack(head)
+    if not 0 < size <= max_frame:
+        raise WireError(f"a frame must have 1 to {max_frame} bytes; got {size}")
+    body = _exactly(sock, size, deadline, alive)
+    if body is None:
+        raise WireError(f"a frame of {size} bytes must be whole; the connection ended before")
+    return Reader(body)
+
+
+def _exactly(
+    sock: socket.socket, count: int, deadline: float, alive: Callable[[], bool]
+) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the other side is silent")
+        sock.settimeout(min(left, 0.2))
+        try:
+            part = sock.recv(min(count - len(data), 1 << 20))
+        except TimeoutError:
+            if alive():
+                continue
+            part = b""
+        except OSError:  # a connection reset, or closed here by another thread
+            part = b""
+        if not part:
+            if data and len(data) < count:
+                raise WireError("a frame must be whole; the connection ended within one")
+            return None
+        data += part
+    return bytes(data)
+
+
+def send(sock: socket.socket, writer: Writer, timeout: float) -> None:
+    """Sends a frame.
+
+    Raises:
+      OSError: the connection is gone, or nobody reads for ``timeout`` seconds.
+    """
+    sock.settimeout(timeout)
+    sock.sendall(writer.frame())
