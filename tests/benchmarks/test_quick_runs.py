@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import single_process, topologies
+from benchmarks import entity, single_process, topologies
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,3 +65,17 @@ def test_programs_of_several_nodes():
     service = medians["service/each/4x32"]
     assert 0 < service["ours_latency_ms_p50"] <= service["ours_latency_ms_p99"]
     assert 0 < medians["startup/6_processes"]["seconds"] < 180
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_entities():
+    result = run_quick(entity, 280)
+    ratios, where = result["ratios"], result["where"]
+    assert ratios["batching/MultiSnakex256"] >= entity.TARGETS["batching"]
+    for name in ("attention/forwardx256", "attention/gradientx256"):
+        assert ratios[name] > 1.5
+        assert where[name]["packed"]["padding"] < entity.PADDING
+    for game in ("Count", "MultiSnake"):
+        shares = where[f"ppo/{game}x64"]["ours"]
+        assert {"env", "inference", "learn"} <= set(shares)
