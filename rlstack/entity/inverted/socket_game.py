@@ -82,7 +82,7 @@ class RemoteGame:
         """Relays between the game and its agents until either ends it.
 
         Raises:
-          EnvError: the game came back as another one.
+          GameError: the game came back as another one.
           GameLost: it hung up in the middle of a game, was silent, or talked nonsense.
         """
         team = getattr(agents[0], "team", None)
@@ -94,15 +94,13 @@ class RemoteGame:
             if self._connection is None:
                 hello = self._open(alive)
                 if hello._replace(token="") != self._hello._replace(token=""):
-                    raise EnvError(
+                    raise GameError(
                         f"{self.name}: must come back as it was, with the same spaces; got "
                         f"{hello.obs_space} and {hello.action_space}."
                     )
             self._relay(agents, alive)
         except (WireError, EnvError) as error:
             self._complain(str(error))
-            if isinstance(error, EnvError) and self._connection is None:
-                raise
             raise GameLost(f"{self.name}: {error}") from error
         except TimeoutError:
             text = f"{self.name}: was silent for {self._step_timeout:g} s."
@@ -113,7 +111,8 @@ class RemoteGame:
             self._hang_up()
 
     def _relay(self, agents: Sequence[GameAgent], alive: Callable[[], bool]) -> None:
-        connection, under_way = self._connection, set()
+        connection = self._connection
+        under_way: set[int] = set()
         assert connection is not None
         while True:
             data = wire.receive(connection, self._step_timeout, alive=alive)
@@ -287,9 +286,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
       max_restarts: see `Limits`.
 
     Raises:
-      EnvError: the game speaks another version, or no game protocol at all, or has other agents.
-      GameError: the game did not come.
-      ValueError: neither command nor address, or a limit out of range.
+      EnvError, GameError, ValueError: see `RemoteGame`.
     """
     limits = Limits(step_timeout, patience, max_restarts=max_restarts)
 

@@ -1,0 +1,268 @@
+//! Agents that a trainer decides for, at the other end of a socket.
+
+use std::cell::RefCell;
+use std::env;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::rc::Rc;
+
+use crate::agent::Agent;
+use crate::space::{Action, Observation, Space};
+use crate::wire::{self, invalid, Writer};
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// The connection that all agents of a game share.
+pub struct Team {
+    space: Space,
+    num_agents: usize,
+    stream: Option<Box<dyn Stream>>,
+    /// What the game should seed itself with.
+    pub seed: u64,
+}
+
+impl Team {
+    /// Connects to the trainer that started this program, as its environment says.
+    pub fn from_env(space: Space, num_agents: usize, name: &str) -> io::Result<Team> {
+        let address = env::var("RLSTACK_GAME_ADDRESS")
+            .map_err(|_| invalid("RLSTACK_GAME_ADDRESS must be set; SocketGame sets it"))?;
+        let token = env::var("RLSTACK_GAME_TOKEN").unwrap_or_default();
+        Team::connect(space, num_agents, name, &address, &token)
+    }
+
+    /// Connects to `host:port`, or `unix:path`.
+    pub fn connect(
+        space: Space,
+        num_agents: usize,
+        name: &str,
+        address: &str,
+        token: &str,
+    ) -> io::Result<Team> {
+        Team::over(open(address)?, space, num_agents, name, token)
+    }
+
+    fn over(
+        mut stream: Box<dyn Stream>,
+        space: Space,
+        num_agents: usize,
+        name: &str,
+        token: &str,
+    ) -> io::Result<Team> {
+        wire::send(&mut stream, wire::hello(&space, num_agents, name, token))?;
+        let mut data = wire::receive(&mut stream)?;
+        match data.kind {
+            wire::WELCOME => {}
+            wire::ERROR => return Err(invalid(data.text()?)),
+            kind => return Err(invalid(format!("must be welcomed; got a frame of kind {kind}"))),
+        }
+        let version = data.u32()?;
+        if version != wire::VERSION {
+            return Err(invalid(format!("the version must be {}; got {version}", wire::VERSION)));
+        }
+        let seed = data.u64()?;
+        Ok(Team { space, num_agents, stream: Some(stream), seed })
+    }
+
+    /// Returns the agents, each to be asked by itself.
+    pub fn agents(self) -> Vec<RemoteAgent> {
+        let count = self.num_agents;
+        let team = Rc::new(RefCell::new(self));
+        (0..count).map(|number| RemoteAgent { team: team.clone(), number }).collect()
+    }
+
+    /// Asks agents by number, all at once, which is how those of one tick are to be asked.
+    /// Answers come in the order asked; Ok(None) means that the game must end its loop.
+    pub fn act_all(
+        &mut self,
+        observations: &[(usize, &Observation)],
+    ) -> io::Result<Option<Vec<Vec<Action>>>> {
+        self.ask(observations, false)
+    }
+
+    fn ask(
+        &mut self,
+        observations: &[(usize, &Observation)],
+        alone: bool,
+    ) -> io::Result<Option<Vec<Vec<Action>>>> {
+        let mut out = Writer::new(wire::OBSERVE);
+        out.u8(alone as u8);
+        out.u32(observations.len());
+        for (number, observation) in observations {
+            self.append(&mut out, *number, None, observation)?;
+        }
+        let Some(stream) = self.stream.as_mut() else { return Ok(None) };
+        wire::send(stream, out)?;
+        let mut data = wire::receive(stream)?;
+        match data.kind {
+            wire::ACT => {}
+            wire::SHUTDOWN => {
+                self.stream = None;
+                return Ok(None);
+            }
+            wire::ERROR => return Err(invalid(data.text()?)),
+            kind => return Err(invalid(format!("a frame of kind {kind} must not come"))),
+        }
+        if data.u32()? as usize != observations.len() {
+            return Err(invalid("ACT must answer every agent that was asked"));
+        }
+        let mut answers = vec![Vec::new(); observations.len()];
+        for _ in observations {
+            let number = data.u32()? as usize;
+            let place = observations.iter().position(|(asked, _)| *asked == number);
+            let place = place.ok_or_else(|| invalid(format!("agent {number} was not asked")))?;
+            answers[place] = wire::actions(&mut data, &self.space)?;
+        }
+        Ok(Some(answers))
+    }
+
+    /// Shows an agent its last observation.
+    pub fn game_over(&mut self, number: usize, observation: &Observation) -> io::Result<()> {
+        let mut out = Writer::new(wire::GAME_OVER);
+        self.append(&mut out, number, Some(observation.truncated), observation)?;
+        match self.stream.as_mut() {
+            Some(stream) => wire::send(stream, out),
+            None => Ok(()),
+        }
+    }
+
+    fn append(
+        &self,
+        out: &mut Writer,
+        number: usize,
+        truncated: Option<bool>,
+        observation: &Observation,
+    ) -> io::Result<()> {
+        self.space.check(observation).map_err(|error| invalid(error.0))?;
+        out.u32(number);
+        truncated.into_iter().for_each(|flag| out.u8(flag as u8));
+        wire::observation(out, &self.space, observation);
+        Ok(())
+    }
+}
+
+/// One agent of a [`Team`]. Of games with several, a synchronous pool needs [`Team::act_all`].
+pub struct RemoteAgent {
+    team: Rc<RefCell<Team>>,
+    number: usize,
+}
+
+impl RemoteAgent {
+    /// Connects a game that has one agent, as [`Team::from_env`].
+    pub fn from_env(space: Space, name: &str) -> io::Result<RemoteAgent> {
+        Ok(RemoteAgent { team: Rc::new(RefCell::new(Team::from_env(space, 1, name)?)), number: 0 })
+    }
+
+    /// What the game should seed itself with.
+    pub fn seed(&self) -> u64 {
+        self.team.borrow().seed
+    }
+}
+
+impl Agent for RemoteAgent {
+    /// Where the connection fails, says so on standard error and ends the game.
+    fn act(&mut self, observation: &Observation) -> Option<Vec<Action>> {
+        match self.team.borrow_mut().ask(&[(self.number, observation)], true) {
+            Ok(answers) => answers.and_then(|mut answers| answers.pop()),
+            Err(error) => {
+                eprintln!("rlstack-game: {error}");
+                None
+            }
+        }
+    }
+
+    fn game_over(&mut self, observation: &Observation) {
+        if let Err(error) = self.team.borrow_mut().game_over(self.number, observation) {
+            eprintln!("rlstack-game: {error}");
+        }
+    }
+}
+
+fn open(address: &str) -> io::Result<Box<dyn Stream>> {
+    #[cfg(unix)]
+    if let Some(path) = address.strip_prefix("unix:") {
+        return Ok(Box::new(std::os::unix::net::UnixStream::connect(path)?));
+    }
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    Ok(Box::new(stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    fn space() -> Space {
+        Space::default().entity("A", 2, &["x"]).categorical("go", 2, &["l", "r"])
+    }
+
+    fn with_server<T>(
+        serve: impl FnOnce(&mut TcpStream) + Send + 'static,
+        play: impl FnOnce(io::Result<Team>) -> T,
+    ) -> T {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || serve(&mut listener.accept().unwrap().0));
+        let result = play(Team::connect(space(), 1, "t", &address, ""));
+        server.join().unwrap();
+        result
+    }
+
+    fn welcome(stream: &mut TcpStream, version: u32) {
+        assert_eq!(wire::receive(stream).unwrap().kind, wire::HELLO);
+        let mut out = Writer::new(wire::WELCOME);
+        out.u32(version as usize);
+        out.bytes(&9u64.to_le_bytes());
+        wire::send(stream, out).unwrap();
+    }
+
+    #[test]
+    fn an_agent_acts_until_it_is_told_to_end() {
+        let serve = |stream: &mut TcpStream| {
+            welcome(stream, wire::VERSION);
+            let mut shown = wire::receive(stream).unwrap();
+            assert_eq!((shown.kind, shown.u32().unwrap()), (wire::OBSERVE, 0x101));
+            let mut out = Writer::new(wire::ACT);
+            [1, 0, 1, 0, 1].iter().for_each(|value| out.u32(*value));
+            wire::send(stream, out).unwrap();
+            assert_eq!(wire::receive(stream).unwrap().kind, wire::OBSERVE);
+            wire::send(stream, Writer::new(wire::SHUTDOWN)).unwrap();
+        };
+        with_server(serve, |team| {
+            let mut agent = team.unwrap().agents().pop().unwrap();
+            assert_eq!(agent.seed(), 9);
+            let seen = Observation { features: vec![vec![vec![0.5]]], ..Default::default() };
+            let action = Action { actors: vec![0], choices: vec![1] };
+            assert_eq!(agent.act(&seen), Some(vec![action]));
+            assert_eq!(agent.act(&seen), None);
+            assert_eq!(agent.act(&seen), None);
+        });
+    }
+
+    #[test]
+    fn refusals_are_errors() {
+        let other = |stream: &mut TcpStream| welcome(stream, 99);
+        let error = with_server(other, |team| team.err().unwrap().to_string());
+        assert!(error.contains("99"), "{error}");
+        let refuse = |stream: &mut TcpStream| {
+            wire::receive(stream).unwrap();
+            let mut out = Writer::new(wire::ERROR);
+            out.text("go away");
+            wire::send(stream, out).unwrap();
+        };
+        let error = with_server(refuse, |team| team.err().unwrap().to_string());
+        assert!(error.contains("go away"), "{error}");
+    }
+
+    #[test]
+    fn wrong_observations_are_not_sent() {
+        let serve = |stream: &mut TcpStream| welcome(stream, wire::VERSION);
+        with_server(serve, |team| {
+            let seen = Observation { features: vec![vec![vec![]]], ..Default::default() };
+            let error = team.unwrap().act_all(&[(0, &seen)]).err().unwrap().to_string();
+            assert!(error.contains("1 features"), "{error}");
+        });
+    }
+}
