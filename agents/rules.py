@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
-from rlstack.types import Array
+from rlstack.entity.games.floor_is_lava import DIRECTIONS
+from rlstack.types import Array, PyTree
 
 
 def balance_cartpole(observation: Array) -> Array:
@@ -19,3 +21,31 @@ def balance_cartpole(observation: Array) -> Array:
     """
     weights = jnp.asarray([0.02, 0.1, 1.0, 0.5], jnp.float32)
     return (observation @ weights > 0).astype(jnp.int32)
+
+
+def count_beans(observation: PyTree) -> PyTree:
+    """Says how many beans there are in the entity game Count.
+
+    Args:
+      observation: the padded arrays of `rlstack.entity`, ``[B, ...]``.
+
+    Returns:
+      The action, ``{"count": [B, 1]}``, always right.
+    """
+    return {"count": observation["count"]["Bean"][:, None]}
+
+
+def jump_to_high_ground(observation: PyTree) -> PyTree:
+    """Jumps to the HighGround of the entity game FloorIsLava.
+
+    Args:
+      observation: the padded arrays of `rlstack.entity`, ``[B, ...]``.
+
+    Returns:
+      The action, ``{"move": [B, 1]}``, always right.
+    """
+    features = observation["features"]
+    offset = features["HighGround"] - features["Player"]  # [B, 1, 2]
+    steps = jnp.asarray(np.array(list(DIRECTIONS.values()), np.float32))
+    distance = jnp.abs(offset[:, :, None] - steps).sum(axis=-1)
+    return {"move": distance.argmin(axis=-1).astype(jnp.int32)}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from agents.bc import BCConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import preset
+from rlstack.evaluator import EvaluatorConfig
+from rlstack.networks import NetworkConfig, RaggedTransformerConfig, RelativePositionsConfig
+from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 
@@ -48,4 +51,26 @@ def cartpole_bc(name: str) -> Experiment:
         frames=frames,
         log_period=20_000,
         checkpoint_period=500_000,
+    )
+
+
+@preset
+def entity_floor_is_lava_bc(name: str) -> Experiment:
+    """FloorIsLava from recorded play, with relative positions: 10 epochs of 4,000: --data DIR."""
+    frames, batch_size = 40_000, 128
+    relative = RelativePositionsConfig(kind="grid", extent=(1, 1), per_type_values=True)
+    return Experiment(
+        preset=name,
+        agent=BCConfig(
+            optimizer=OptimizerConfig(learning_rate=1e-2, anneal_steps=frames // batch_size)
+        ),
+        env=EnvConfig("rlstack.entity.games:FloorIsLava"),
+        network=NetworkConfig(
+            entities=RaggedTransformerConfig(d_model=16, relative_positions=relative)
+        ),
+        normalisation=NormalisationConfig(observations=True, observation_clip=5.0),
+        replay=single_steps(batch_size),
+        evaluator=EvaluatorConfig(episodes=200, num_envs=20),
+        frames=frames,
+        log_period=4_000,
     )

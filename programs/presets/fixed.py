@@ -5,6 +5,7 @@ from __future__ import annotations
 from agents.fixed import RandomConfig, ScriptedConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy, preset
+from rlstack.evaluator import EvaluatorConfig
 
 
 @preset
@@ -28,4 +29,17 @@ def cartpole_scripted(name: str) -> Experiment:
         env=EnvConfig("CartPole-v1", num_envs=8),
         replay=on_policy(8, 32),
         frames=20_000,
+    )
+
+
+@preset
+def entity_floor_is_lava_scripted(name: str) -> Experiment:
+    """FloorIsLava by a rule that always jumps to the high ground."""
+    return Experiment(
+        preset=name,
+        agent=ScriptedConfig("agents.rules:jump_to_high_ground"),
+        env=EnvConfig("rlstack.entity.games:FloorIsLava", num_envs=16),
+        replay=on_policy(16, 32),
+        evaluator=EvaluatorConfig(episodes=200, num_envs=20),
+        frames=5_000,
     )

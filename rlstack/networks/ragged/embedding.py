@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.ragged.layout import GLOBAL, Layout, leading_shape
+from rlstack.networks.ragged.layout import GLOBAL, Layout, leading_shape, module_names
 from rlstack.types import PyTree
 
 
@@ -28,16 +28,18 @@ class Embedding(hk.Module):
         features = observation["features"]
         (batch,) = leading_shape(observation)
         shared = features.get(GLOBAL)
+        names = module_names([kind.name for kind in self._layout.types])
         parts = []
         for kind in self._layout.types:
             found = [features[kind.name]] if kind.features else []
             if shared is not None and kind.name != GLOBAL:
                 found.append(jnp.broadcast_to(shared, (batch, kind.capacity, shared.shape[-1])))
             if found:
-                parts.append(self._embedded(kind.name, jnp.concatenate(found, axis=-1)))
+                parts.append(self._embedded(names[kind.name], jnp.concatenate(found, axis=-1)))
             else:
                 init = hk.initializers.RandomNormal()
-                vector = hk.get_parameter(f"{kind.name}_vector", (self._d_model,), init=init)
+                name = f"{names[kind.name]}_vector"
+                vector = hk.get_parameter(name, (self._d_model,), init=init)
                 parts.append(jnp.broadcast_to(vector, (batch, kind.capacity, self._d_model)))
         return jnp.concatenate(parts, axis=1)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.ragged.layout import SELECT_ENTITY, ActionLayout, Layout
+from rlstack.networks.ragged.layout import SELECT_ENTITY, ActionLayout, Layout, module_names
 from rlstack.types import PyTree
 
 
@@ -20,32 +20,32 @@ def policy_logits(layout: Layout, d_qk: int, tokens: Array, observation: PyTree)
       tokens: ``[B, E, D]`` by slot.
       observation: tells the slots of the actors; rows without one get logits of no meaning.
     """
+    names = module_names([action.name for action in layout.actions])
     parts = []
     for action in layout.actions:
+        name = f"policy_head_{names[action.name]}"
         slots = observation["actors"][action.name]
         # A product with one-hot rows, not an indexed read, whose gradient would be a scatter.
         chosen = slots[..., None] == jnp.arange(tokens.shape[1])
         actors = chosen.astype(tokens.dtype) @ tokens  # [B, A, D]
         logits = (
-            _select(layout, action, d_qk, actors, tokens)
+            _select(layout, name, d_qk, actors, tokens)
             if action.kind == SELECT_ENTITY
-            else _categorical(action, actors)
+            else _categorical(action, name, actors)
         )
         parts.append(logits.reshape((logits.shape[0], -1)))
     return jnp.concatenate(parts, axis=-1)
 
 
-def _categorical(action: ActionLayout, actors: Array) -> Array:
+def _categorical(action: ActionLayout, name: str, actors: Array) -> Array:
     """Logits ``[B, A, choices]``; near zero at first, so that the first policy is near uniform."""
     init = hk.initializers.Orthogonal(0.01)
-    name = f"policy_head_{action.name}"
     return hk.Linear(action.num_choices, w_init=init, name=name)(actors)
 
 
-def _select(layout: Layout, action: ActionLayout, d_qk: int, actors: Array, tokens: Array) -> Array:
+def _select(layout: Layout, name: str, d_qk: int, actors: Array, tokens: Array) -> Array:
     """Logits ``[B, A, slots]``: how well each entity's key answers the actor's query."""
     init = hk.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-    name = f"policy_head_{action.name}"
     query = hk.Linear(d_qk, w_init=init, name=f"{name}_query")(actors)
     key = hk.Linear(d_qk, w_init=init, name=f"{name}_key")(tokens)
     logits = jnp.einsum("bad,bed->bae", query, key) / np.sqrt(d_qk)

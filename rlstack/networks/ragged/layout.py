@@ -8,7 +8,8 @@ the slot at which the type begins; an action's is its kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ CATEGORICAL, GLOBAL_CATEGORICAL, SELECT_ENTITY = (
     "select_entity",
 )
 _KINDS = (CATEGORICAL, GLOBAL_CATEGORICAL, SELECT_ENTITY)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENTRIES = {"features", "count", "visible", "actors", "action_mask"}
 
 
@@ -168,6 +170,21 @@ def _action(name: str, spec: object) -> ActionLayout:
     (capacity,) = spec.shape  # type: ignore[attr-defined]
     num_choices = int(np.max(spec.maximum)) + 1  # type: ignore[attr-defined]
     return ActionLayout(name, kind, capacity, num_choices)
+
+
+def module_names(names: Sequence[str]) -> dict[str, str]:
+    """Returns names that Haiku takes for modules, by types' or actions' own, no two alike.
+
+    What is an identifier stays as it is; "Orbital Cannon" becomes Orbital_Cannon.
+    """
+    found = {name: name for name in names if _IDENTIFIER.fullmatch(name)}
+    for name in names:
+        if name not in found:
+            legal = "_" * (not name or name[0].isdigit()) + re.sub(r"[^A-Za-z0-9_]", "_", name)
+            while legal in found.values():
+                legal += "_"
+            found[name] = legal
+    return found
 
 
 def token_types(layout: Layout) -> np.ndarray:
