@@ -44,7 +44,8 @@ class Counterpart:
         self._match: Match | None = None  # where what is held came from
         self._held = _Held.NOTHING
         self._shown = Observation(features={})
-        self._is_first = self._again = False
+        self._again = False  # whether the next reset may show the same once more
+        self._answers: int | None = None  # of the match, when a game's first row was shown
 
     def announce(self, actions: Mapping[str, Action] | None, together: bool) -> None:
         """Takes the next step's actions, None for a reset, before any environment is stepped.
@@ -61,7 +62,7 @@ class Counterpart:
             return
         if self._held not in (_Held.ASKED, _Held.IDLE) or self._match is None:
             return
-        self._again = self._is_first and not self._match.answered
+        self._again = self._answers == self._match.answers
         if not self._again:  # the game has no way to begin anew but to end
             self._held = _Held.NOTHING
             self._session.match(instead_of=self._match)
@@ -74,10 +75,10 @@ class Counterpart:
         if not self.announced:
             self.announce(None, self._together)
         self.announced = False
-        if self._again:
-            self._again = False
-            return self._shown
+        again, self._again = self._again, False
         match = self._session.match()
+        if again and match is self._match:
+            return self._shown
         while (watched := self._watch(match)) is None:
             match = self._session.match(instead_of=match)
         return self._take(match, watched, is_first=True)
@@ -102,7 +103,8 @@ class Counterpart:
         return match.watch(self._number, self._together, self._session.watch_timeout)
 
     def _take(self, match: Match, watched: Watched, is_first: bool) -> Observation:
-        self._match, self._shown, self._is_first = match, watched.observation, is_first
+        self._match, self._shown = match, watched.observation
+        self._answers = match.answers if is_first else None
         if watched.observation.done:
             self._held = _Held.OVER
         else:

@@ -44,7 +44,7 @@ class Match:
 
     Attributes:
       failure: what the loop raised, None if it has not.
-      answered: whether any agent has been answered.
+      answers: how many have been given.
       has_asked: whether the game has shown anything.
     """
 
@@ -67,7 +67,7 @@ class Match:
           patience: seconds that the game waits for an answer.
         """
         self.failure: BaseException | None = None
-        self.answered = self.has_asked = False
+        self.answers, self.has_asked = 0, False
         self._game, self._check, self._name, self._patience = game, check, name, patience
         self._seats = [_Seat() for _ in range(num_agents)]
         self._changed = threading.Condition()
@@ -190,7 +190,8 @@ class Match:
     def answer(self, number: int, actions: Actions) -> None:
         """Answers what was taken from `watch`."""
         with self._changed:
-            self._seats[number].answer, self.answered = actions, True
+            self._seats[number].answer = actions
+            self.answers += 1
             self._changed.notify_all()
 
     def watch(self, number: int, together: bool, timeout: float) -> Watched | None:

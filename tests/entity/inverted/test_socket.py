@@ -1,0 +1,229 @@
+"""Games in other processes, good and bad."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from rlstack.entity.inverted import GameError, SocketGame
+from rlstack.entity.inverted.client import Connection
+from rlstack.entity.inverted.wire import MAGIC
+from rlstack.envs import SyncEnv
+from rlstack.envs.adapters import EnvError
+from tests.entity.inverted import games
+from tests.entity.inverted.test_inverted import bids, random_actions
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def command(*arguments):
+    return f"{sys.executable} -m tests.entity.inverted.games {' '.join(arguments)}"
+
+
+def game_process():
+    (child,) = psutil.Process().children()
+    return child
+
+
+def test_a_game_in_another_process_plays_with_random_actions():
+    rng = np.random.default_rng(0)
+    with SyncEnv(SocketGame, 1, options={"command": command("mine_sweeper", "1")}) as pool:
+        timestep, ends = pool.reset(), 0
+        while ends < 3:
+            timestep = pool.step(random_actions(rng, pool, timestep))
+            ends += timestep.last().sum()
+        child = game_process()
+    assert not child.is_running()
+
+
+def test_two_agents_in_another_process():
+    options = {"command": command("Bidding", "2", "how=sparse"), "agents": 2}
+    with SyncEnv(SocketGame, 2, options=options) as pool:
+        pool.reset()
+        rewards = np.sum([pool.step(bids(pool)).reward for _ in range(4)], 0)
+        np.testing.assert_array_equal(rewards, [8, 8])
+
+
+def test_a_killed_game_is_a_truncation_and_comes_back():
+    options = {"command": command("Bidding", "2"), "agents": 2, "max_restarts": 1}
+    with SyncEnv(SocketGame, 2, options=options) as pool:
+        pool.reset()
+        for kill in range(2):
+            pool.step(bids(pool))
+            game_process().send_signal(signal.SIGKILL)
+            timestep = pool.step(bids(pool))
+            for _ in range(3):  # it may have been killed after its answer
+                if not timestep.last().all():
+                    timestep = pool.step(bids(pool))
+            assert timestep.last().all()
+            np.testing.assert_array_equal(timestep.discount, 1)
+            if kill:
+                with pytest.raises(RuntimeError, match="lost more than 1 times"):
+                    pool.step(bids(pool))
+            else:
+                assert pool.step(bids(pool)).first().all()
+
+
+def test_a_game_that_hangs_or_fails_is_lost():
+    for fail, text in (("hang", "silent for 0.5 s"), ("raise", "lost my marbles")):
+        options = {
+            "command": command("Bidding", "1", f"fail={fail}"),
+            "step_timeout": 0.5,
+            "max_restarts": 0,
+        }
+        with SyncEnv(SocketGame, 1, options=options) as pool:
+            pool.reset()
+            with pytest.raises(RuntimeError, match=text):
+                for _ in range(5):
+                    timestep = pool.step(bids(pool))
+            assert timestep.last().all() and timestep.discount.all()
+
+
+class Knocking:
+    """Plays sessions, one after the other, from a thread of this process."""
+
+    def __init__(self, path, *sessions):
+        self.address, self.sessions, self.failures = f"unix:{path}", sessions, []
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        for session in self.sessions:
+            for _ in range(200):
+                try:
+                    session(self.address)
+                    break
+                except (FileNotFoundError, ConnectionError):  # nobody listens yet
+                    time.sleep(0.02)
+                except BaseException as error:
+                    self.failures.append(error)
+                    break
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.thread.join(10)
+
+
+def says(data):
+    def session(address):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(address.removeprefix("unix:"))
+            sock.settimeout(5)
+            sock.sendall(data)
+            sock.recv(1 << 16)
+
+    return session
+
+
+def frame(kind, body=b""):
+    return struct.pack("<IB", len(body) + 1, kind) + body
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (frame(1, MAGIC + struct.pack("<I", 7)), "version must be 1; the game speaks 7"),
+        (frame(1, b"HTTP"), "must begin with b'RLGP'"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a frame must have 1 to"),
+        (frame(3), "must begin with HELLO; got OBSERVE"),
+        (frame(99), "kind must be 1 to 7; got 99"),
+        (frame(1, MAGIC + struct.pack("<II", 1, 1 << 31)), "more bytes"),
+    ],
+)
+def test_who_is_no_game_of_this_version_is_refused(tmp_path, data, message):
+    with (
+        Knocking(tmp_path / "door", says(data)) as knocking,
+        pytest.raises(EnvError, match=message),
+    ):
+        SocketGame(address=knocking.address, start_timeout=5.0)
+
+
+def good_hello(address):
+    return Connection(games.OBS, games.ACTIONS, 1, "raw", address, "")
+
+
+def garbage(data):
+    """A game that introduces itself, observes once, and then sends nonsense."""
+
+    def session(address):
+        game = games.Bidding(num_agents=1)
+        with good_hello(address) as connection:
+            connection.agents[0].act(game.see(0, 0, [0.0]))
+            connection._socket.sendall(data)
+            with pytest.raises(GameError, match=r"the other side says"):
+                connection._receive(5)
+
+    return session
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 64,
+        frame(3, b"\x05"),
+        frame(3, struct.pack("<BIIdI", 0, 1, 0, 0.0, 1 << 30)),
+        frame(5, struct.pack("<IB", 9, 0)),
+        frame(4),
+    ],
+)
+def test_garbage_is_a_truncation(tmp_path, data):
+    def polite(address):
+        with good_hello(address) as connection:
+            games.Bidding(num_agents=1).play(connection.agents)
+
+    knocking = Knocking(tmp_path / "door", garbage(data), polite)
+    options = {"address": knocking.address, "start_timeout": 5.0}
+    with knocking, SyncEnv(SocketGame, 1, options=options) as pool:
+        pool.reset()
+        timestep = pool.step(bids(pool))
+        assert timestep.last().all() and timestep.discount.all()
+        assert pool.step(bids(pool)).first().all()
+        assert pool.step(bids(pool)).reward == 2
+    assert knocking.failures == []
+
+
+def test_a_command_that_is_no_game():
+    with pytest.raises(RuntimeError, match="did not connect.*ended with code 1"):
+        SocketGame(command="false")
+    with pytest.raises(RuntimeError, match="no-such-program"):
+        SocketGame(command="no-such-program")
+    with pytest.raises(EnvError, match="has 2 agents; set the option 'agents'"):
+        SocketGame(command=command("Bidding", "2"))
+    with pytest.raises(ValueError, match="needs a command.*or an address"):
+        SocketGame()
+
+
+def test_ctrl_c_leaves_nothing():
+    program = (
+        "import numpy as np\n"
+        "from rlstack.envs import SyncEnv\n"
+        "from rlstack.entity.inverted import SocketGame\n"
+        f"pool = SyncEnv(SocketGame, 2, options=dict(command={command('Bidding', '2')!r}, "
+        "agents=2))\n"
+        "pool.reset()\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    pool.step({'bid': np.ones((2, 1), np.int32)})\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert trainer.stdout.readline() == b"ready\n"
+        children = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(children) == 1
+        os.kill(trainer.pid, signal.SIGINT)
+        assert b"KeyboardInterrupt" in trainer.communicate(timeout=20)[1]
+        assert not psutil.wait_procs(children, timeout=5)[1]
+    finally:
+        trainer.kill()
