@@ -129,12 +129,13 @@ def entity_floor_is_lava_ppo(name: str) -> Experiment:
 
 @preset
 def entity_rock_paper_scissors_ppo(name: str) -> Experiment:
-    """RockPaperScissors: the value sees what the opponent will play, the policy must not."""
+    """RockPaperScissors: the value sees what the opponent will play; tuned here for when all do."""
     return _entity(
         name,
         "RockPaperScissors",
-        _Run(4_000, 256, 2, 128, 1e-2, one_step=True),
+        _Run(4_000, 256, 2, 128, 4e-3, one_step=True),
         RaggedTransformerConfig(d_model=16),
+        dataclasses.replace(_PPO, num_epochs=4),
     )
 
 
