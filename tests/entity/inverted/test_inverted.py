@@ -107,7 +107,7 @@ def test_asking_one_after_the_other_is_a_dead_lock_of_synchronous_pools(kind):
     options = {"game": games.Bidding, "agents": 2, "how": "each"}
     with (
         SyncEnv(PythonGame, 2, kind, options=options) as pool,
-        pytest.raises(EnvError, match="agent 1 has not observed yet.*act_all.*AsyncEnv"),
+        pytest.raises(EnvError, match=r"agent 1 has not observed yet.*act_all.*AsyncEnv"),
     ):
         pool.reset()
 
@@ -163,9 +163,11 @@ def test_wrong_observations_are_errors_where_they_are_shown():
         def see(self, i, tick, scores):
             return ScoredObservation({"Me": [(i, np.nan)]}, games.OFFER, [0.0])
 
-    with SyncEnv(PythonGame, 2, options={"game": Wrong, "agents": 2}) as pool:
-        with pytest.raises(EnvError, match=r"entity 'row 0'.*tick = nan") as e:
-            pool.reset()
+    with (
+        SyncEnv(PythonGame, 2, options={"game": Wrong, "agents": 2}) as pool,
+        pytest.raises(EnvError, match=r"entity 'row 0'.*tick = nan") as e,
+    ):
+        pool.reset()
     assert "answers = act_all(agents, seen)" in "".join(traceback.format_exception(e.value))
 
 

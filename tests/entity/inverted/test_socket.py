@@ -193,13 +193,13 @@ def test_garbage_is_a_truncation(tmp_path, data):
 
 
 def test_a_command_that_is_no_game():
-    with pytest.raises(RuntimeError, match="did not connect.*ended with code 1"):
+    with pytest.raises(RuntimeError, match=r"did not connect.*ended with code 1"):
         SocketGame(command="false")
     with pytest.raises(RuntimeError, match="no-such-program"):
         SocketGame(command="no-such-program")
     with pytest.raises(EnvError, match="has 2 agents; set the option 'agents'"):
         SocketGame(command=command("Bidding", "2"))
-    with pytest.raises(ValueError, match="needs a command.*or an address"):
+    with pytest.raises(ValueError, match=r"needs a command.*or an address"):
         SocketGame()
 
 
