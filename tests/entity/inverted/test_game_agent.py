@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from agents.ppo import PPOConfig
-from programs.components import make_evaluator
-from programs.experiment import EnvConfig, Experiment
+from programs.components import make_agent, make_evaluator
+from programs.experiment import EnvConfig, Experiment, to_json
 from programs.game_agent import from_run, team_from_run
 from programs.restored import newest_checkpoint, read_params
 from programs.run_dir import RunDir
+from rlstack import checkpoint
 from rlstack.entity import ObsSpace
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import SyncEnv
@@ -19,7 +21,6 @@ from rlstack.networks import NetworkConfig
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.replay import ReplayConfig
 from tests.entity.inverted import games
-from tests.programs import running
 
 GAME = "tests.entity.inverted.games:mine_sweeper"
 EXPERIMENT = Experiment(
@@ -28,16 +29,21 @@ EXPERIMENT = Experiment(
     env=EnvConfig("rlstack.entity.inverted:PythonGame", num_envs=2, options={"game": GAME}),
     network=NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
     replay=ReplayConfig(sampler="fifo", batch_size=2, unroll_length=8, max_size=2),
-    frames=2,  # it learns nothing: there is nothing to compile
+    frames=2,
     evaluator=EvaluatorConfig(episodes=3, num_envs=1),
 )
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("inverted") / "run"
-    running.run(EXPERIMENT, directory)
-    return directory
+    """What a run that has learned nothing leaves behind; training would take longer."""
+    directory = RunDir.create(tmp_path_factory.mktemp("inverted") / "run", "inverted", 1)
+    directory.config.write_text(to_json(EXPERIMENT))
+    with SyncEnv(PythonGame, 1, options={"game": GAME}) as pool:
+        agent = make_agent(EXPERIMENT, pool.spec)
+    params = agent.initial_params(jax.random.PRNGKey(3))
+    checkpoint.save(directory.checkpoints, 2, {"learner": {"params": params}}, {})
+    return directory.path
 
 
 class Counted:
