@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 
-from rlstack.entity.games.floor_is_lava import DIRECTIONS
 from rlstack.types import Array, PyTree
 
 
@@ -46,6 +44,7 @@ def jump_to_high_ground(observation: PyTree) -> PyTree:
     """
     features = observation["features"]
     offset = features["HighGround"] - features["Player"]  # [B, 1, 2]
-    steps = jnp.asarray(np.array(list(DIRECTIONS.values()), np.float32))
+    n_to_nw = [(0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1)]
+    steps = jnp.asarray(n_to_nw, jnp.float32)
     distance = jnp.abs(offset[:, :, None] - steps).sum(axis=-1)
     return {"move": distance.argmin(axis=-1).astype(jnp.int32)}

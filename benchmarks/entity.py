@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from agents.ppo import PPOConfig
 from benchmarks import entity_loop
 from benchmarks.entity_attention import passes, shares, skewed
 from benchmarks.report import Rate, Result, Timers, alternate, rate
@@ -175,6 +176,7 @@ def ppo(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
     found = preset(
         {"Count": "entity-count-ppo", "MultiSnake": "entity-multi-snake-ppo"}[setting.what]
     )
+    assert isinstance(found.agent, PPOConfig)
     experiment = dataclasses.replace(
         found,
         agent=dataclasses.replace(found.agent, num_minibatches=4),

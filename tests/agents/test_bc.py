@@ -10,7 +10,8 @@ from dm_env import specs
 
 from agents.bc import BC, BCConfig, BCOutput
 from agents.fixed import Random, RandomConfig, Scripted, ScriptedConfig, no_network
-from agents.rules import balance_cartpole
+from agents.rules import balance_cartpole, count_beans, jump_to_high_ground
+from rlstack.envs import SyncEnv
 from rlstack.exploration import Greedy, Sample
 from rlstack.networks import Network, NetworkConfig
 from rlstack.networks.policy import policy_network
@@ -225,3 +226,12 @@ def test_a_policy_has_no_noisy_layers():
 def test_every_kind_of_action_has_a_setting():
     kinds = {str(s.action_spec) for s in SETTINGS.values() if isinstance(s.cfg, BCConfig)}
     assert kinds == {str(spec) for spec in (ONE_OF_4, SEVERAL, REAL, STRUCTURED)}
+
+
+@pytest.mark.parametrize(
+    ("game", "rule"), [("Count", count_beans), ("FloorIsLava", jump_to_high_ground)]
+)
+def test_rules_of_entity_games_are_always_right(game, rule):
+    with SyncEnv(f"rlstack.entity.games:{game}", 64, seed=1) as env:
+        timestep = env.step(jax.tree.map(np.asarray, rule(env.reset().observation)))
+    assert timestep.last().all() and (timestep.reward == 1.0).all()

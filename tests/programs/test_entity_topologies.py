@@ -36,9 +36,9 @@ def _nothing_left():
 
 
 def updates(name, topology, **program):
-    """A few updates of a preset, of a network that compiles fast: 64 rows each."""
+    """A few updates of a preset, of 64 rows each, and of a network that compiles fast."""
     found = preset(name)
-    entities = dataclasses.replace(found.network.entities, d_model=8, num_layers=1)
+    entities = dataclasses.replace(found.network.entities, d_model=8, num_layers=0)
     agent = dataclasses.replace(found.agent, num_epochs=1, num_minibatches=1)
     return small(
         dataclasses.replace(found, network=NetworkConfig(entities=entities), agent=agent),
