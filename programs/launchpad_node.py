@@ -6,6 +6,8 @@ event by which Launchpad ends a node. Handles among them become clients (`rlstac
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 import sys
 import time
@@ -48,6 +50,8 @@ class _Runs:
         except BaseException as error:
             self._record(error, restarts=False)
             raise
+        if not self._in_thread():
+            _leave()
 
     def _in_thread(self) -> bool:
         return self.setup.experiment.program.launch == "threads"
@@ -86,6 +90,17 @@ class _Runs:
         if launch_context.launch_type in _THREADS:
             return executables
         return [_supervised(node, c) for node, c in zip(nodes, executables, strict=True)]
+
+
+def _leave() -> None:
+    """Ends the process, all but the interpreter's taking down of itself.
+
+    In that, threads of Courier and of JAX may still touch what is no more, and abort.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _supervised(node: _Runs, launched: Any) -> Any:

@@ -111,11 +111,13 @@ class Channel:
         return not self._callbacks
 
     def __del__(self) -> None:
-        if getattr(self, "_callbacks", None):
+        # Whichever thread collects garbage would free the client: perhaps the client's own, which
+        # cannot wait for itself, so that the process aborts. Who opens the next channel frees it.
+        if hasattr(self, "_client"):
             _retired.append(self)
 
 
-_retired: list[Channel] = []  # those that could not yet be freed
+_retired: list[Channel] = []  # those that nobody uses, to be freed
 
 
 def _free_retired() -> None:
