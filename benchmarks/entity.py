@@ -4,7 +4,7 @@
   batch, beside `benchmarks.entity_loop`, which goes environment by environment. Both start from
   what a pool hands out; padding is part of the pool's step.
 - attention: the ragged transformer on packed rows beside the same on padded ones with a mask, for
-  256 environments of 2 to 128 entities, most of few (log-normal). The plan of the rows counts in.
+  environments of 2 to 128 entities, most of few (log-normal). The plan of the rows counts in.
   The shares are of entities and of padding among the places that attention computes, means over
   many batches; rows and width are rungs of the ladder, as they are compiled.
 - ppo: frames per second of acting and learning in a single process, beside the environments alone
@@ -75,7 +75,12 @@ FULL = (
     Setting("pool", "Count/thread", 256, 0.5, 7),
     Setting("pool", "Count/process", 256, 0.5, 7),
 )
-QUICK = tuple(setting._replace(seconds=0.1, repeats=3) for setting in FULL)
+QUICK = tuple(
+    setting._replace(
+        seconds=0.1, repeats=3, num_envs=64 if setting.kind == "attention" else setting.num_envs
+    )
+    for setting in FULL
+)
 
 
 class Pair(NamedTuple):
@@ -172,7 +177,7 @@ class Playing:
 
 def ppo(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
     """Acts and learns, beside the environments alone; both make two unrolls a call."""
-    unroll = 32
+    unroll = 16
     found = preset(
         {"Count": "entity-count-ppo", "MultiSnake": "entity-multi-snake-ppo"}[setting.what]
     )

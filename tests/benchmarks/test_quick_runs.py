@@ -73,7 +73,7 @@ def test_entities():
     result = run_quick(entity, 280)
     ratios, where = result["ratios"], result["where"]
     assert ratios["batching/MultiSnakex256"] >= entity.TARGETS["batching"]
-    for name in ("attention/forwardx256", "attention/gradientx256"):
+    for name in ("attention/forwardx64", "attention/gradientx64"):
         assert ratios[name] > 1.5
         assert where[name]["packed"]["padding"] < entity.PADDING
     for game in ("Count", "MultiSnake"):
