@@ -114,7 +114,7 @@ def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, n
 @pytest.mark.parametrize("topology", ["heavy_env", "light_env"])
 def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
     experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)
-    # A process that starts again is counted when it is back: the other actor must not be done by then.
+    # A process that starts again is counted when it is back: the other must not be done by then.
     experiment = dataclasses.replace(experiment, frames=100_000 if launch == "processes" else 3000)
     result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert result.env_frames >= experiment.frames
