@@ -234,8 +234,8 @@ def entity_treasure_hunt_ppo(name: str) -> Experiment:
 
 
 @preset
-def entity_mine_sweeper_ppo(name: str) -> Experiment:
-    """MineSweeper: several robots act at once; tuned here."""
+def entity_minesweeper_ppo(name: str) -> Experiment:
+    """MineSweeper: several robots act at once; no published run, constants untuned."""
     return _entity(
         name,
         "MineSweeper",

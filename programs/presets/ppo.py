@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, on_policy, preset
+from programs.presets.registry import atari, find, on_policy, preset
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.normalised import NormalisationConfig
@@ -89,6 +89,21 @@ def pong_ppo(name: str) -> Experiment:
         env=atari("Pong-v5", num_envs=8),
         network=NetworkConfig(torso="nature", hidden_sizes=(512,), shared=True),
         replay=on_policy(8, 128),
+        frames=frames,
+    )
+
+
+@preset
+def pong_small_ppo(name: str) -> Experiment:
+    """Pong on images of 42x42, at three times the speed of pong-ppo where there are only CPUs."""
+    frames = 2_000_000
+    whole = find("pong-ppo")
+    options = {**whole.env.options, "img_height": 42, "img_width": 42}
+    return dataclasses.replace(
+        whole,
+        preset=name,
+        agent=_annealed(PPOConfig(clip_ratio=0.1), 5e-4, frames, 8, 128),
+        env=dataclasses.replace(whole.env, options=options),
         frames=frames,
     )
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
 GAMES = {
     "entity-count-ppo": {},
     "entity-floor-is-lava-ppo": {},
-    "entity-mine-sweeper-ppo": {"orbital_cannon": True, "max_steps": 30},
+    "entity-minesweeper-ppo": {"orbital_cannon": True, "max_steps": 30},
 }
 
 
@@ -67,7 +67,7 @@ def test_entity_games_train(tmp_path, name, topology):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_entities_in_lock_step_equal_a_single_process_bit_for_bit(tmp_path, topology):
     """So nothing of an observation or an action is lost on its way."""
-    name = "entity-mine-sweeper-ppo"
+    name = "entity-minesweeper-ppo"
     expected = run(updates(name, "single_process"), tmp_path / "single")
     result = run(updates(name, topology, pacing="lock_step"), tmp_path / "several")
     assert result.learner_steps == expected.learner_steps
