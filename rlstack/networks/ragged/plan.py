@@ -41,7 +41,7 @@ def laid_out(layout: Layout, packing: Packing, observation: PyTree) -> PyTree:
     # Attention's cost goes with the width, so the longest sets it.
     width = min(ladder(int(counts.max(initial=1))), capacity)
     packed = pack(counts, width)
-    num_rows = ladder(max(packed.num_rows, 1), 4)
+    num_rows = ladder(max(packed.num_rows, 1), 8)
     if packing == "auto" and num_rows * width > _WORTH * size * capacity:
         return observation
     place, there = _places(layout, observation, packed.row * width + packed.column)
