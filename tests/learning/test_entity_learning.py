@@ -29,6 +29,8 @@ def test_small_entity_games_are_learned(name, least):
     assert _learned(name, seed=1) >= least
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("cheat", "low", "high"), [(False, 0.8, 1.2), (True, 1.9, 2.0)])
 def test_a_hidden_move_is_of_no_use_and_a_shown_one_is(cheat, low, high):
@@ -44,6 +46,8 @@ def test_a_hidden_move_is_of_no_use_and_a_shown_one_is(cheat, low, high):
     assert low <= learned_return(experiment) <= high
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("relative", [True, False])
 def test_the_floor_is_lava_without_relative_positions(relative):
