@@ -184,6 +184,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"{path} could not be written: {error.strerror}. Free space there (df) or make it "
+            "writable, or choose another --run-dir",
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -107,7 +107,12 @@ sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_di
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("limit", "refused"), [(3000, r"metrics\.jsonl|tensorboard"), (60_000, "checkpoints")]
+    ("limit", "refused"),
+    [
+        (500, r"config\.json"),
+        (8000, r"metrics\.jsonl|tensorboard"),
+        (60_000, "checkpoints"),
+    ],
 )
 def test_a_full_disk_ends_the_run_with_the_file_and_the_way_out(tmp_path, limit, refused):
     done = subprocess.run(
@@ -116,5 +121,6 @@ def test_a_full_disk_ends_the_run_with_the_file_and_the_way_out(tmp_path, limit,
     )  # fmt: skip
     assert done.returncode == 1
     line = next(line for line in done.stderr.splitlines() if line.startswith("rlstack train:"))
-    assert re.search(refused, line) and "ree space" in line and "--resume" in line
+    assert re.search(refused, line) and "ree space" in line
+    assert ("--resume" in line) == (limit > 500)  # without a config there is nothing to resume
     assert not list((tmp_path / "run").glob("**/.partial*"))

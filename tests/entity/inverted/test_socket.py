@@ -205,12 +205,9 @@ def test_a_command_that_is_no_game():
 
 def test_ctrl_c_leaves_nothing():
     program = (
-        "import signal\n"
         "import numpy as np\n"
         "from rlstack.envs import SyncEnv\n"
         "from rlstack.entity.inverted import SocketGame\n"
-        # Whoever runs the tests in the background has them ignore it, and so their children.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"pool = SyncEnv(SocketGame, 2, options=dict(command={command('Bidding', '2')!r}, "
         "agents=2))\n"
         "pool.reset()\n"
