@@ -163,14 +163,17 @@ class ActorNode:
         line, experiment = self._line, self._setup.experiment
         lock_step = experiment.program.pacing == "lock_step"
         chunk = range(experiment.steps_per_update if lock_step else 1)
+        go_on = True
         while line.ask().phase == RUNNING:
             for _ in chunk:
                 line.log(actor.step())
-            line.count(env_frames=actor.env_frames)
             if lock_step:
                 writer.flush()
-                if not self._settle(actor.env_frames):
-                    return
+                go_on = self._settle(actor.env_frames)
+            # Told once they are learned from: the budget's last frames end the program.
+            line.count(env_frames=actor.env_frames)
+            if not go_on:
+                return
 
     def _settle(self, env_frames: int) -> bool:
         """Lets the learner learn; says whether to go on."""

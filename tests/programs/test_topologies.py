@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from programs.experiment import from_json
+from programs.nodes import line
 from programs.session import Result
 from rlstack import checkpoint
 from rlstack.learner import Learner
@@ -111,6 +112,13 @@ def test_ppo_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
 def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
     result = check_parity(single, dqn, 1000, topology, tmp_path / "run")
     assert result.learner_steps >= 100
+
+
+def test_the_last_round_of_lock_step_is_learned_however_soon_its_frames_are_reported(
+    tmp_path, single, monkeypatch
+):
+    monkeypatch.setattr(line, "_PERIOD", 0.0)  # every node tells and hears at every step
+    check_parity(single, dqn, 1000, "heavy_env", tmp_path / "run")
 
 
 @pytest.mark.slow
