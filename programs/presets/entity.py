@@ -74,6 +74,12 @@ def _entity(
     )
 
 
+def _sees_around(reach: int, **changes: Any) -> RaggedTransformerConfig:
+    """Returns a network that sees where others are, up to ``reach`` cells away each way."""
+    positions = RelativePositionsConfig(kind="grid", extent=(reach, reach), per_type_values=True)
+    return RaggedTransformerConfig(relative_positions=positions, **changes)
+
+
 @preset
 def entity_multi_armed_bandit_ppo(name: str) -> Experiment:
     """MultiArmedBandit: no blocks; less of a learning rate than enn-trainer's test has."""
@@ -117,12 +123,7 @@ def entity_floor_is_lava_ppo(name: str) -> Experiment:
         name,
         "FloorIsLava",
         _Run(10_000, 64, 4, 64, 3e-2, one_step=True),
-        RaggedTransformerConfig(
-            d_model=16,
-            relative_positions=RelativePositionsConfig(
-                kind="grid", extent=(1, 1), per_type_values=True
-            ),
-        ),
+        _sees_around(1, d_model=16),
         dataclasses.replace(_PPO, entropy_cost=1.0),
     )
 
@@ -208,11 +209,7 @@ def entity_multi_snake_ppo(name: str) -> Experiment:
         name,
         "MultiSnake",
         _Run(10_000_000, 512, 64, 32_768, 1.8e-2, packed=True),
-        RaggedTransformerConfig(
-            relative_positions=RelativePositionsConfig(
-                kind="grid", extent=(10, 10), per_type_values=True
-            )
-        ),
+        _sees_around(10),
         dataclasses.replace(_PPO, entropy_cost=0.02, discount=0.97),
         {"num_snakes": 1, "max_snake_length": 11},
     )
@@ -225,11 +222,7 @@ def entity_treasure_hunt_ppo(name: str) -> Experiment:
         name,
         "TreasureHunt",
         _Run(100_000, 64, 32, 512, 5e-3),
-        RaggedTransformerConfig(
-            relative_positions=RelativePositionsConfig(
-                kind="grid", extent=(5, 5), per_type_values=True
-            )
-        ),
+        _sees_around(5),
     )
 
 
@@ -240,10 +233,6 @@ def entity_minesweeper_ppo(name: str) -> Experiment:
         name,
         "MineSweeper",
         _Run(1_000_000, 64, 64, 1024, 3e-3),
-        RaggedTransformerConfig(
-            relative_positions=RelativePositionsConfig(
-                kind="grid", extent=(5, 5), per_type_values=True
-            )
-        ),
+        _sees_around(5),
         dataclasses.replace(_PPO, entropy_cost=0.02),
     )

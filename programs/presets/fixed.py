@@ -8,28 +8,26 @@ from programs.presets.registry import on_policy, preset
 from rlstack.evaluator import EvaluatorConfig
 
 
-@preset
-def cartpole_random(name: str) -> Experiment:
-    """CartPole-v1 at random: about 22, which nothing that has learned should score."""
+def _cartpole(name: str, agent: RandomConfig | ScriptedConfig) -> Experiment:
     return Experiment(
         preset=name,
-        agent=RandomConfig(),
+        agent=agent,
         env=EnvConfig("CartPole-v1", num_envs=8),
         replay=on_policy(8, 32),
         frames=20_000,
     )
+
+
+@preset
+def cartpole_random(name: str) -> Experiment:
+    """CartPole-v1 at random: about 22, which nothing that has learned should score."""
+    return _cartpole(name, RandomConfig())
 
 
 @preset
 def cartpole_scripted(name: str) -> Experiment:
     """CartPole-v1 by a rule that balances for all 500 steps."""
-    return Experiment(
-        preset=name,
-        agent=ScriptedConfig("agents.rules:balance_cartpole"),
-        env=EnvConfig("CartPole-v1", num_envs=8),
-        replay=on_policy(8, 32),
-        frames=20_000,
-    )
+    return _cartpole(name, ScriptedConfig("agents.rules:balance_cartpole"))
 
 
 @preset

@@ -83,18 +83,8 @@ RockPaperScissors = GameBuilder(rock_paper_scissors.RockPaperScissors)
 TreasureHunt = GameBuilder(treasure_hunt.TreasureHunt)
 
 GAMES: Mapping[str, GameBuilder] = {
-    "MultiArmedBandit": MultiArmedBandit,
-    "MoveToOrigin": MoveToOrigin,
-    "NotHotdog": NotHotdog,
-    "Count": Count,
-    "Xor": Xor,
-    "FloorIsLava": FloorIsLava,
-    "CherryPick": CherryPick,
-    "PickMatchingBalls": PickMatchingBalls,
-    "Minefield": Minefield,
-    "MultiSnake": MultiSnake,
-    "MineSweeper": MineSweeper,
-    "RockPaperScissors": RockPaperScissors,
-    "TreasureHunt": TreasureHunt,
+    builder.game.__name__: builder
+    for builder in list(globals().values())
+    if isinstance(builder, GameBuilder)
 }
 """All builders by name."""
