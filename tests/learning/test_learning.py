@@ -13,6 +13,7 @@ from agents.dqn import DQNConfig
 from agents.ppo import PPO, PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
+from programs.presets.registry import on_policy
 from programs.session import Session
 from programs.single_process import SingleProcess
 from rlstack.evaluator import EvaluatorConfig
@@ -22,6 +23,16 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 
 SEEDS = (1, 2, 3)
+# Three-step transitions, for Q-learning on toys.
+PRIORITIZED = ReplayConfig(
+    sampler="prioritized",
+    batch_size=32,
+    unroll_length=3,
+    starts="not_last",
+    max_size=10_000,
+    min_size=500,
+    samples_per_insert=8.0,
+)
 
 
 def train(experiment):
@@ -46,12 +57,6 @@ def learned_return(experiment):
         return program.evaluate().returns.mean()
     finally:
         program.close()
-
-
-def on_policy(num_envs, unroll_length):
-    return ReplayConfig(
-        sampler="fifo", batch_size=num_envs, unroll_length=unroll_length, max_size=2 * num_envs
-    )
 
 
 def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=None, **rest):
@@ -94,15 +99,7 @@ def test_dqn_learns_catch():
         ),
         frames=15_000,
         num_envs=8,
-        replay=ReplayConfig(
-            sampler="prioritized",
-            batch_size=32,
-            unroll_length=3,
-            starts="not_last",
-            max_size=10_000,
-            min_size=500,
-            samples_per_insert=8.0,
-        ),
+        replay=PRIORITIZED,
     )
     assert learned_return(experiment) > 0.9
 

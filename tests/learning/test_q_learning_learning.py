@@ -7,8 +7,7 @@ from agents.c51 import C51Config
 from programs.presets import preset
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.replay import ReplayConfig
-from tests.learning.test_learning import learned_return, returns_of_seeds, toy
+from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of_seeds, toy
 
 
 @pytest.mark.timeout(120)
@@ -26,15 +25,7 @@ def test_rainbow_learns_catch_with_no_epsilon():
         frames=9_000,
         num_envs=8,
         network=NetworkConfig(activation="relu", duelling=True, noisy_sigma=0.5, num_atoms=21),
-        replay=ReplayConfig(
-            sampler="prioritized",
-            batch_size=32,
-            unroll_length=3,
-            starts="not_last",
-            max_size=10_000,
-            min_size=500,
-            samples_per_insert=8.0,
-        ),
+        replay=PRIORITIZED,
     )
     # Chance plays at -0.6.
     assert learned_return(experiment) > 0.9

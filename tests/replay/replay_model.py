@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from rlstack.replay import ReplayConfig, Sample
+from rlstack.replay import ReplayClosedError, ReplayConfig, Sample
 from rlstack.types import TimeStep, Trajectory, Transition
 
 FIRST, MID, LAST = 0, 1, 2
@@ -211,3 +213,23 @@ class Model:
             assert all(i.times <= self.cfg.times_limit for i in self.items)
             self.items = [i for i in self.items if i.times < self.cfg.times_limit]
         self.samples += batch_size
+
+
+def check_close_wakes(buffer, wait):
+    """Closing a buffer ends what waits for it, in another thread, within a second."""
+    raised = []
+
+    def waits():
+        try:
+            wait()
+        except ReplayClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    start = time.monotonic()
+    buffer.close()
+    thread.join(timeout=5)
+    assert raised and time.monotonic() - start < 1

@@ -14,10 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.replay import ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from tests.replay import reverb_backend
-from tests.replay.replay_model import LAST, MID, config, drawn, feed, items_of, make_transition
+from tests.replay.replay_model import (
+    LAST,
+    MID,
+    check_close_wakes,
+    config,
+    drawn,
+    feed,
+    items_of,
+    make_transition,
+)
 
 needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
 pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
@@ -150,25 +159,8 @@ def test_close_wakes_who_waits(side):
     server, buffer = pair(config("fifo", max_size=4), 4, prefetch=4, max_pending=0)
     other = pickle.loads(pickle.dumps(buffer))
     waiting = buffer if side == "sample" else other
-    raised = []
-
-    def wait():
-        try:
-            if side == "sample":
-                buffer.sample()
-            else:
-                feed(other, 4, 0, 100)
-        except ReplayClosedError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.5)
-    assert thread.is_alive()
-    start = time.monotonic()
-    waiting.close()
-    thread.join(timeout=5)
-    assert raised and time.monotonic() - start < 1
+    wait = buffer.sample if side == "sample" else lambda: feed(other, 4, 0, 100)
+    check_close_wakes(waiting, wait)
     buffer.close()
     other.close()
     server.close()

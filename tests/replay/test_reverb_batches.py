@@ -14,7 +14,7 @@ from rlstack.replay.reverb.batches import BatchFetcher
 from rlstack.replay.reverb.fetcher import ItemFetcher
 from rlstack.replay.reverb.rules import LARGEST_BATCHED, is_batched
 from tests.replay import reverb_backend
-from tests.replay.replay_model import MID, config, drawn, feed, items_of
+from tests.replay.replay_model import MID, check_close_wakes, config, drawn, feed, items_of
 
 needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
 pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
@@ -130,22 +130,7 @@ def test_limits_hold_and_are_named(connected, sampler):
 
 def test_close_wakes_who_waits_for_a_batch(connected):
     _, buffer = connected(config("uniform"), 1)
-    raised = []
-
-    def wait():
-        try:
-            buffer.sample()
-        except ReplayClosedError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.3)
-    assert thread.is_alive()
-    start = time.monotonic()
-    buffer.close()
-    thread.join(timeout=5)
-    assert raised and time.monotonic() - start < 1
+    check_close_wakes(buffer, buffer.sample)
 
 
 def test_what_a_reader_leaves_is_the_next_ones(connected):
