@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import optax
 
 from rlstack import distributions, returns
-from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
@@ -35,7 +34,8 @@ from rlstack.exploration import (
     next_counts,
 )
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer, moved_target
+from rlstack.optimizers import OptimizerConfig
+from rlstack.target_network import TargetLearnerState, TargetNetworkAgent
 from rlstack.types import (
     AgentState,
     Array,
@@ -104,16 +104,7 @@ class R2D2State(NamedTuple):
     core: AgentState  # [B, ...] the recurrent core's state
 
 
-class R2D2LearnerState(NamedTuple):
-    """What the learner keeps."""
-
-    opt_state: Any
-    target_params: Params
-    num_updates: Array  # [] int32
-    rng_key: PRNGKey
-
-
-class R2D2(OneOptimizer, Agent):
+class R2D2(TargetNetworkAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: R2D2Config
@@ -125,11 +116,6 @@ class R2D2(OneOptimizer, Agent):
                 "R2D2: the network must be recurrent; got one without a state. Use --network.core "
                 "lstm, or dqn, which learns from transitions."
             )
-        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
-
-    def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
-        return self.network.init(rng_key)
 
     def initial_state(self, batch_size: int) -> R2D2State:
         """Returns counts of 0 and the core's initial state, ``[B, ...]``."""
@@ -138,12 +124,6 @@ class R2D2(OneOptimizer, Agent):
     def reset_state(self, state: R2D2State, first: Array) -> R2D2State:
         """Starts the core afresh where ``first`` holds; which environment it is stays known."""
         return super().reset_state(state, first)._replace(counts=state.counts)
-
-    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> R2D2LearnerState:
-        """Returns the optimizer's initial state, with the params as target."""
-        return R2D2LearnerState(
-            self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
-        )
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
@@ -155,7 +135,7 @@ class R2D2(OneOptimizer, Agent):
         return R2D2Output(action), R2D2State(next_counts(state.counts, timestep), core)
 
     def compute_gradients(
-        self, params: Params, learner_state: R2D2LearnerState, batch: Batch
+        self, params: Params, learner_state: TargetLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
         grads, (logs, priorities) = jax.grad(self.loss, has_aux=True)(
@@ -232,22 +212,6 @@ class R2D2(OneOptimizer, Agent):
         mean = size.sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
         eta = self.cfg.priority_max_share
         return eta * size.max(axis=0) + (1 - eta) * mean
-
-    def update_learner_state(
-        self, params: Params, learner_state: R2D2LearnerState, opt_state: Any
-    ) -> R2D2LearnerState:
-        """Keeps the optimizer's state and moves the target params."""
-        num_updates = learner_state.num_updates + 1
-        target = moved_target(
-            params,
-            learner_state.target_params,
-            num_updates,
-            period=self.cfg.target_period,
-            rate=self.cfg.target_rate,
-        )
-        return learner_state._replace(
-            opt_state=opt_state, target_params=target, num_updates=num_updates
-        )
 
 
 def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:

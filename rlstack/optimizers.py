@@ -10,7 +10,7 @@ import jax
 import optax
 
 from rlstack.checks import Checked
-from rlstack.types import Array, LearnerState, Logs, Params, PyTree
+from rlstack.types import LearnerState, Logs, Params, PyTree
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
 _NAMES: tuple[str, ...] = get_args(Name)
@@ -128,20 +128,3 @@ def _labels(params: Params, components: list[tuple[str, ...]]) -> Params:
                 f"the network has {held}. Leave that component's optimizer out."
             )
     return structure.unflatten(labels)
-
-
-def moved_target(
-    params: Params, target_params: Params, num_updates: Array, *, period: int, rate: float
-) -> Params:
-    """Returns the target params after an update.
-
-    Args:
-      params: the learned ones, after the update.
-      target_params: the target's, before it.
-      num_updates: updates so far, this one included, [] int32.
-      period: updates between two copies; ignored with a rate.
-      rate: share of the params that the target takes over at each update; 0 copies by period.
-    """
-    if rate:
-        return optax.incremental_update(params, target_params, rate)
-    return optax.periodic_update(params, target_params, num_updates, period)

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import optax
 
 from rlstack import distributions
-from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
@@ -35,7 +34,8 @@ from rlstack.exploration import (
 )
 from rlstack.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer, moved_target
+from rlstack.optimizers import OptimizerConfig
+from rlstack.target_network import TargetLearnerState, TargetNetworkAgent
 from rlstack.types import (
     Array,
     Batch,
@@ -83,15 +83,6 @@ class QOutput(NamedTuple):
     action: Array  # [B] int32
 
 
-class QLearnerState(NamedTuple):
-    """What the learner keeps."""
-
-    opt_state: Any
-    target_params: Params
-    num_updates: Array  # [] int32
-    rng_key: PRNGKey
-
-
 class ItemLosses(NamedTuple):
     """What learning from each item costs."""
 
@@ -100,7 +91,7 @@ class ItemLosses(NamedTuple):
     values: Array  # [B] float32, of the actions taken; for the logs
 
 
-class QLearning(OneOptimizer, Agent):
+class QLearning(TargetNetworkAgent):
     """An agent of action values; construct it as `rlstack.agent.Agent` says.
 
     Subclasses say how network outputs become values (`values`) and what to minimise
@@ -116,7 +107,6 @@ class QLearning(OneOptimizer, Agent):
                 f"{type(self).__name__}: the network must be feed-forward, since transitions carry "
                 "no recurrent state. Use --network.core none, or an agent of sequences such as ppo."
             )
-        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
     @abc.abstractmethod
     def values(self, outputs: Array) -> Array:
@@ -134,10 +124,6 @@ class QLearning(OneOptimizer, Agent):
         """Returns what the network says of each action, ``[B, A, ...]``, with or without noise."""
         return self.network.apply(rng_key if noisy else None, params, timestep, ())[0]
 
-    def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
-        return self.network.init(rng_key)
-
     def initial_state(self, batch_size: int) -> Counts:
         """Returns how many steps and episodes each environment has had, ``[B]``: none."""
         return initial_counts(batch_size)
@@ -146,12 +132,6 @@ class QLearning(OneOptimizer, Agent):
         """Keeps the counts, by which exploration decays, from one episode to the next."""
         del first
         return state
-
-    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> QLearnerState:
-        """Returns the optimizer's initial state, with the params as target."""
-        return QLearnerState(
-            self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
-        )
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
@@ -178,7 +158,7 @@ class QLearning(OneOptimizer, Agent):
         return jax.lax.stop_gradient(of_actions(outputs, self.best_actions(choosing, end)))
 
     def compute_gradients(
-        self, params: Params, learner_state: QLearnerState, batch: Batch
+        self, params: Params, learner_state: TargetLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss`, its logs and priorities."""
         loss_key = jax.random.split(learner_state.rng_key)[1]
@@ -202,19 +182,11 @@ class QLearning(OneOptimizer, Agent):
         return loss, (logs, priorities)
 
     def update_learner_state(
-        self, params: Params, learner_state: QLearnerState, opt_state: Any
-    ) -> QLearnerState:
-        """Keeps the optimizer's state, moves the target params and the key."""
-        num_updates = learner_state.num_updates + 1
-        target = moved_target(
-            params,
-            learner_state.target_params,
-            num_updates,
-            period=self.cfg.target_period,
-            rate=self.cfg.target_rate,
-        )
-        rng_key = jax.random.split(learner_state.rng_key)[0]
-        return QLearnerState(opt_state, target, num_updates, rng_key)
+        self, params: Params, learner_state: TargetLearnerState, opt_state: Any
+    ) -> TargetLearnerState:
+        """Moves the key on as well."""
+        moved = super().update_learner_state(params, learner_state, opt_state)
+        return moved._replace(rng_key=jax.random.split(learner_state.rng_key)[0])
 
     def _preferences(self, outputs: Array, timestep: TimeStep) -> distributions.Categorical:
         return distributions.categorical(self.values(outputs), action_mask(timestep.observation))
