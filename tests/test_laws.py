@@ -36,6 +36,7 @@ PURE = (
     "references",
     "shuffle",
     "q_learning",
+    "target_network",
     "value_distributions",
 )
 # What the pure half and the agents may import from outside, beside the standard library.
