@@ -46,7 +46,7 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
-    "launchpad": r"programs/(?!single_process)\w+\.py",
+    "launchpad": r"programs/(?!single_process)(launchers/)?\w+\.py",
     "courier": r"rlstack/rpc_courier\.py",
     "tyro": r"programs/cli\.py",
     "tensorflow": r"(?!)",

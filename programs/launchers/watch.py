@@ -1,0 +1,46 @@
+"""What a launcher sees of its program: the coordinator's status, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from programs.coordinator import Coordinator
+from programs.display import ProgressDisplay
+from rlstack.remote import ClosedError, RemoteError, UnavailableError
+from rlstack.rpc import RemoteObject
+
+_SHOW = 0.5  # seconds between two looks at the coordinator
+
+
+class Watch:
+    """Shows in a thread what the coordinator says."""
+
+    def __init__(self, address: str, display: ProgressDisplay) -> None:
+        """Begins to ask at the coordinator's address."""
+        self._remote = RemoteObject(address, Coordinator, name="coordinator", timeout=60.0)
+        self._display = display
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def interrupt(self, number: int) -> bool:
+        """Asks the coordinator for the end; says whether it heard."""
+        try:
+            self._remote.call("interrupt", (int(number),), timeout=3.0)
+            return True
+        except (UnavailableError, RemoteError):
+            return False
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._remote.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(ClosedError, UnavailableError, RemoteError):
+            while not self._closed.wait(_SHOW):
+                status = self._remote.status()
+                self._display.write_nodes(status["nodes"])
+                self._display.write(status["env_frames"], status["logs"])
