@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -17,6 +17,7 @@ from programs import record, report, train
 from programs.experiment import Experiment, Option
 from programs.presets import PRESETS, describe, preset
 from programs.session import Interrupted, ProgramError, Result
+from rlstack.evaluator import by_opponent
 from rlstack.references import nearest
 
 
@@ -47,6 +48,8 @@ class _Eval:
     """Whole episodes to play; as many as at the end of training by default."""
     seed: int | None = None
     """Of the evaluation's environments; the run's own by default."""
+    against: tuple[Path, ...] = ()
+    """Runs, or checkpoints of runs, that play the other places of games of several agents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +135,7 @@ def _train(args: list[str]) -> int:
     if args[0].startswith("-"):
         resumed = tyro.cli(_Resume, prog="rlstack train", args=args)
         return _report(train.resume(resumed.resume, frames=resumed.frames))
-    name, *rest = args
+    name, *rest = _in_full(args)
     chosen = tyro.cli(
         _Train,
         prog=f"rlstack train {name}",
@@ -144,23 +147,36 @@ def _train(args: list[str]) -> int:
     return _report(train.run(chosen.experiment, chosen.run_dir))
 
 
+_SHORT = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
+
+
+def _in_full(args: list[str]) -> list[str]:
+    """Writes out the options that have a short form."""
+    split = [arg.partition("=") for arg in args]
+    return [_SHORT.get(option, option) + is_equal + value for option, is_equal, value in split]
+
+
 def _report(result: Result) -> int:
     print(
         f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
         f"{result.eval_episodes} episodes, after {result.env_frames:,} frames in "
         f"{result.wall_seconds:.1f} s"
     )
+    for name, mean in result.eval_return_by_opponent.items():
+        print(f"  {mean:.2f} against {name}")
     return 0
 
 
 def _eval(args: list[str]) -> int:
     chosen = tyro.cli(_Eval, prog="rlstack eval", args=args)
-    evaluation = train.evaluate(chosen.run_dir, chosen.episodes, chosen.seed)
-    found = {
+    evaluation = train.evaluate(chosen.run_dir, chosen.episodes, chosen.seed, chosen.against)
+    found: dict[str, Any] = {
         "eval_return_mean": float(evaluation.returns.mean()),
         "eval_return_std": float(evaluation.returns.std()),
         "eval_episodes": len(evaluation.returns),
     }
+    if evaluation.opponents:
+        found["eval_return_by_opponent"] = by_opponent(evaluation)
     print(json.dumps(found))
     return 0
 

@@ -27,8 +27,12 @@ from rlstack.replay.stacked import StackedReplay
 from rlstack.types import EnvSpec, Transition
 
 
-def make_env(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
-    """Makes one actor's pool of environments."""
+def make_env(cfg: EnvConfig, seed: int) -> Any:
+    """Makes one actor's pool of environments, in which others may play too."""
+    if cfg.opponents.runs:
+        from programs.opponents import make_opposed  # which makes its agents and pools here
+
+        return make_opposed(cfg, seed)
     workers = cfg.num_workers or None
     options = dict(cfg.options)
     if cfg.wait_num:
@@ -128,18 +132,23 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
 
 
-def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> SyncEnv | AsyncEnv:
+def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> Any:
     """Makes the environments of one evaluation; they start alike each time.
 
     Args:
       experiment: whose environments, as its evaluation has them.
       role: by which they are seeded: others start elsewhere.
     """
+    return make_env(evaluation_envs(experiment), role_seed(experiment.seed, role))
+
+
+def evaluation_envs(experiment: Experiment) -> EnvConfig:
+    """Returns the environments' config as evaluation has it."""
     cfg = experiment.env
-    env_cfg = dataclasses.replace(
+    return dataclasses.replace(
         cfg,
         num_envs=experiment.evaluator.num_envs,
         wait_num=0,
         options={**cfg.options, **cfg.eval_options},
+        opponents=cfg.eval_opponents,
     )
-    return make_env(env_cfg, role_seed(experiment.seed, role))

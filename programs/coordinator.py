@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from programs import opponents
 from programs.experiment import Experiment
 from programs.run_dir import RunDir
 from programs.session import Session
-from rlstack.evaluator import Evaluation
+from rlstack.evaluator import Evaluation, as_logs
 from rlstack.loggers import Fanout, Logger
 from rlstack.remote import remote
 
@@ -152,8 +153,9 @@ class Coordinator:
     def judged(self, env_frames: int, returns: np.ndarray, lengths: np.ndarray, last: bool) -> None:
         """Hears from the evaluator what it found, and, at the last, files the result."""
         with self._lock:
-            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths))
-            self._logger.write(env_frames, {"evaluator/episode_return": evaluation.returns.mean()})
+            met = opponents.of_episodes(self._experiment)
+            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), met)
+            self._logger.write(env_frames, as_logs(evaluation))
             if last:
                 result = self._session.result(
                     evaluation, self._frames, self._learner_steps, self._train_seconds

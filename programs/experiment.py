@@ -27,6 +27,22 @@ Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
 
 
 @dataclasses.dataclass(frozen=True)
+class OpponentsConfig(Checked):
+    """Who else plays in games of several agents, those with an option `agents`."""
+
+    runs: tuple[str, ...] = ()
+    """Run directories, or single checkpoints of runs, whose params play as they are; they take
+    turns from game to game. None: the learner plays all places."""
+    share: float = 1.0
+    """Share of the environments that play against them; the others play among themselves."""
+    greedy: bool = False
+    """Whether opponents take their best actions, or sample as in training."""
+
+    def __post_init__(self) -> None:
+        self.require("share", 0 < self.share <= 1, "in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvConfig(Checked):
     """Which environments, how many, and how they run side by side."""
 
@@ -44,6 +60,10 @@ class EnvConfig(Checked):
     """Passed on to whoever makes the environments."""
     eval_options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """What evaluation changes in them, such as whole episodes instead of single lives."""
+    opponents: OpponentsConfig = OpponentsConfig()
+    """Whom training plays against; num_envs are the learner's own."""
+    eval_opponents: OpponentsConfig = OpponentsConfig()
+    """Whom evaluation plays against; results are told by opponent."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_envs")

@@ -14,18 +14,8 @@ from rlstack.entity.inverted.agents import Actions, ScoredObservation
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.tables import Table
 from rlstack.entity.validator import Validator
-from rlstack.inferencer import Inferencer, InferencerConfig
-from rlstack.types import EnvSpec, Params, StepType, TimeStep
-
-
-class _Fixed:
-    """Params that never change, as an Inferencer's source."""
-
-    def __init__(self, params: Params):
-        self.params = params
-
-    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        return (0, self.params) if newer_than < 0 else None
+from rlstack.inferencer import FixedParams, Inferencer, InferencerConfig
+from rlstack.types import EnvSpec, StepType, TimeStep
 
 
 class RunAgent:
@@ -92,7 +82,7 @@ def team_from_run(
     params = read_params(newest_checkpoint(directory, experiment), experiment, spec)
     agent = make_agent(experiment, spec, greedy=greedy)
     key = jax.random.PRNGKey(seed)
-    inferencer = Inferencer(InferencerConfig(), agent, _Fixed(params), num_agents, key)
+    inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), num_agents, key)
     validator = Validator(obs_space, action_space, name)
     return [RunAgent(inferencer, i, table, validator) for i in range(num_agents)]
 

@@ -21,20 +21,9 @@ from rlstack import checkpoint
 from rlstack.actor import Actor
 from rlstack.datasets import DatasetWriter, Header
 from rlstack.exploration import Counts
-from rlstack.inferencer import Inferencer, InferencerConfig
-from rlstack.types import Params
+from rlstack.inferencer import FixedParams, Inferencer, InferencerConfig
 
 Played = Literal["greedy", "explore"]
-
-
-class _Restored:
-    """The params of a run that is over, as a source for the Inferencer."""
-
-    def __init__(self, params: Params) -> None:
-        self._params = params
-
-    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        return (0, self._params) if newer_than < 0 else None
 
 
 def record(
@@ -87,7 +76,7 @@ def record(
         agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
         params = read_params(restored, experiment, env.spec)
         key = role_key(experiment.seed, "record")
-        inferencer = Inferencer(InferencerConfig(), agent, _Restored(params), env.num_envs, key)
+        inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), env.num_envs, key)
         _go_on(inferencer, trained // experiment.total_envs)
         actor = Actor(env, inferencer, writer)
         while not writer.done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from programs.components import make_agent
 from programs.experiment import Experiment, from_json
@@ -37,15 +38,20 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
     return path
 
 
-def read_params(path: Path, experiment: Experiment, spec: EnvSpec) -> Params:
+def read_params(
+    path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False
+) -> Params:
     """Reads a checkpoint's params and nothing else of it.
 
     Args:
       path: of the checkpoint.
       experiment: of the run.
       spec: of its environments.
+      on_host: whether they stay numpy arrays, so that no device is taken.
     """
     agent = make_agent(experiment, spec)
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    if on_host:
+        params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)
     saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
     return saved["learner"]["params"]

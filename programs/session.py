@@ -8,14 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from programs.experiment import Experiment
 from programs.run_dir import git_commit
-from rlstack.evaluator import Evaluation
+from rlstack.evaluator import Evaluation, by_opponent
 from rlstack.loggers import Logger
 
 
@@ -164,6 +164,7 @@ class Session:
             topology=experiment.topology,
             preset=experiment.preset,
             git_commit=git_commit(),
+            eval_return_by_opponent=by_opponent(evaluation),
         )
 
     @staticmethod
@@ -196,3 +197,4 @@ class Result(NamedTuple):
     topology: str
     preset: str
     git_commit: str
+    eval_return_by_opponent: Mapping[str, float] = MappingProxyType({})  # empty without opponents

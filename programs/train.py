@@ -6,13 +6,14 @@ import dataclasses
 import math
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 import jax
 import jax.numpy as jnp
 
-from programs import xla
+from programs import opponents, xla
 from programs.components import (
     announce_replay,
     make_agent,
@@ -21,14 +22,14 @@ from programs.components import (
 )
 from programs.display import ProgressDisplay
 from programs.dumps import with_dump
-from programs.experiment import Experiment, to_json
+from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.offline import Offline, resolved
 from programs.restored import newest_checkpoint, read_config, read_params
 from programs.run_dir import RunDir
 from programs.session import Interrupted, Result, Session, Signals
 from programs.single_process import SingleProcess
 from rlstack import checkpoint
-from rlstack.evaluator import Evaluation
+from rlstack.evaluator import Evaluation, as_logs
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
 from rlstack.types import Logs
 
@@ -51,7 +52,8 @@ def run(
       rlstack.learner.NonFiniteError: an update gave NaN; the run directory holds a dump of it.
       programs.session.Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
-    experiment = resolved(experiment)
+    experiment = opponents.resolved(resolved(experiment))
+    opponents.check(experiment)
     directory = RunDir.create(run_dir, experiment.preset, experiment.seed)
     directory.write_config(to_json(experiment))
     return _run(experiment, directory, None, stream)
@@ -75,11 +77,15 @@ def resume(
     if frames is not None:
         experiment = dataclasses.replace(experiment, frames=frames)
         directory.write_config(to_json(experiment))
+    opponents.check(experiment)
     return _run(experiment, directory, newest_checkpoint(directory, experiment), stream)
 
 
 def evaluate(
-    run_dir: str | Path, episodes: int | None = None, seed: int | None = None
+    run_dir: str | Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    against: Sequence[str | Path] = (),
 ) -> Evaluation:
     """Judges the newest params of a run with the greedy policy.
 
@@ -87,6 +93,11 @@ def evaluate(
       run_dir: of a run with a checkpoint.
       episodes: whole episodes to play; as many as at the end of training by default.
       seed: of the evaluation's environments; the run's own by default.
+      against: runs, or checkpoints of runs, that play the other places of games of several agents;
+        those of the run's own evaluation by default, and as greedy as these in any case.
+
+    Raises:
+      ValueError: there is no run or no checkpoint, or opponents do not fit.
     """
     directory = RunDir.open(run_dir)
     experiment = read_config(directory)
@@ -96,7 +107,13 @@ def evaluate(
         num_envs = math.gcd(episodes, evaluator.num_envs)
         evaluator = dataclasses.replace(evaluator, episodes=episodes, num_envs=num_envs)
     seed = experiment.seed if seed is None else seed
-    experiment = dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
+    env = experiment.env
+    if against:
+        met = dataclasses.replace(env.eval_opponents, runs=tuple(map(str, against)), share=1.0)
+        env = dataclasses.replace(env, eval_opponents=met)
+    env = dataclasses.replace(env, opponents=OpponentsConfig())  # training's may be gone
+    experiment = dataclasses.replace(experiment, env=env, evaluator=evaluator, seed=seed)
+    opponents.check(experiment)
     with make_evaluation_env(experiment) as env:
         params = read_params(newest_checkpoint(directory, experiment), experiment, env.spec)
         return make_evaluator(experiment, env.spec).evaluate(params, env)
@@ -166,7 +183,7 @@ def _train(
         checkpoint.save(directory.checkpoints, frames, program.save(), {"env_frames": frames})
 
     def judge(frames: int) -> None:
-        logger.write(frames, {"evaluator/episode_return": program.evaluate().returns.mean()})
+        logger.write(frames, as_logs(program.evaluate()))
 
     session = Session(
         experiment,

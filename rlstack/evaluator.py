@@ -10,7 +10,7 @@ import numpy as np
 from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.inferencer import Inferencer, InferencerConfig
-from rlstack.types import Params, PRNGKey, StepType
+from rlstack.types import Logs, Params, PRNGKey, StepType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,24 @@ class Evaluation(NamedTuple):
 
     returns: np.ndarray  # [episodes] float64, undiscounted
     lengths: np.ndarray  # [episodes] int64, in steps
+    opponents: tuple[str, ...] = ()  # [episodes] whom each was played against; or nobody
+
+
+def by_opponent(evaluation: Evaluation) -> dict[str, float]:
+    """Returns the mean return against each opponent; empty where there were none."""
+    names = np.array(evaluation.opponents)
+    return {
+        name: float(evaluation.returns[names == name].mean())
+        for name in dict.fromkeys(evaluation.opponents)
+    }
+
+
+def as_logs(evaluation: Evaluation) -> Logs:
+    """Returns the mean return, of all episodes and against each opponent, by name."""
+    logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
+    for name, mean in by_opponent(evaluation).items():
+        logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
+    return logs
 
 
 class _UnderJudgement:
@@ -78,7 +96,8 @@ class Evaluator:
 
         Args:
           params: whom to judge.
-          env: a `rlstack.envs.SyncEnv` of ``num_envs``; closing it is the caller's business.
+          env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; closing it is the
+            caller's business.
 
         Raises:
           ValueError: the pool is of another size.
@@ -105,4 +124,7 @@ class Evaluator:
                 episode_return[i] = length[i] = 0
             action = self._inferencer.inference(None, timestep).agent_output.action
             timestep = env.step(action)
-        return Evaluation(np.concatenate(returns), np.concatenate(lengths))
+        met = [
+            name for name in getattr(env, "opponents", ()) for _ in range(self._episodes_per_env)
+        ]
+        return Evaluation(np.concatenate(returns), np.concatenate(lengths), tuple(met))

@@ -27,6 +27,17 @@ class ParamsSource(Protocol):
         """Returns (version, params), or None when there is nothing newer."""
 
 
+class FixedParams:
+    """Params that never change, as an Inferencer's source."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+
+    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
+        """Returns version 0, once."""
+        return (0, self._params) if newer_than < 0 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class InferencerConfig(Checked):
     """How an Inferencer keeps up with the learner."""

@@ -1,5 +1,6 @@
 """docs/entities.md keeps its word: its blocks run as written, and its tables name what there is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -38,8 +39,11 @@ def test_every_block_runs_as_written(said):
     (shown,) = [i for i, block in enumerate(BLOCKS) if block.language == "text"]
     assert said[shown] == said[shown - 1]
     returns = [float(x) for text in said for x in re.findall(r"^greedy return (\S+)", text, re.M)]
-    fire, count, rule, clone = returns
+    fire, count, rule, clone, first, second = returns
     assert fire > 0.3 and count > 0.9 and rule == 1.0 and clone > 0.9
+    assert abs(first) < 1e-6 and second > 0.5  # among its own a win is another's loss
+    (by_opponent,) = [json.loads(text) for text in said if "eval_return_by_opponent" in text]
+    assert len(by_opponent["eval_return_by_opponent"]) == 2
 
 
 def test_tables_name_what_there_is():

@@ -50,6 +50,7 @@ def test_a_run_files_its_config_logs_checkpoint_and_result(tmp_path):
     assert {
         "eval_return_mean", "eval_return_std", "eval_episodes", "env_frames", "learner_steps",
         "wall_seconds", "frames_per_second", "seed", "topology", "git_commit",
+        "eval_return_by_opponent",
     } <= set(found)  # fmt: skip
     assert found["env_frames"] >= 1500
     assert found["eval_episodes"] == 2
