@@ -31,6 +31,7 @@ JUDGING = "judging"  # the last evaluation
 OVER = "over"  # every node ends
 
 
+_BETWEEN_REPORTS = 0.2  # seconds, as nodes have it
 _SILENT = 3.0  # seconds after which a node that does not report is shown as silent
 
 
@@ -96,8 +97,10 @@ class Coordinator:
         )
         self._frames = start_frames
         self._learner_steps = 0
+        self._lost_frames = 0.0
         self._orders: dict[str, Any] = {"phase": RUNNING, "checkpoints": 0, "evaluations": 0}
         self._nodes: dict[str, _Node] = {}
+        self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._train_seconds = 0.0
 
@@ -126,8 +129,10 @@ class Coordinator:
         """
         with self._lock:
             known = self._nodes.setdefault(node, _Node(incarnation))
-            if incarnation < known.incarnation:
-                return self._answer()  # the last words of one that was given up
+            if incarnation < known.incarnation:  # one that was given up: it may well live still
+                return {**self._answer(), "phase": OVER}
+            if incarnation > known.incarnation:
+                self._lost_frames += self._lost_with(known)
             before = known.counts if incarnation == known.incarnation else {}
             self._frames += int(counts.get("env_frames", 0) - before.get("env_frames", 0))
             self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
@@ -180,6 +185,18 @@ class Coordinator:
             nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
             return {**self._answer(), "logs": dict(self._newest.logs), "nodes": nodes}
 
+    @remote(idempotent=True)
+    def relocate(self, node: str, address: str) -> None:
+        """Hears from the launcher that a node answers elsewhere now."""
+        with self._lock:
+            self._addresses[node] = address
+
+    @remote(idempotent=True)
+    def locate(self, node: str) -> str:
+        """Returns where a node answers now, nothing if it is where it was from the start."""
+        with self._lock:
+            return self._addresses.get(node, "")
+
     def wait_until_over(self, timeout: float) -> bool:
         """Waits for the last phase; says whether it has come."""
         with self._lock:
@@ -189,6 +206,15 @@ class Coordinator:
     def interrupted(self) -> int:
         """The signal that asked for the end, 0 for none."""
         return self._interrupted
+
+    def _lost_with(self, node: _Node) -> float:
+        """Frames of unrolls that an incarnation had begun, and of its last moment unreported."""
+        frames = int(node.counts.get("env_frames", 0))
+        if not frames:
+            return 0.0
+        num_envs = self._experiment.env.num_envs
+        begun = frames // num_envs % self._experiment.replay.unroll_length * num_envs
+        return begun + _BETWEEN_REPORTS * node.frames_per_second()
 
     def _due(self, what: str) -> None:
         self._orders[what] += 1
@@ -228,5 +254,6 @@ class Coordinator:
         return {
             "learner/steps": self._learner_steps,
             "program/restarts": sum(node.incarnation for node in self._nodes.values()),
+            "program/lost_frames": self._lost_frames,
             **{name: float(np.mean(found)) for name, found in values.items()},
         }

@@ -12,6 +12,7 @@ import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS, AgentConfig
+from programs.cluster_config import RayConfig
 from rlstack.checks import Checked
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.inference_service import ServiceConfig
@@ -79,8 +80,9 @@ class ProgramConfig(Checked):
     """Actors, each with env.num_envs environments."""
     num_inferencers: int = 1
     """Inference services, over which the actors are spread (light_env and distributed)."""
-    launch: Literal["processes", "threads"] = "processes"
-    """threads: all nodes in this process, so that a debugger stops in any of them."""
+    launch: Literal["processes", "threads", "ray"] = "processes"
+    """threads: all nodes in this process, so that a debugger stops in any of them; ray: on the
+    hosts of a Ray cluster (distributed only)."""
     pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
     """lock_step: actors wait while the learner learns, as in a single process: the lag is 0 and a
     run can be repeated."""
@@ -88,6 +90,8 @@ class ProgramConfig(Checked):
     """Seconds between two looks for newer params, where these are pulled in the background."""
     max_restarts: int = 10
     """Restarts of one actor or inference service after which the program gives up."""
+    ray: RayConfig = RayConfig()
+    """The cluster, where Ray launches."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_actors", "num_inferencers")
@@ -150,6 +154,11 @@ class Experiment(Checked):
             raise ValueError(
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
                 f"{self.topology}; got {self.replay.min_actors}."
+            )
+        if self.program.launch == "ray" and self.topology != "distributed":
+            raise ValueError(
+                "Experiment: topology must be distributed where Ray launches, since nodes of the "
+                f"others share memory; got {self.topology}. Say --topology distributed."
             )
         alone = not self.data or self.topology == "single_process"
         self.require("topology", alone, "single_process with data, since nobody acts")

@@ -65,6 +65,10 @@ def _check_packages(experiment: Experiment) -> None:
             "3.10; not installed here. `make venv` sets that up; `rlstack doctor` tells more. "
             "--topology single_process works without."
         )
+    if experiment.program.launch == "ray":
+        from programs.launchers import ray_cluster
+
+        ray_cluster.load()
 
 
 def _environment_spec(experiment: Experiment) -> EnvSpec:

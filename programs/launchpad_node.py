@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from rlstack.rpc import RemoteObject
 
 # Seconds in which a node ends after it was told to: those that hold nothing to lose, and others.
 _GRACE, _GRACE_OF_OWNERS = 2.0, 7.0
+_ASK_SECONDS = 2.0  # for the coordinator to say where a node is
 _THREADS = (context.LaunchType.LOCAL_MULTI_THREADING, context.LaunchType.TEST_MULTI_THREADING)
 
 
@@ -42,7 +44,11 @@ class _Runs:
 
     def run(self) -> None:
         """Runs the node; in a thread, again and again where that is safe."""
-        if self._in_thread() and self.restartable:
+        launch = self.setup.experiment.program.launch
+        if launch == "ray":  # whose launcher writes failures down, and restarts
+            super().run()  # type: ignore[misc]
+            return
+        if launch == "threads" and self.restartable:
             self._run_again_and_again()
             return
         try:
@@ -50,11 +56,8 @@ class _Runs:
         except BaseException as error:
             self._record(error, restarts=False)
             raise
-        if not self._in_thread():
+        if launch != "threads":
             _leave()
-
-    def _in_thread(self) -> bool:
-        return self.setup.experiment.program.launch == "threads"
 
     def _run_again_and_again(self) -> None:
         backoff = supervise.Backoff(self.setup.experiment.program.max_restarts)
@@ -131,21 +134,28 @@ class ServiceNode(_Runs, lp.CourierNode):
     """A node whose remote methods others call."""
 
     def __init__(
-        self, cls: type, setup: Setup, *args: Any, name: str, restartable: bool = False
+        self,
+        cls: type,
+        setup: Setup,
+        *args: Any,
+        name: str,
+        restartable: bool = False,
+        book: Any = None,
     ) -> None:
+        """Takes what a worker does, and the coordinator's handle as `book` if the node may move."""
         super().__init__(_Construct(cls, serves=True), setup, *args)
         self.setup, self.name, self.restartable = setup, name, restartable
-        self._cls = cls
+        self._cls, self._book = cls, book
 
     def create_handle(self) -> Any:
         """Returns what becomes a client in other nodes."""
-        return self._track_handle(_ServiceHandle(self._address, self._cls, self.name))
+        return self._track_handle(_ServiceHandle(self._address, self._cls, self.name, self._book))
 
 
 class _ServiceHandle(lp.CourierHandle):
-    def __init__(self, address: lp_address.Address, cls: type, name: str) -> None:
+    def __init__(self, address: lp_address.Address, cls: type, name: str, book: Any) -> None:
         super().__init__(address)
-        self._cls, self._name = cls, name
+        self._cls, self._name, self._book = cls, name, book
 
     @property
     def address(self) -> str:
@@ -153,7 +163,18 @@ class _ServiceHandle(lp.CourierHandle):
         return self._address.resolve()
 
     def dereference(self) -> RemoteObject:
-        return RemoteObject(self._address.resolve(), self._cls, name=self._name)
+        find = None if self._book is None else _Find(self._book.dereference(), self._name)
+        return RemoteObject(self._address.resolve(), self._cls, name=self._name, find=find)
+
+
+class _Find:
+    """Asks the coordinator where a node is now."""
+
+    def __init__(self, coordinator: RemoteObject, name: str) -> None:
+        self._coordinator, self._name = coordinator, name
+
+    def __call__(self) -> str:
+        return self._coordinator.call("locate", (self._name,), timeout=_ASK_SECONDS)
 
 
 class ReplayNode(_Runs, lp.PyClassNode):
@@ -196,5 +217,17 @@ class _Construct:
         self._cls, self._serves = cls, serves
 
     def __call__(self, *args: Any) -> Any:
-        instance = self._cls(*args, lp.stop_event())
+        instance = self._cls(*args, _stop_event())
         return Service(instance) if self._serves else instance
+
+
+_own = threading.local()
+
+
+def set_stop_event(event: threading.Event) -> None:
+    """Gives the node in this thread its end, where no Launchpad runs that would have one."""
+    _own.stop_event = event
+
+
+def _stop_event() -> threading.Event:
+    return getattr(_own, "stop_event", None) or lp.stop_event()

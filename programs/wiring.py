@@ -70,7 +70,11 @@ class Wiring:
             args = (*args, self.coordinator)
         # Of these only inference services come in numbers, and only they hold nothing to lose.
         name = group if index is None else f"{group}/{index}"
-        node = ServiceNode(cls, self._setup, *args, name=name, restartable=index is not None)
+        may_move = index is not None and self._setup.experiment.program.launch == "ray"
+        node = ServiceNode(
+            cls, self._setup, *args, name=name, restartable=index is not None,
+            book=self.coordinator if may_move else None,
+        )  # fmt: skip
         return self._add(node, group)
 
     def _add(self, node: Any, group: str) -> Handle:

@@ -15,7 +15,7 @@ Courier itself is imported at the first server or call, by `rlstack.rpc_courier`
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import functools
 import itertools
 import secrets
@@ -39,11 +39,11 @@ from rlstack.remote import (
     methods_of,
 )
 from rlstack.rpc_courier import Channel, Server
+from rlstack.rpc_futures import Futures, Threads
 from rlstack.types import PyTree
 
 _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a node that is away
-_MAX_FUTURES = 16  # threads
 
 
 def serve(instance: Any, interface: Interface | None = None, port: int | None = None) -> Server:
@@ -73,6 +73,7 @@ class RemoteObject:
         timeout: float = 10.0,
         retries: int = 3,
         likes: Mapping[str, PyTree] | None = None,
+        find: Callable[[], str] | None = None,
     ) -> None:
         """Connects at the first call.
 
@@ -83,6 +84,7 @@ class RemoteObject:
           timeout: seconds a call may take, waiting for the node to be up and retries included.
           retries: how often a call is sent again when the connection breaks.
           likes: by method, examples of answers for ``codec.decode(like=)``.
+          find: returns the address where the node is now, or nothing; asked when it did not answer.
         """
         self._address = str(getattr(address, "address", address))
         self._methods = methods_of(interface)
@@ -92,7 +94,7 @@ class RemoteObject:
                 f"got {timeout} and {retries}."
             )
         self._name, self._timeout, self._retries = name, timeout, retries
-        self._likes = dict(likes or {})
+        self._likes, self._find = dict(likes or {}), find
         self._client_id = 1 + secrets.randbits(62)
         self._incarnation = 0  # of the service, 0 until it has said so
         self._lock = threading.Lock()
@@ -100,8 +102,8 @@ class RemoteObject:
         self._unsettled: set[int] = set()
         self._channel: Channel | None = None
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # calls may still use old ones
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._closed = threading.Event()
+        self._threads = Threads(name)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in self.__dict__.get("_methods", ()):
@@ -139,19 +141,18 @@ class RemoteObject:
                 self._unsettled.discard(number)
 
     @property
-    def futures(self) -> _Futures:
+    def futures(self) -> Futures:
         """The same methods, which return futures."""
-        return _Futures(self)
+        return Futures(self, self._threads)
 
     def close(self) -> None:
         """Ends the waiting of all threads, with `ClosedError`, and takes no more calls."""
         with self._lock:
             self._closed.set()
-            channels, executor = list(self._channels), self._executor
+            channels = list(self._channels)
         for channel in channels:
             channel.cancel()
-        if executor is not None:
-            executor.shutdown(wait=False)  # what is queued runs, and finds this closed
+        self._threads.close()  # what is queued runs, and finds this closed
 
     def _open_channel(self) -> Channel:
         channel = self._channel
@@ -166,7 +167,13 @@ class RemoteObject:
         return channel
 
     def _drop_channel(self, channel: Channel) -> None:
-        """Has later calls connect anew: gRPC waits the longer the longer a node was away."""
+        """Has later calls connect anew, perhaps elsewhere.
+
+        On the old channel gRPC would wait the longer the longer the node was away.
+        """
+        if self._find is not None:
+            with contextlib.suppress(UnavailableError, RemoteError):
+                self._address = self._find() or self._address
         with self._lock:
             if self._channel is channel:
                 self._channel = None
@@ -179,7 +186,8 @@ class RemoteObject:
 
     def __reduce__(self) -> Any:
         options: dict[str, Any] = {"timeout": self._timeout, "retries": self._retries}
-        make = functools.partial(RemoteObject, name=self._name, likes=self._likes, **options)
+        options |= {"likes": self._likes, "find": self._find}
+        make = functools.partial(RemoteObject, name=self._name, **options)
         return make, (self._address, self._methods)
 
 
@@ -238,6 +246,8 @@ class _Call:
         if remote._closed.is_set() and code != "OK":
             raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
         if code == "DEADLINE_EXCEEDED":
+            if remote._find is not None:  # a host that was cut off does not say so
+                remote._drop_channel(channel)
             late = "it could not be reached" if method == HELLO else "it may still run there"
             raise self._unavailable(f"the deadline has passed; {late}")
         if code == "UNAVAILABLE":
@@ -275,25 +285,3 @@ class _Call:
             f"{self._remote._name}.{self._method}: no answer from {self._remote._address}: "
             f"{reason}; waited {waited:.1f} of {self._timeout:g} s. Does the node run?"
         )
-
-
-class _Futures:
-    """The methods of a `RemoteObject` in threads of its own."""
-
-    def __init__(self, remote: RemoteObject) -> None:
-        self._remote = remote
-
-    def __getattr__(self, method: str) -> Callable[..., concurrent.futures.Future]:
-        call = getattr(self._remote, method)
-        return lambda *args, **kwargs: self._submit(functools.partial(call, *args, **kwargs))
-
-    def _submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
-        remote = self._remote
-        with remote._lock:
-            if remote._closed.is_set():
-                raise ClosedError(f"{remote._name}: this RemoteObject was closed.")
-            if remote._executor is None:
-                remote._executor = concurrent.futures.ThreadPoolExecutor(
-                    _MAX_FUTURES, thread_name_prefix=f"rpc-{remote._name}"
-                )
-            return remote._executor.submit(call)

@@ -48,6 +48,7 @@ HEAVY = {
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"programs/(?!single_process)(launchers/)?\w+\.py",
     "courier": r"rlstack/rpc_courier\.py",
+    "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli\.py",
     "tensorflow": r"(?!)",
     "tensorflow_probability": r"(?!)",
@@ -146,7 +147,7 @@ def test_envpool_and_the_services_are_imported_lazily():
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module] if isinstance(node, ast.ImportFrom) else _aliases(node))
         if module.split(".")[0]
-        in ("envpool", "reverb", "courier", "tensorflow", "orbax", "tensorboardX")
+        in ("envpool", "reverb", "courier", "tensorflow", "orbax", "tensorboardX", "ray")
     ]
     assert early == []
 
@@ -261,7 +262,7 @@ def _python(code, **env):
 def test_a_single_process_loads_none_of_the_services():
     done = _python(
         "import sys, programs.single_process, programs.cli, envpool\n"
-        "heavy = {'tensorflow', 'reverb', 'launchpad', 'courier', 'tensorflow_probability', "
+        "heavy = {'tensorflow', 'reverb', 'launchpad', 'courier', 'tensorflow_probability', 'ray', "
         "'rlax', 'distrax', 'torch'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

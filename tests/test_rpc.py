@@ -528,3 +528,39 @@ def _free_port():
     with socket.socket() as sock:
         sock.bind(("", 0))
         return sock.getsockname()[1]
+
+
+def test_a_node_that_moved_is_found_at_its_new_address():
+    """As after a restart on another host; the old address may refuse, or not answer at all."""
+    with socket.socket() as deaf, serve(Node()) as new:
+        deaf.bind(("localhost", 0))
+        deaf.listen(0)
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:  # the queue is full then, and further connections wait for ever
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        first, asked = serve(Node()), []
+
+        def find():
+            asked.append(True)
+            return new.address if len(asked) > 1 else ""
+
+        for old in (first.address, f"localhost:{deaf.getsockname()[1]}"):
+            asked.clear()
+            client = RemoteObject(old, Node, name="node", timeout=5.0, find=find)
+            if old == first.address:
+                assert client.echo(1) == 1
+                assert asked == []
+                first.close()
+            deadline = time.monotonic() + 20.0
+            while True:
+                try:
+                    assert client.call("echo", (2,), timeout=1.0) == 2
+                    break
+                except UnavailableError:
+                    assert time.monotonic() < deadline
+            assert len(asked) > 1
+            assert pickle.loads(pickle.dumps(RemoteObject(old, Node, name="node"))).echo
+            client.close()
+        for filler in fillers:
+            filler.close()

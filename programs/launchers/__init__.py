@@ -35,6 +35,10 @@ def _launcher(how: str) -> Callable[[Setup, Any], int]:
         from programs.launchers.threads import run_threads
 
         return run_threads
+    if how == "ray":
+        from programs.launchers.ray_program import run_ray
+
+        return run_ray
     from programs.launchers.processes import run_processes
 
     return run_processes

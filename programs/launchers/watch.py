@@ -32,6 +32,21 @@ class Watch:
         except (UnavailableError, RemoteError):
             return False
 
+    def phase(self) -> str:
+        """Asks in which phase the program is; returns nothing if the coordinator is silent."""
+        try:
+            return str(self._remote.call("status", timeout=2.0)["phase"])
+        except (UnavailableError, RemoteError):
+            return ""
+
+    def relocate(self, node: str, address: str) -> bool:
+        """Tells the coordinator where a node answers now; says whether it heard."""
+        try:
+            self._remote.call("relocate", (node, address), timeout=1.0)
+            return True
+        except (UnavailableError, RemoteError):
+            return False
+
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()

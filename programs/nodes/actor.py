@@ -203,7 +203,10 @@ class ActorNode:
     def _env_config(self) -> Any:
         """The actors share the cores, unless the config says how many threads to take."""
         cfg = self._setup.experiment.env
-        share = max(1, (os.cpu_count() or 1) // self._setup.experiment.num_actors)
+        program = self._setup.experiment.program
+        share = max(1, (os.cpu_count() or 1) // program.num_actors)
+        if program.launch == "ray":
+            share = max(1, int(program.ray.cpus_of("actor")))
         return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
 
     def _env_seed(self) -> int:

@@ -120,7 +120,8 @@ class Line:
             )
         except UnavailableError:
             # The coordinator is the last to leave, so its silence is the end.
-            if time.monotonic() - self._heard > _GIVE_UP:  # the call itself may have waited
+            give_up = getattr(_thread, "give_up", _GIVE_UP)
+            if time.monotonic() - self._heard > give_up:  # the call itself may have waited
                 self._orders = self._orders._replace(phase=OVER)
             return
         self._heard = clock
@@ -135,3 +136,8 @@ def incarnation() -> int:
 def set_incarnation(number: int) -> None:
     """Says so for the node in this thread, which shares its environment variables with others."""
     _thread.incarnation = number
+
+
+def set_give_up(seconds: float) -> None:
+    """Has the node in this thread wait longer for a coordinator, which may be cut off."""
+    _thread.give_up = seconds

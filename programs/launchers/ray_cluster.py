@@ -1,0 +1,132 @@
+"""The Ray cluster as the launcher needs it: joined and left, and what is reserved for nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from programs.cluster_config import GROUPS, RayConfig
+from programs.experiment import ProgramConfig
+from programs.launchers.program import environment
+
+_CODE = ("rlstack", "agents", "programs")
+_STORE_BYTES = 100 << 20  # of Ray's object store, which carries next to nothing here
+
+
+def load() -> Any:
+    """Imports Ray.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    # What a cluster of ours would tell the world, and what `uv run` would have Ray do.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"launch ray: it needs Ray, which the extra `cluster` brings (CPython 3.10 only); "
+            f"{error}. pip install 'rlstack[cluster]', or launch processes on this machine."
+        ) from error
+    return ray
+
+
+@contextlib.contextmanager
+def joined(cfg: ProgramConfig) -> Iterator[Any]:
+    """Joins the cluster, or starts one on this machine, for as long as the context lasts.
+
+    Who has joined one already, in a notebook, stays in it.
+
+    Raises:
+      ValueError: there is no Ray, or no such cluster.
+    """
+    ray = load()
+    if ray.is_initialized():
+        yield ray
+        return
+    address = cfg.ray.address or os.environ.get("RAY_ADDRESS", "")
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"address": address}
+        if not address:
+            # Its sockets' names have a limit of some hundred letters.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlray-", dir="/tmp"))
+            options = {
+                "address": "local",
+                "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg) + 0.5)),
+                "object_store_memory": _STORE_BYTES,
+                "include_dashboard": False,
+                "_temp_dir": folder,
+            }
+        if cfg.ray.ship_code:
+            root = Path(__file__).resolve().parents[2]
+            options["runtime_env"] = {"py_modules": [str(root / name) for name in _CODE]}
+        stack.callback(ray.shutdown)
+        try:
+            with _term_handler_kept():
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise ValueError(
+                f"launch ray: --ray-address must be that of a running cluster's head, with this "
+                f"version of Python and Ray; {address or 'a Ray of its own'} says: {error}"
+            ) from error
+        yield ray
+
+
+def _cores(cfg: ProgramConfig) -> float:
+    """All that the program's nodes reserve."""
+    numbers = {"actor": cfg.num_actors, "inferencer": cfg.num_inferencers}
+    return sum(numbers.get(group, 1) * cfg.ray.cpus_of(group) for group in GROUPS)
+
+
+def reserved(cfg: RayConfig, group: str) -> dict[str, Any]:
+    """Returns Ray's options for the process of a node of the group, but where it goes."""
+    cpus, gpus = cfg.cpus_of(group), cfg.gpus.get(group, 0.0)
+    here = {} if cfg.ship_code else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    variables = {
+        **here,
+        **environment(group),
+        **({} if gpus else {"JAX_PLATFORMS": "cpu"}),
+        "OMP_NUM_THREADS": str(max(1, int(cpus))),
+        **cfg.env_vars,
+    }
+    return {
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "memory": int(cfg.memory_gb.get(group, 0.0) * (1 << 30)),
+        "max_concurrency": 4,  # a call that waits holds up no other
+        "max_restarts": 0,  # they are the launcher's business
+        "runtime_env": {"env_vars": variables},
+    }
+
+
+def needs(cfg: RayConfig, group: str) -> str:
+    """Says what a node of the group takes, for errors."""
+    amounts = (cfg.cpus_of(group), cfg.gpus.get(group, 0.0), cfg.memory_gb.get(group, 0.0))
+    return "{:g} CPUs, {:g} GPUs and {:g} GB".format(*amounts)
+
+
+def on_host(ray: Any, node_id: str, *, soft: bool) -> Any:
+    """Returns the strategy that places a process on a host; soft: if there is room."""
+    strategies = ray.util.scheduling_strategies
+    return strategies.NodeAffinitySchedulingStrategy(node_id, soft=soft)
+
+
+@contextlib.contextmanager
+def _term_handler_kept() -> Iterator[None]:
+    """Puts back the handler of SIGTERM, which Ray takes for itself."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,112 @@
+"""The process of one node on some host of a Ray cluster; the launcher calls it through Ray.
+
+Ray places this process and sees it end, no more: nodes talk to one another by Courier and Reverb.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Berth(NamedTuple):
+    """Where a node's process has come to lie."""
+
+    host: str  # the address by which other hosts reach it
+    node_id: str  # of the host, in Ray
+    pid: int
+    ports: tuple[int, ...]  # free ones, for the node's servers
+    token: str  # what it read in the run directory
+
+
+class Outcome(NamedTuple):
+    """How a node ended."""
+
+    failed: bool
+    reason: str = ""
+    traceback: str = ""
+
+
+class NodeHost:
+    """Runs one node in a thread; every method may be called while another waits."""
+
+    def __init__(self) -> None:
+        self._stop, self._done = threading.Event(), threading.Event()
+        self._outcome = Outcome(failed=False)
+
+    def prepare(self, token_file: str, num_ports: int) -> Berth:
+        """Looks around.
+
+        Args:
+          token_file: in the run directory, which this host must see as the launcher does.
+          num_ports: that the node will listen on.
+        """
+        import ray
+
+        try:
+            token = Path(token_file).read_text()
+        except OSError as error:
+            token = f"({error.strerror})"
+        address = ray.util.get_node_ip_address()
+        node_id = ray.get_runtime_context().get_node_id()
+        return Berth(address, node_id, os.getpid(), _free_ports(num_ports), token)
+
+    def start(self, node: bytes, incarnation: int, give_up: float, log: str) -> None:
+        """Starts the node.
+
+        Args:
+          node: what Launchpad would execute, pickled.
+          incarnation: how often the node has been started before.
+          give_up: seconds without a coordinator after which the node ends.
+          log: the file that takes what the node prints.
+        """
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        arguments = (node, incarnation, give_up)
+        threading.Thread(target=self._run, args=arguments, name="node", daemon=True).start()
+
+    def watch(self, seconds: float) -> Outcome | None:
+        """Waits for the node's end, at most so long; returns None if it runs on."""
+        return self._outcome if self._done.wait(seconds) else None
+
+    def stop(self) -> None:
+        """Asks the node to end."""
+        self._stop.set()
+
+    def _run(self, node: bytes, incarnation: int, give_up: float) -> None:
+        try:
+            import cloudpickle
+
+            from programs.launchpad_node import set_stop_event
+            from programs.nodes import line
+
+            line.set_incarnation(incarnation)
+            line.set_give_up(give_up)
+            set_stop_event(self._stop)
+            cloudpickle.loads(node)()
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            print(text, flush=True)
+            self._outcome = Outcome(True, f"{type(error).__name__}: {error}", text)
+        finally:
+            self._done.set()
+
+
+def _free_ports(number: int) -> tuple[int, ...]:
+    """Returns ports that nobody listens on, on any of the host's addresses."""
+    probes = [
+        socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) for _ in range(number)
+    ]
+    try:
+        for probe in probes:
+            probe.bind(("", 0))
+        return tuple(int(probe.getsockname()[1]) for probe in probes)
+    finally:
+        for probe in probes:
+            probe.close()

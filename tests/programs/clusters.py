@@ -1,0 +1,60 @@
+"""Ray clusters on this machine for tests, and what programs must not leave behind in them."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+
+import psutil
+
+# Nothing beyond this host, nothing started before it is needed.
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+_STORE_BYTES = 80 << 20
+
+
+@contextlib.contextmanager
+def cluster(workers, cpus=8):
+    """A head and some workers, each as large as it says; all are gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: its sockets' names have a limit
+    before = dict(os.environ)
+    os.environ.update(_VARIABLES, RAY_TMPDIR=folder)
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": cpus, "object_store_memory": _STORE_BYTES}
+    made = None
+    try:
+        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        for _ in range(workers):
+            made.add_node(**node)
+        yield made
+    finally:
+        if made is not None:
+            made.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes():
+    """Ray's processes of nodes, on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if line.startswith("ray::"):
+            found.append(f"{process.pid} {line}")
+    return found
+
+
+def wait_until_empty(timeout=10.0):
+    """Waits until no node's process is left; returns those that are."""
+    until = time.monotonic() + timeout
+    while (left := processes()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
