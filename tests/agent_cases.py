@@ -26,11 +26,12 @@ from agents.reinforce import ReinforceConfig
 from agents.sac import SACConfig
 from agents.td3 import TD3Config
 from rlstack.exploration import Greedy
-from rlstack.networks import NetworkConfig
+from rlstack.networks import NetworkConfig, RaggedTransformerConfig
 from rlstack.normalised import NormalisationConfig, normalised
 from rlstack.optimizers import OptimizerConfig
 from rlstack.policy_gradient import PolicyGradientAgent
 from rlstack.types import Batch, StepType, TimeStep, Transition
+from tests.networks import ragged_cases
 
 LENGTH, BATCH = 5, 4  # T and B of the batches below
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -45,6 +46,7 @@ SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
 REAL = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
 UNEVEN = specs.BoundedArray((2,), np.float32, [-2.0, 0.0], [2.0, 6.0])
 STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
+ENTITIES = ragged_cases.TABLE.observation_spec  # of three kinds of actions
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
@@ -125,6 +127,12 @@ SETTINGS = {
     "ppo-several": Setting(PPO_SMALL, VECTOR, SEVERAL),
     "ppo-continuous": Setting(PPO_SMALL, VECTOR, REAL),
     "ppo-structured": Setting(PPO_SMALL, VECTOR, STRUCTURED),
+    "ppo-entities": Setting(
+        _with(PPO_SMALL, ratio="per_actor"),
+        ENTITIES,
+        ragged_cases.TABLE.action_spec,
+        NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
+    ),
     "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
     "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="gru", core_size=6)),
     "impala": Setting(IMPALA_SMALL, VECTOR, ONE_OF_4),
@@ -252,8 +260,15 @@ def random_timesteps(obs_spec, step_type, seed=0, discount=None):
         step_type,
         np.where(step_type == FIRST, 0, reward).astype(np.float32),
         np.where(step_type == LAST, 0, 1).astype(np.float32) if discount is None else discount,
-        jax.tree.map(lambda spec: random_array(rng, spec, step_type.shape), obs_spec),
+        random_observations(rng, obs_spec, step_type.shape),
     )
+
+
+def random_observations(rng, obs_spec, leading):
+    if obs_spec is not ENTITIES:
+        return jax.tree.map(lambda spec: random_array(rng, spec, leading), obs_spec)
+    rows = ragged_cases.observations(np.prod(leading), int(rng.integers(1000)))
+    return jax.tree.map(lambda x: x.reshape((*leading, *x.shape[1:])), rows)
 
 
 def acted_batch(case, params, step_type, seed=0, discount=None):

@@ -139,6 +139,7 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
         "dqn",
         "dqn-duelling",
         "impala-lstm",
+        "ppo-entities",
         "ppo-separate",
         "ppo-gru",
         "ppo-structured",
@@ -253,6 +254,18 @@ def test_masked_actions_are_never_taken(name):
     taken = np.take_along_axis(mask, batch.trajectory.agent_output.action[..., None], axis=-1)
     assert taken.all()
     assert not mask.all()
+
+
+def test_masked_actions_of_entities_are_never_taken():
+    c = case("ppo-entities")
+    trajectory = acted_batch(c, c.params, step_types(), seed=5).trajectory
+    observation, action = trajectory.timestep.observation, trajectory.agent_output.action
+    for name, spec in c.setting.action_spec.items():
+        mask = observation["action_mask"][name].reshape((*action[name].shape, -1))
+        assert np.take_along_axis(mask, action[name][..., None], axis=-1).all()
+        assert not mask.all()
+        assert (action[name][observation["actors"][name] < 0] == 0).all()
+        assert action[name].shape[2:] == spec.shape
 
 
 def test_no_agent_jits_names_a_device_or_sets_attributes_later():
