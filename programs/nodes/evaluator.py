@@ -31,11 +31,12 @@ class EvaluatorNode:
         know_records(self._evaluator.agent, setup.step)
 
     def run(self) -> None:
-        """Judges until all is over."""
+        """Judges when told to, the last time at the program's end."""
         done = 0
         while (orders := self._line.ask()).phase != OVER:
             if orders.phase == JUDGING:
                 self._judge(orders.env_frames, last=True)
+                return  # what was heard before would have it judge again, and the learner leaves
             elif orders.evaluations > done:
                 done = orders.evaluations
                 self._judge(orders.env_frames, last=False)
