@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from programs.components import make_agent
 from programs.restored import newest_checkpoint, read_config, read_params
 from programs.run_dir import RunDir
+from rlstack.entity.environment import Observation
 from rlstack.entity.inverted.agents import Actions, ScoredObservation
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.tables import Table
@@ -21,11 +24,28 @@ from rlstack.types import EnvSpec, StepType, TimeStep
 class RunAgent:
     """One player, with the newest params of a run; its recurrent state lasts for a game."""
 
-    def __init__(self, inferencer: Inferencer, number: int, table: Table, validator: Validator):
-        """Plays as environment ``number`` of those that ``inferencer`` knows."""
+    def __init__(
+        self,
+        inferencer: Inferencer,
+        number: int,
+        table: Table,
+        validator: Validator,
+        sees_others_ticks: bool = True,
+    ):
+        """Plays as environment ``number`` of those that ``inferencer`` knows.
+
+        Args:
+          inferencer: who acts.
+          number: of the environment.
+          table: how observations are laid out.
+          validator: of observations.
+          sees_others_ticks: whether, as it was trained, it also sees ticks at which others act.
+        """
         self._inferencer, self._ids = inferencer, np.array([number], np.int32)
         self._table, self._validator = table, validator
-        self._score: float | None = None  # None between games
+        self._sees_others_ticks = sees_others_ticks
+        self._blank = Observation({}, global_features=[0.0] * table.num_global)
+        self.forget()
 
     def act(self, observation: ScoredObservation) -> Actions:
         """Returns the agent's actions.
@@ -35,22 +55,40 @@ class RunAgent:
         """
         self._validator.check(observation)
         padded, roster = self._table.observe(observation)
-        is_first = self._score is None
-        reward = 0.0 if self._score is None else observation.score - self._score
-        self._score = observation.score
-        timestep = TimeStep(
-            np.array([StepType.FIRST if is_first else StepType.MID], np.int32),
-            np.array([reward], np.float32),
-            np.ones(1, np.float32),
-            jax.tree.map(lambda x: x[None], padded),
-        )
-        action = self._inferencer.inference(self._ids, timestep).agent_output.action
-        return self._table.act(roster, {name: rows[0] for name, rows in action.items()})
+        reward = 0.0 if self._last is None else observation.score - self._last.score
+        self._last = observation
+        choices = self._infer(padded, reward)
+        return self._table.act(roster, {name: rows[0] for name, rows in choices.items()})
+
+    def idle(self) -> None:
+        """Lets a tick pass at which the game asks others alone; `act_all` says so.
+
+        Synchronous pools show an agent such ticks too, so its recurrent state knows of them.
+        """
+        if self._sees_others_ticks:
+            shown = self._last or self._blank
+            self._infer(self._table.observe(dataclasses.replace(shown, actions={}))[0], 0.0)
 
     def game_over(self, observation: ScoredObservation) -> None:
         """Forgets the game."""
         del observation
-        self._score = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew with the next observation, for loops that end in the middle of a game."""
+        self._is_first = True
+        self._last: ScoredObservation | None = None
+
+    def _infer(self, padded: Any, reward: float) -> Any:
+        kind = StepType.FIRST if self._is_first else StepType.MID
+        self._is_first = False
+        timestep = TimeStep(
+            np.array([kind], np.int32),
+            np.array([reward], np.float32),
+            np.ones(1, np.float32),
+            jax.tree.map(lambda x: x[None], padded),
+        )
+        return self._inferencer.inference(self._ids, timestep).agent_output.action
 
 
 def team_from_run(
@@ -84,7 +122,8 @@ def team_from_run(
     key = jax.random.PRNGKey(seed)
     inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), num_agents, key)
     validator = Validator(obs_space, action_space, name)
-    return [RunAgent(inferencer, i, table, validator) for i in range(num_agents)]
+    is_sync = experiment.env.wait_num == 0
+    return [RunAgent(inferencer, i, table, validator, is_sync) for i in range(num_agents)]
 
 
 def from_run(

@@ -64,6 +64,7 @@ class Table:
     Attributes:
       name: how messages call the environment.
       slots: where everything stands.
+      num_global: how many global features there are.
       observation_spec: nest of ``dm_env.specs`` that ``observe`` follows.
       action_spec: the same for what ``act`` takes, int32 [capacity] by action: the choice's
         position among the choices, or the actee's slot.
@@ -83,7 +84,7 @@ class Table:
             for t, kind in obs_space.entities.items()
         ]
         self._by_name = {t.name: t for t in self._types}
-        self._num_global = len(obs_space.global_features)
+        self.num_global = len(obs_space.global_features)
         self._acts = []
         for action, kind in action_space.items():
             mask = np.zeros((kind.capacity, num_choices(kind, self.slots)), np.bool_)
@@ -116,7 +117,7 @@ class Table:
                     table[:number] = rows
             seen = visible[name] = np.zeros(capacity, np.bool_)
             seen[:number] = shown.get(name, True) if shown else True
-        if self._num_global:
+        if self.num_global:
             features[GLOBAL] = np.array(observation.global_features, np.float32)[None]
         actors, mask, acting = self._actions(observation, count)
         padded = {

@@ -29,7 +29,10 @@ class ScoredObservation(Observation):
 
 
 class GameAgent(Protocol):
-    """Whom a game asks. One object is one player, in one game after the other."""
+    """Whom a game asks. One object is one player, in one game after the other.
+
+    Optional: ``idle()``, called by `act_all` at ticks at which only others are asked.
+    """
 
     def act(self, observation: ScoredObservation) -> Actions | None:
         """Returns the actions, of every type; None means that the game must end its loop."""
@@ -112,6 +115,7 @@ def act_all(
     teams: dict[int, tuple[Team, dict[int, int]]] = {}  # to each number its place here
     for place, (agent, observation) in enumerate(zip(agents, observations, strict=True)):
         if observation is None:
+            getattr(agent, "idle", lambda: None)()
             continue
         if isinstance(agent, TeamAgent):
             places = teams.setdefault(id(agent.team), (agent.team, {}))[1]

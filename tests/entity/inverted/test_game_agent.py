@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import haiku as hk
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,12 +14,13 @@ from programs.experiment import EnvConfig, Experiment, to_json
 from programs.game_agent import from_run, team_from_run
 from programs.restored import newest_checkpoint, read_params
 from programs.run_dir import RunDir
-from rlstack import checkpoint
+from rlstack import checkpoint, distributions
 from rlstack.entity import ObsSpace
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import SyncEnv
 from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
+from rlstack.networks.base import ActorCriticOutput, recurrent
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.replay import ReplayConfig
 from tests.entity.inverted import games
@@ -34,16 +37,50 @@ EXPERIMENT = Experiment(
 )
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    """What a run that has learned nothing leaves behind; training would take longer."""
-    directory = RunDir.create(tmp_path_factory.mktemp("inverted") / "run", "inverted", 1)
-    directory.config.write_text(to_json(EXPERIMENT))
-    with SyncEnv(PythonGame, 1, options={"game": GAME}) as pool:
-        agent = make_agent(EXPERIMENT, pool.spec)
-    params = agent.initial_params(jax.random.PRNGKey(3))
+BIDDING = dataclasses.replace(
+    EXPERIMENT,
+    env=EnvConfig(
+        "rlstack.entity.inverted:PythonGame",
+        num_envs=2,
+        options={"game": "tests.entity.inverted.games:Bidding", "agents": 2},
+    ),
+    network_factory="tests.entity.inverted.test_game_agent:remembering",
+    evaluator=EvaluatorConfig(episodes=4, num_envs=2),
+)
+
+
+def remembering(obs_spec, action_spec):
+    """A network whose choices hang on what it has seen, and in what order."""
+
+    def encode(observation):
+        parts = [x.reshape((len(x), -1)) for x in jax.tree.leaves(observation["features"])]
+        return 0.3 * jnp.concatenate(parts, axis=-1)
+
+    def decode(hidden, observation):
+        large = hk.initializers.RandomNormal(5.0)
+        logits = hk.Linear(
+            sum(distributions.num_parameters(spec) for spec in jax.tree.leaves(action_spec)),
+            w_init=large,
+        )(hidden)
+        return ActorCriticOutput(logits, hk.Linear(1)(hidden)[..., 0])
+
+    return recurrent(encode, lambda: hk.GRU(8), decode, obs_spec)
+
+
+def leave_run(path, experiment):
+    """Makes what a run that has learned nothing leaves behind; training would take longer."""
+    directory = RunDir.create(path, experiment.preset, 1)
+    directory.config.write_text(to_json(experiment))
+    with SyncEnv(PythonGame, 2, options=experiment.env.options) as pool:
+        agent = make_agent(experiment, pool.spec)
+    params = agent.initial_params(jax.random.PRNGKey(6))  # of choices that vary
     checkpoint.save(directory.checkpoints, 2, {"learner": {"params": params}}, {})
     return directory.path
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return leave_run(tmp_path_factory.mktemp("inverted") / "run", EXPERIMENT)
 
 
 class Counted:
@@ -54,6 +91,9 @@ class Counted:
 
     def act(self, observation):
         return None if len(self.scores) == self.num_games else self.agent.act(observation)
+
+    def idle(self):
+        self.agent.idle()
 
     def game_over(self, observation):
         self.scores.append(observation.score)
@@ -95,3 +135,36 @@ def test_sampled_agents_are_reproducible_and_checked(run_dir):
     other = dataclasses.replace(games.OBS, global_features=("a", "b"))
     with pytest.raises(ValueError):
         from_run(run_dir, other, games.ACTIONS)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("how", ["all", "sparse"])
+def test_recurrent_players_remember_what_they_saw_in_training(tmp_path, how):
+    """In the loop as in the pool: a game, and ticks at which others alone are asked."""
+    path = leave_run(tmp_path / "run", BIDDING)
+    game = games.Bidding(how)
+    team = team_from_run(path, game.obs_space, game.action_space, 2)
+    watched = [Counted(player, 2) for player in team]
+    game.play(watched)
+    with SyncEnv(PythonGame, 2, options={**BIDDING.env.options, "how": how}) as pool:
+        params = read_params(newest_checkpoint(RunDir.open(path), BIDDING), BIDDING, pool.spec)
+        wanted = make_evaluator(BIDDING, pool.spec).evaluate(params, pool)
+    scores = [agent.scores for agent in watched]
+    np.testing.assert_allclose(scores, wanted.returns.reshape((2, 2)))
+    assert how == "all" or scores[1] == [4.0, 4.0]  # without ticks of others it would be 2
+
+
+@pytest.mark.timeout(100)
+def test_a_player_begins_anew_when_told_to(tmp_path):
+    game = games.Bidding()
+    path = leave_run(tmp_path / "run", BIDDING)
+    player = from_run(path, game.obs_space, game.action_space)
+
+    def bids(ticks):
+        seen = [game.see(0, tick, [0.0, 0.0]) for tick in ticks]
+        return [int(player.act(observation)["bid"].indices[0]) for observation in seen]
+
+    first = bids(range(4))
+    assert bids(range(4)) != first  # it goes on with what it remembers
+    player.forget()
+    assert bids(range(4)) == first
