@@ -45,7 +45,8 @@ class RunAgent:
         self._table, self._validator = table, validator
         self._sees_others_ticks = sees_others_ticks
         self._blank = Observation({}, global_features=[0.0] * table.num_global)
-        self.forget()
+        self._last: ScoredObservation | None = None  # None between games
+        self._is_first = True
 
     def act(self, observation: ScoredObservation) -> Actions:
         """Returns the agent's actions.
@@ -77,7 +78,7 @@ class RunAgent:
     def forget(self) -> None:
         """Begins anew with the next observation, for loops that end in the middle of a game."""
         self._is_first = True
-        self._last: ScoredObservation | None = None
+        self._last = None
 
     def _infer(self, padded: Any, reward: float) -> Any:
         kind = StepType.FIRST if self._is_first else StepType.MID
