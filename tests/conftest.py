@@ -1,8 +1,20 @@
 """What holds for all tests."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 
-from programs import xla
+# Tests, and the programs that they start, compile the same small functions again and again: what
+# one process has compiled the others read. JAX looks at these when it is imported.
+_compiled = tempfile.mkdtemp(prefix="rlstack-compiled-")
+atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+from programs import xla  # noqa: E402
 
 # As `rlstack train` does: the suite acts and learns on small networks.
 xla.configure(convolutions=False)

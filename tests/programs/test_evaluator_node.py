@@ -1,4 +1,4 @@
-"""The evaluator's node judges once at the end, however long it does not hear that this was heard."""
+"""The evaluator's node judges once at the end, however late it hears that all is over."""
 
 import dataclasses
 import threading
