@@ -166,12 +166,12 @@ def entity_cherry_pick_ppo(name: str) -> Experiment:
 
 @preset
 def entity_pick_matching_balls_ppo(name: str) -> Experiment:
-    """PickMatchingBalls of 3 to 32, colours one-hot."""
+    """PickMatchingBalls of 3 to 32, colours one-hot; a smaller network than enn-trainer's."""
     return _entity(
         name,
         "PickMatchingBalls",
-        _Run(500_000, 64, 16, 1024, 1e-3, packed=True),
-        RaggedTransformerConfig(d_model=128, num_layers=4, d_qk=32),
+        _Run(200_000, 64, 16, 512, 3e-3),
+        RaggedTransformerConfig(d_qk=32),
         dataclasses.replace(_PPO, entropy_cost=0.5),
         {"one_hot": True, "randomize": True},
     )
@@ -179,12 +179,12 @@ def entity_pick_matching_balls_ppo(name: str) -> Experiment:
 
 @preset
 def entity_move_to_origin_ppo(name: str) -> Experiment:
-    """MoveToOrigin: two actions of one actor a step."""
+    """MoveToOrigin: two actions of one actor a step; half of enn-trainer's minibatches."""
     return _entity(
         name,
         "MoveToOrigin",
-        _Run(1_000_000, 64, 32, 2048, 3e-3),
-        RaggedTransformerConfig(d_model=16),
+        _Run(400_000, 64, 32, 1024, 3e-3),
+        RaggedTransformerConfig(),
     )
 
 
@@ -232,11 +232,11 @@ def entity_treasure_hunt_ppo(name: str) -> Experiment:
 
 @preset
 def entity_minesweeper_ppo(name: str) -> Experiment:
-    """MineSweeper: several robots act at once; no published run, constants untuned."""
+    """MineSweeper: several robots act at once; there is no published run."""
     return _entity(
         name,
         "MineSweeper",
-        _Run(1_000_000, 64, 64, 1024, 3e-3),
+        _Run(150_000, 64, 32, 1024, 5e-3),
         _sees_around(5),
         dataclasses.replace(_PPO, entropy_cost=0.02),
     )
