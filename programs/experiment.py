@@ -90,6 +90,9 @@ class ProgramConfig(Checked):
     """Seconds between two looks for newer params, where these are pulled in the background."""
     max_restarts: int = 10
     """Restarts of one actor or inference service after which the program gives up."""
+    interface: str = ""
+    """Where servers answer: an IPv4 address or interface of the host, such as eth0, or 0.0.0.0 for
+    all; by default loopback, and under Ray the address by which the cluster knows the host."""
     ray: RayConfig = RayConfig()
     """The cluster, where Ray launches."""
 

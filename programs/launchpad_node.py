@@ -24,8 +24,10 @@ from launchpad.nodes.dereference import Dereferenceable
 from programs import supervise
 from programs.nodes.line import Setup, incarnation, set_incarnation
 from programs.nodes.replay import Reverb, ReverbNode
+from rlstack.fence import LOOPBACK, address_of
 from rlstack.remote import Service
 from rlstack.rpc import RemoteObject
+from rlstack.rpc_courier import Server
 
 # Seconds in which a node ends after it was told to: those that hold nothing to lose, and others.
 _GRACE, _GRACE_OF_OWNERS = 2.0, 7.0
@@ -130,7 +132,20 @@ class WorkerNode(_Runs, lp.PyClassNode):
         self.niceness = getattr(cls, "niceness", 0)
 
 
-class ServiceNode(_Runs, lp.CourierNode):
+class _CourierNode(lp.CourierNode):
+    """Launchpad's, but for its server, which answers at one address."""
+
+    setup: Setup
+
+    def run(self) -> None:
+        """Serves until the object's `run` has ended."""
+        port, answers_at = _listen(self.setup, self._address.resolve())
+        instance = self._construct_instance()
+        with Server(instance, port, answers_at):
+            instance.run()
+
+
+class ServiceNode(_Runs, _CourierNode):
     """A node whose remote methods others call."""
 
     def __init__(
@@ -182,7 +197,7 @@ class ReplayNode(_Runs, lp.PyClassNode):
 
     def __init__(self, setup: Setup, coordinator: Any) -> None:
         self._address = lp_address.Address("reverb")
-        super().__init__(_Construct(ReverbNode), setup, _PortOf(self._address), coordinator)
+        super().__init__(_Construct(ReverbNode), setup, _Listen(setup, self._address), coordinator)
         self.allocate_address(self._address)
         self.setup, self.name, self.restartable = setup, "replay", False
 
@@ -191,14 +206,22 @@ class ReplayNode(_Runs, lp.PyClassNode):
         return self._track_handle(_ReplayHandle(self.setup, self._address))
 
 
-class _PortOf(Dereferenceable):
-    """Becomes the port of an address, in the node."""
+class _Listen(Dereferenceable):
+    """Becomes a port, and the address of this host at which to answer, in the node."""
 
-    def __init__(self, address: lp_address.Address) -> None:
-        self._address = address
+    def __init__(self, setup: Setup, address: lp_address.Address) -> None:
+        self._setup, self._address = setup, address
 
-    def dereference(self) -> int:
-        return lp_address.get_port_from_address(self._address.resolve())
+    def dereference(self) -> tuple[int, str]:
+        return _listen(self._setup, self._address.resolve())
+
+
+def _listen(setup: Setup, bound: str) -> tuple[int, str]:
+    """Returns a node's port, and where it answers: by the config, or where others call."""
+    host = bound.rsplit(":", 1)[0]
+    interface = setup.experiment.program.interface or host
+    answers_at = LOOPBACK if interface == "localhost" else address_of(interface)
+    return lp_address.get_port_from_address(bound), answers_at
 
 
 class _ReplayHandle(lp.CourierHandle):

@@ -7,8 +7,8 @@ died; here every call has a deadline, a call that is not idempotent runs at most
 name the node, the method and what happened there.
 
 Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
-on all interfaces, without authentication, and unpickles arguments that are not plain bytes:
-whoever reaches its port can run code. Keep the ports inside a network you trust.
+without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port
+can run code. `rlstack.fence` keeps it to one address; keep that inside a network you trust.
 
 Courier itself is imported at the first server or call, by `rlstack.rpc_courier`.
 """
@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack import codec
+from rlstack.fence import EVERYWHERE
 from rlstack.remote import (
     ERROR,
     HELLO,
@@ -46,15 +47,21 @@ _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a node that is away
 
 
-def serve(instance: Any, interface: Interface | None = None, port: int | None = None) -> Server:
+def serve(
+    instance: Any,
+    interface: Interface | None = None,
+    port: int | None = None,
+    answers_at: str = EVERYWHERE,
+) -> Server:
     """Starts to answer calls of an object's remote methods, from other threads.
 
     Args:
       instance: the object.
       interface: the class whose marked methods to serve, or rules by name; its own by default.
       port: where to listen; a free port by default.
+      answers_at: the address of this host at which to answer, and at loopback; any by default.
     """
-    return Server(Service(instance, interface), port)
+    return Server(Service(instance, interface), port, answers_at)
 
 
 class RemoteObject:

@@ -13,6 +13,7 @@ import queue
 import weakref
 from typing import Any
 
+from rlstack.fence import EVERYWHERE, fence
 from rlstack.remote import Service
 
 _GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case
@@ -21,14 +22,21 @@ _GRACE = 2.0  # seconds beyond its deadline after which a call is given up in an
 class Server:
     """A Courier server that answers for one object, from now until `close`."""
 
-    def __init__(self, service: Service, port: int | None = None) -> None:
-        """Serves on `port`, or on a free one."""
+    def __init__(
+        self, service: Service, port: int | None = None, answers_at: str = EVERYWHERE
+    ) -> None:
+        """Serves on `port`, or on a free one, to those who call at an address of this host."""
         self._server = _courier()[0].Server(port=port)
         for name in dir(service):
             self._server.Bind(name, getattr(service, name))
         self._server.Start()
         self._closed = False
         self.address: str = self._server.address
+        try:
+            fence(int(self.address.rsplit(":", 1)[1]), answers_at)
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Takes no more calls, and returns when those under way have been answered."""

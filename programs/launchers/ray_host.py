@@ -38,20 +38,25 @@ class NodeHost:
         self._stop, self._done = threading.Event(), threading.Event()
         self._outcome = Outcome(failed=False)
 
-    def prepare(self, token_file: str, num_ports: int) -> Berth:
+    def prepare(self, token_file: str, num_ports: int, interface: str) -> Berth:
         """Looks around.
 
         Args:
           token_file: in the run directory, which this host must see as the launcher does.
           num_ports: that the node will listen on.
+          interface: by which others are to reach it, where the config says so.
         """
         import ray
+
+        from rlstack.fence import EVERYWHERE, address_of
 
         try:
             token = Path(token_file).read_text()
         except OSError as error:
             token = f"({error.strerror})"
         address = ray.util.get_node_ip_address()
+        if interface not in ("", EVERYWHERE):
+            address = address_of(interface)
         node_id = ray.get_runtime_context().get_node_id()
         return Berth(address, node_id, os.getpid(), _free_ports(num_ports), token)
 

@@ -86,7 +86,8 @@ class Members:
         cls = self._ray.remote(NodeHost).options(**reserved, scheduling_strategy=where)
         member.host = cls.remote()
         ports = len(member.node.addresses)
-        member.call = member.host.prepare.remote(str(self._token_file), ports)
+        interface = self._setup.experiment.program.interface
+        member.call = member.host.prepare.remote(str(self._token_file), ports, interface)
         member.enter(PLACING)
 
     def first_place(self, member: Member) -> Any:

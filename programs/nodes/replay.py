@@ -153,9 +153,20 @@ class ReverbNode:
     """The server's node."""
 
     def __init__(
-        self, setup: Setup, port: int, coordinator: Coordinates, stop: threading.Event
+        self,
+        setup: Setup,
+        listen: tuple[int, str],
+        coordinator: Coordinates,
+        stop: threading.Event,
     ) -> None:
-        """Starts to serve, with the contents of the newest checkpoint if there is one."""
+        """Starts to serve, with the contents of the newest checkpoint if there is one.
+
+        Args:
+          setup: of the program.
+          listen: the port, and the address of this host at which to answer.
+          coordinator: who says when all is over.
+          stop: set by the launcher to end this node.
+        """
         from rlstack.replay.reverb import ReverbServer
 
         experiment = setup.experiment
@@ -164,8 +175,14 @@ class ReverbNode:
         self._stop = stop
         directory = setup.directory.replay if experiment.checkpoint_replay else None
         cfg, spec = as_stored(experiment, setup.step)
+        port, answers_at = listen
         self._server = ReverbServer(
-            cfg, experiment.total_envs, spec, port=port, checkpoint_dir=directory
+            cfg,
+            experiment.total_envs,
+            spec,
+            port=port,
+            checkpoint_dir=directory,
+            answers_at=answers_at,
         )
 
     def run(self) -> None:

@@ -36,7 +36,9 @@ class BatchService:
     one travels; what a reader asked for and did not fetch is the next reader's.
     """
 
-    def __init__(self, client: Any, address: str, packing: Packing, cfg: ReplayConfig):
+    def __init__(
+        self, client: Any, address: str, packing: Packing, cfg: ReplayConfig, answers_at: str
+    ):
         """Begins to serve.
 
         Args:
@@ -44,11 +46,12 @@ class BatchService:
           address: the server's.
           packing: of the items.
           cfg: the table.
+          answers_at: the address at which to answer; see `rlstack.fence`.
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._lock, self._closed = threading.Lock(), False
         self._fetcher: ItemFetcher | None = None
-        self._server = serve(self)
+        self._server = serve(self, answers_at=answers_at)
         put_number(client, BATCH_PORT, int(self._server.address.rsplit(":", 1)[1]))
 
     @remote(idempotent=True)  # a repeated call samples other items, as good as those that are lost

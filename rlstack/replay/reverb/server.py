@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstack.fence import EVERYWHERE, fence
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batches import BatchService
@@ -29,8 +30,9 @@ from rlstack.types import PyTree, Transition
 class ReverbServer:
     """A table behind a port, in this process.
 
-    It listens on all interfaces, without authentication: that is Reverb's way, and Courier's. Where
-    items are better handed out by the batch (`is_batched`), it does so on a second, free port.
+    It knows no authentication, and by itself answers at all addresses: that is Reverb's way, and
+    Courier's. Where items are better handed out by the batch (`is_batched`), it does so on a
+    second, free port.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ReverbServer:
         *,
         port: int | None = None,
         checkpoint_dir: str | Path | None = None,
+        answers_at: str = EVERYWHERE,
     ):
         """Starts to serve.
 
@@ -51,13 +54,14 @@ class ReverbServer:
           port: to listen on; None for a free one.
           checkpoint_dir: where checkpoints are kept. If there is one, the table begins with its
             contents. None: no checkpoints, no ``save``.
+          answers_at: the address of this host at which to answer, and at loopback; any by default.
 
         Raises:
           ValueError: somebody listens on the port, or the checkpoint is of another table.
           ImportError: Reverb is not installed.
         """
         self._reverb = binding.load()
-        self._cfg, self._num_envs = cfg, num_envs
+        self._cfg, self._num_envs, self._answers_at = cfg, num_envs, answers_at
         self._directory = None if checkpoint_dir is None else Path(checkpoint_dir)
         self._packing = Packing(spec)
         step_bytes = self._packing.step_bytes
@@ -93,11 +97,14 @@ class ReverbServer:
             self._directory.mkdir(parents=True, exist_ok=True)
             checkpointer = reverb.create_default_checkpointer(str(self._directory), "", None)
         self._server = reverb.Server(tables, self.port, checkpointer)
+        fence(self.port, self._answers_at)
         self._client = reverb.Client(self.address)
         if cfg.sampler == "prioritized" and not table_infos(self._client, 5)[LARGEST_PRIORITY].size:
             put_number(self._client, LARGEST_PRIORITY, 1.0)
         if is_batched(cfg, self._packing.step_bytes):
-            self._batches = BatchService(self._client, self.address, self._packing, cfg)
+            self._batches = BatchService(
+                self._client, self.address, self._packing, cfg, self._answers_at
+            )
 
     def checkpoint(self) -> Path:
         """Writes a checkpoint; returns its directory. Only the newest one is kept.

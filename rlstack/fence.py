@@ -1,0 +1,115 @@
+"""Keeps a server that listens everywhere to one address of this host. Linux only.
+
+gRPC servers as Courier and Reverb make them take a port and no address, so they listen on all. The
+kernel can put that right: a filter on a listening socket drops what was sent to any other of the
+host's addresses before a connection exists, and every connection inherits it. It is no firewall:
+whoever may send to the address reaches the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+EVERYWHERE = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+
+_SO_ATTACH_FILTER, _SIOCGIFADDR = 26, 0x8915
+# Classic BPF (linux/filter.h): load a byte or a word, shift, compare, return.
+_BYTE, _WORD, _SHIFT, _EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
+_NET = 0xFFF00000  # offsets from here on count from the beginning of the IP header
+_V4_TO, _V6_TO = _NET + 16, _NET + 24  # where a packet says to whom it goes
+_KEEP, _DROP = 0xFFFFFFFF, 0
+
+
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address that an interface's name stands for; an address stays as it is.
+
+    Raises:
+      ValueError: there is no such interface, or it has no such address.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.IPv4Address(interface))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", interface.encode()[:15])
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ValueError(
+                f"interface: it must be an IPv4 address of this host or an interface that has one "
+                f"({known}); got {interface!r}: {error.strerror}."
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def fence(port: int, address: str) -> None:
+    """Lets this process's listeners on a port answer to one address of this host, and to loopback.
+
+    Connections from this host to the address come, too. Call it once they listen.
+
+    Args:
+      port: where this process listens.
+      address: an IPv4 address; `EVERYWHERE` leaves all as it is.
+
+    Raises:
+      OSError: nobody listens on the port, or the kernel has no such filters.
+    """
+    if address == EVERYWHERE:
+        return
+    program = _program(address)
+    kept = ctypes.create_string_buffer(program, len(program))
+    option = struct.pack("HL", len(program) // 8, ctypes.addressof(kept))
+    fenced = 0
+    for listener in _listeners(port):
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"fence: the kernel must take a filter for port {port}; it says {error.strerror}. "
+                f"An interface of {EVERYWHERE} does without, and answers everybody",
+            ) from error
+        fenced += 1
+    if not fenced:
+        raise OSError(f"fence: this process must listen on port {port}; it does not.")
+
+
+def _program(address: str) -> bytes:
+    """Keeps packets of IPv4 to the address or to 127.0.0.0/8, and of IPv6 to ::1."""
+    wanted = int(ipaddress.IPv4Address(address))
+    steps = [
+        (_BYTE, 0, 0, _NET),
+        (_SHIFT, 0, 0, 4),
+        (_EQUAL, 0, 4, 4),  # the IP version; IPv6 is further down
+        (_WORD, 0, 0, _V4_TO),
+        (_EQUAL, 10, 0, wanted),
+        (_BYTE, 0, 0, _V4_TO),
+        (_EQUAL, 8, 9, 127),
+    ]
+    for word in range(4):
+        steps += [(_WORD, 0, 0, _V6_TO + 4 * word), (_EQUAL, 0, 7 - 2 * word, int(word == 3))]
+    steps += [(_RETURN, 0, 0, _KEEP), (_RETURN, 0, 0, _DROP)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """This process's listening sockets on a port, each under a descriptor of its own."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed meanwhile
+            continue
+        with found:
+            is_ip = found.family in (socket.AF_INET, socket.AF_INET6)
+            listens = is_ip and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and found.getsockname()[1] == port:
+                yield found
