@@ -8,6 +8,7 @@ from typing import Literal
 from rlstack.checks import Checked
 
 GROUPS = ("coordinator", "replay", "learner", "inferencer", "actor", "evaluator")
+_WITH_LEARNER = ("replay", "coordinator")
 _CPUS = {"coordinator": 0.1, "evaluator": 0.5}  # others take a core a node
 
 
@@ -30,7 +31,8 @@ class RayConfig(Checked):
     """Memory reserved for a node, by group; it is no limit, only a place kept free."""
     together: dict[str, str] = dataclasses.field(default_factory=dict)
     """Groups whose nodes go to the hosts of another group's, number by number, such as actor
-    inferencer. Replay goes with the learner unless it says replay any; others are spread."""
+    inferencer. Replay and coordinator go with the learner, so that one host holds all that must
+    not be lost, unless it says replay any; all others are spread."""
     env_vars: dict[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of every node."""
     ship_code: bool = False
@@ -64,5 +66,5 @@ class RayConfig(Checked):
 
     def beside(self, group: str) -> str:
         """The group to whose hosts this one goes, nothing if to any."""
-        leader = self.together.get(group, "learner" if group == "replay" else "any")
+        leader = self.together.get(group, "learner" if group in _WITH_LEARNER else "any")
         return "" if leader == "any" else leader

@@ -16,23 +16,22 @@ _VARIABLES = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
-_STORE_BYTES = 80 << 20
+NODE = {"num_cpus": 8, "object_store_memory": 80 << 20}
 
 
 @contextlib.contextmanager
-def cluster(workers, cpus=8):
-    """A head and some workers, each as large as it says; all are gone afterwards."""
+def cluster(workers):
+    """A head and some workers, each a `NODE`; all are gone afterwards."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: its sockets' names have a limit
     before = dict(os.environ)
     os.environ.update(_VARIABLES, RAY_TMPDIR=folder)
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": cpus, "object_store_memory": _STORE_BYTES}
     made = None
     try:
-        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
         for _ in range(workers):
-            made.add_node(**node)
+            made.add_node(**NODE)
         yield made
     finally:
         if made is not None:
