@@ -58,7 +58,7 @@ class Setting(NamedTuple):
     repeats: int
 
 
-class _Program:
+class Program:
     """A program that runs in a child, seen through its logs."""
 
     def __init__(self, experiment: Experiment, directory: Path) -> None:
@@ -68,12 +68,17 @@ class _Program:
         self._child = Child("benchmarks.topologies", "--run", str(config), str(directory / "run"))
         self.began = self._child.hear()
 
+    @property
+    def pid(self) -> int:
+        """Of the child, below which the nodes are."""
+        return self._child.process.pid
+
     def wait(self, found: Callable[[], Any]) -> Any:
         """Returns what `found` finds, once it is not None."""
         until = time.monotonic() + _PATIENCE
         while (value := found()) is None:
             if self._child.process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError("_Program: it ended, or got nowhere; see what it printed above.")
+                raise RuntimeError("Program: it ended, or got nowhere; see what it printed above.")
             time.sleep(0.05)
         return value
 
@@ -92,9 +97,9 @@ class _Program:
 
 
 @contextlib.contextmanager
-def _running(experiment: Experiment) -> Iterator[tuple[_Program, Path]]:
+def _running(experiment: Experiment) -> Iterator[tuple[Program, Path]]:
     with tempfile.TemporaryDirectory() as folder:
-        program = _Program(experiment, Path(folder))
+        program = Program(experiment, Path(folder))
         try:
             yield program, Path(folder)
         finally:

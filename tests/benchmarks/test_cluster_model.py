@@ -1,0 +1,84 @@
+"""The model of a cluster: what is full first follows from costs a frame."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cluster_model import Cluster, Costs, limits, table
+
+ROOT = Path(__file__).resolve().parents[2]
+COSTS = Costs(
+    cpu={"actor": 1e-4, "inferencer": 2e-5, "replay": 1e-6, "learner": 5e-5},
+    sent={
+        "actor->inferencer": 100.0,
+        "inferencer->actor": 50.0,
+        "actor->replay": 200.0,
+        "replay->learner": 200.0,
+        "learner->replay": 1.0,
+    },
+    params_bytes=1e6,
+    versions=1e-3,
+)
+
+
+def test_limits_by_hand():
+    found = limits(COSTS, Cluster(actors=20, learner_speedup=10.0, gbit=1.0))
+    assert found["actors' cores"] == pytest.approx(20 / 1e-4)
+    assert found["services' cores"] == pytest.approx(2 * 4 / 2e-5)
+    assert found["replay's cores"] == pytest.approx(8 / 1e-6)
+    assert found["learner"] == pytest.approx(10 / 5e-5)
+    assert found["link actors->"] == pytest.approx(2 * 125e6 / 300)
+    assert found["link ->replay"] == pytest.approx(125e6 / 200)
+    # Two services fetch each version of a megabyte, one in a thousand frames, so 2,000 bytes a
+    # frame: 62,500 frames/s, 62.5 versions/s. They look 50 times a second: 100 MB/s, 25 are left.
+    assert found["link learner->"] == float("inf")
+    assert found["link ->services"] == pytest.approx((250e6 - 100e6) / 100)
+    slow = limits(COSTS, Cluster(actors=20, gbit=0.1, params_interval=0.001))
+    assert slow["link learner->"] == pytest.approx(12.5e6 / 2000)
+    assert "environments" not in found
+    assert limits(COSTS, Cluster(actors=20, actor_frames=60))["environments"] == 1200
+
+
+def test_the_first_to_be_full_is_named():
+    shown = table(COSTS, [Cluster(10), Cluster(1000), Cluster(1000, actor_frames=10)])
+    assert "   10 actors:       20,000 frames/s; full: learner" in shown
+    assert " 1000 actors:       10,000 frames/s; full: environments" in shown
+
+
+def test_other_costs_can_be_given():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cluster_model", "--costs", json.dumps(COSTS._asdict())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result["limits"]) == {"10", "100", "1000"}
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+@pytest.mark.timeout(200)
+def test_costs_are_measured():
+    pytest.importorskip("launchpad")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cluster_model", "--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    costs = json.loads(done.stdout.splitlines()[-1])["costs"]
+    assert all(1e-7 < costs["cpu"][name] < 1e-2 for name in ("actor", "inferencer", "learner"))
+    # Four floats of CartPole's, and what a transition holds besides.
+    assert 16 < costs["sent"]["actor->inferencer"] < 2000
+    assert 40 < costs["sent"]["actor->replay"] < 2000
+    assert 0.5 < costs["sent"]["replay->learner"] / costs["sent"]["actor->replay"] < 2
+    assert costs["params_bytes"] > 10_000
+    assert costs["versions"] == pytest.approx(1 / 256, rel=0.3)
