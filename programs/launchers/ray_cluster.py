@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
 from programs.launchers.program import environment
+from rlstack.fence import EVERYWHERE, address_of
 
 _CODE = ("rlstack", "agents", "programs")
 _STORE_BYTES = 100 << 20  # of Ray's object store, which carries next to nothing here
@@ -57,6 +59,8 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
     address = cfg.ray.address or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"address": address}
+        if own := _own_address(address, cfg.interface):
+            options["_node_ip_address"] = own
         if not address:
             # Its sockets' names have a limit of some hundred letters.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlray-", dir="/tmp"))
@@ -80,6 +84,21 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
                 f"version of Python and Ray; {address or 'a Ray of its own'} says: {error}"
             ) from error
         yield ray
+
+
+def _own_address(head: str, interface: str) -> str:
+    """Returns the address by which hosts of the cluster reach this one; nothing to leave it to Ray.
+
+    Ray goes by the default route, but there may be none, or one that leads elsewhere.
+    """
+    if interface not in ("", EVERYWHERE):
+        return address_of(interface)
+    host = head.rpartition(":")[0]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))  # sends nothing
+        found = str(probe.getsockname()[0])
+        return "" if found.startswith("127.") or not host else found
+    return ""
 
 
 def _cores(cfg: ProgramConfig) -> float:

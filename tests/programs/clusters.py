@@ -9,7 +9,7 @@ import time
 import psutil
 
 # Nothing beyond this host, nothing started before it is needed.
-_VARIABLES = {
+VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_enable_worker_prestart": "0",
@@ -24,7 +24,7 @@ def cluster(workers):
     """A head and some workers, each a `NODE`; all are gone afterwards."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: its sockets' names have a limit
     before = dict(os.environ)
-    os.environ.update(_VARIABLES, RAY_TMPDIR=folder)
+    os.environ.update(VARIABLES, RAY_TMPDIR=folder)
     from ray.cluster_utils import Cluster
 
     made = None

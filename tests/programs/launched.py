@@ -15,11 +15,12 @@ FAST = ("--log-period", "1000", "--evaluator.episodes", "2", "--evaluator.num-en
 class Launched:
     """`rlstack train` on a program of several nodes."""
 
-    def __init__(self, run_dir, *args):
+    def __init__(self, run_dir, *args, within=()):
+        """`within` comes before the command, such as what runs it in a network of its own."""
         self.run_dir = run_dir
         self._stderr = open(run_dir.with_suffix(".stderr"), "ab+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "programs", "train", *map(str, args)],
+            [*within, sys.executable, "-m", "programs", "train", *map(str, args)],
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,
