@@ -19,7 +19,9 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
     nothing where each answer is waited for.
 
     Without convolutions, XLA's older CPU runtime is chosen where this jaxlib still has it: it runs
-    small dense networks about twice as fast. A flag that the user has set stays.
+    small dense networks about twice as fast; in one thread, since it hands matrix products of some
+    shapes to others at a cost above their own, and gains nothing from them up to layers of 1024 and
+    batches of 256. A flag that the user has set stays.
 
     Args:
       convolutions: whether the network has any.
@@ -27,9 +29,10 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
         for the other cores.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if not convolutions and _has_legacy_runtime():
+    older = not convolutions and _has_legacy_runtime()
+    if older:
         _add_flag(LEGACY_CPU_RUNTIME)
-    if single_thread:
+    if single_thread or older:
         _add_flag(SINGLE_THREAD)
 
 
