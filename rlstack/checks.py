@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class Checked:
     """A frozen dataclass whose ``__post_init__`` checks the ranges of its fields."""
@@ -17,3 +19,8 @@ class Checked:
         """Raises the same for the first of the fields that is less, or no number at all."""
         for field in fields:
             self.require(field, getattr(self, field) >= least, f"at least {least:g}")
+
+    def require_one_of(self, field: str, names: Iterable[str]) -> None:
+        """Raises the same unless the field is one of these."""
+        names = tuple(names)
+        self.require(field, getattr(self, field) in names, f"one of {', '.join(names)}")

@@ -56,8 +56,7 @@ class NormalisationConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require("observation_clip", self.observation_clip > 0, "positive")
-        known = self.rewards in _REWARD_SCALES
-        self.require("rewards", known, f"one of {', '.join(_REWARD_SCALES)}")
+        self.require_one_of("rewards", _REWARD_SCALES)
         self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
         self.require_at_least(0, "reward_clip")
 

@@ -34,7 +34,7 @@ class OptimizerConfig(Checked):
     """Decoupled weight decay, adamw only."""
 
     def __post_init__(self) -> None:
-        self.require("name", self.name in _NAMES, f"one of {', '.join(_NAMES)}")
+        self.require_one_of("name", _NAMES)
         self.require("learning_rate", self.learning_rate > 0, "positive")
         self.require_at_least(0, "anneal_steps", "eps")
         self.require("decay", 0 <= self.decay < 1, "in [0, 1)")

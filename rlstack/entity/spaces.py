@@ -15,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+from rlstack.checks import Checked
+
 GLOBAL = "__global__"
 
 
 @dataclasses.dataclass(frozen=True)
-class EntityType:
+class EntityType(Checked):
     """One type of entity."""
 
     features: tuple[str, ...] = ()
@@ -28,8 +30,7 @@ class EntityType:
     """The most entities of this type that one observation may hold."""
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"EntityType: capacity must be at least 1; got {self.capacity}.")
+        self.require_at_least(1, "capacity")
         if len(set(self.features)) < len(self.features):
             raise ValueError(f"EntityType: features must differ in name; got {self.features}.")
 
@@ -53,7 +54,7 @@ class ObsSpace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Categorical:
+class Categorical(Checked):
     """Each actor makes one of the same choices."""
 
     choices: tuple[str, ...]
@@ -63,8 +64,7 @@ class Categorical:
 
     def __post_init__(self) -> None:
         _require_choices(self.choices)
-        if self.capacity < 1:
-            raise ValueError(f"Categorical: capacity must be at least 1; got {self.capacity}.")
+        self.require_at_least(1, "capacity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +84,14 @@ class GlobalCategorical:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectEntity:
+class SelectEntity(Checked):
     """Each actor points at one entity."""
 
     capacity: int = 1
     """The most actors that one observation may hold."""
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"SelectEntity: capacity must be at least 1; got {self.capacity}.")
+        self.require_at_least(1, "capacity")
 
 
 ActionType = Categorical | GlobalCategorical | SelectEntity

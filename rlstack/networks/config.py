@@ -9,19 +9,17 @@ from typing import Literal, get_args
 import haiku as hk
 import jax
 
+from rlstack.checks import Checked
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso
 
 Torso = Literal["mlp", "nature", "impala"]
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Core = Literal["none", "lstm", "gru"]
-_TORSOS: tuple[str, ...] = get_args(Torso)
-_ACTIVATIONS: tuple[str, ...] = get_args(Activation)
-_CORES: tuple[str, ...] = get_args(Core)
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Checked):
     """What the agents' default networks are built of."""
 
     torso: Torso = "mlp"
@@ -51,30 +49,17 @@ class NetworkConfig:
     """What observations of entities go through, in the place of torso and core."""
 
     def __post_init__(self) -> None:
-        for field, names in (("torso", _TORSOS), ("activation", _ACTIVATIONS), ("core", _CORES)):
-            if getattr(self, field) not in names:
-                raise ValueError(
-                    f"NetworkConfig: {field} must be one of {', '.join(names)}; "
-                    f"got {getattr(self, field)!r}."
-                )
-        if self.noisy_sigma < 0 or self.num_atoms < 2 or self.num_cosines < 1:
-            raise ValueError(
-                "NetworkConfig: noisy_sigma must be at least 0, num_atoms at least 2 and "
-                f"num_cosines at least 1; got {self.noisy_sigma}, {self.num_atoms} and "
-                f"{self.num_cosines}."
-            )
-        if not self.hidden_sizes or min(self.hidden_sizes) < 1 or self.core_size < 1:
-            raise ValueError(
-                "NetworkConfig: hidden_sizes and core_size must be positive; "
-                f"got {self.hidden_sizes} and {self.core_size}."
-            )
+        for field, names in (("torso", Torso), ("activation", Activation), ("core", Core)):
+            self.require_one_of(field, get_args(names))
+        self.require_at_least(0, "noisy_sigma")
+        self.require_at_least(1, "num_cosines", "core_size")
+        self.require_at_least(2, "num_atoms")
+        positive = self.hidden_sizes and min(self.hidden_sizes) >= 1
+        self.require("hidden_sizes", bool(positive), "one or more positive sizes")
 
     def require_no_core(self) -> None:
         """Raises a ValueError unless there is no recurrent core."""
-        if self.core != "none":
-            raise ValueError(
-                f"NetworkConfig: core must be none for observations of entities; got {self.core!r}."
-            )
+        self.require("core", self.core == "none", "none for observations of entities")
 
     def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:
         """Makes the configured torso; call it inside a Haiku transform."""

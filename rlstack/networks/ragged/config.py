@@ -72,7 +72,7 @@ class RelativePositionsConfig(_Oriented):
     def __post_init__(self) -> None:
         super().__post_init__()
         for field, known in (("kind", get_args(Kind)), ("value_gate", get_args(Gate))):
-            self.require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
+            self.require_one_of(field, known)
         cells = len(self.extent) == 2 and min(self.extent) >= 0
         self.require("extent", cells, "two numbers of at least 0")
         self.require_at_least(1, "sectors")
@@ -133,7 +133,7 @@ class RaggedTransformerConfig(Checked):
 
     def __post_init__(self) -> None:
         for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(Packing))):
-            self.require(field, getattr(self, field) in known, f"one of {', '.join(known)}")
+            self.require_one_of(field, known)
         self.require_at_least(1, "d_model", "num_heads", "d_qk")
         self.require_at_least(0, "num_layers")
         splits = self.d_model % self.num_heads == 0
