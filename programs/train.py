@@ -128,7 +128,8 @@ def rerun(dump_dir: str | Path) -> Logs:
     experiment = read_config(RunDir.open(path.parent))
     with open(path / "update.pkl", "rb") as file:
         dump = jax.tree.map(jnp.asarray, pickle.load(file))
-    with make_evaluation_env(experiment) as env:
+    alone = dataclasses.replace(experiment.env, eval_opponents=OpponentsConfig())
+    with make_evaluation_env(dataclasses.replace(experiment, env=alone)) as env:
         agent = make_agent(experiment, env.spec)
     *_, output = agent.learner_step(dump["params"], dump["learner_state"], dump["batch"])
     return output.logs
