@@ -117,6 +117,17 @@ def entity_count_ppo(name: str) -> Experiment:
 
 
 @preset
+def entity_count10_ppo(name: str) -> Experiment:
+    """Count of all ten choices."""
+    return _entity(
+        name,
+        "Count",
+        _Run(80_000, 256, 2, 256, 3e-3, one_step=True),
+        RaggedTransformerConfig(num_layers=1),
+    )
+
+
+@preset
 def entity_floor_is_lava_ppo(name: str) -> Experiment:
     """FloorIsLava, which asks for relative positions."""
     return _entity(
