@@ -6,6 +6,7 @@ the report, not the end of it.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -91,7 +92,8 @@ def report(timeout: float = 120.0) -> list[Check]:
         ]
     packages = [_package(found) for found in probed]
     machine = [_python(), _system(), _cores(), _memory(), _shm()]
-    return [*machine, *packages, *_devices(probed), *_topologies([*machine, *packages])]
+    topologies = _topologies([*machine, *packages])
+    return [*machine, *packages, *_devices(probed), *topologies, _ray(topologies)]
 
 
 def main(look: Callable[[], list[Check]] = report) -> int:
@@ -203,6 +205,17 @@ def _topologies(checks: list[Check]) -> list[Check]:
         why = f"needs {', '.join(missing)}: see above." if missing else ""
         found.append(Check(f"topology {name}", "", not missing, why))
     return found
+
+
+def _ray(topologies: list[Check]) -> Check:
+    """Whether the distributed topology can be launched on a cluster; Ray itself takes a second."""
+    name = "launch ray"
+    if importlib.util.find_spec("ray") is None:
+        why = "the extra `cluster` brings it (CPython 3.10): pip install 'rlstack[cluster]'."
+        return Check(name, "", False, why)
+    usable = any(c.name == "topology distributed" and c.usable for c in topologies)
+    why = "" if usable else "needs the topology distributed: see above."
+    return Check(name, importlib.metadata.version("ray"), usable, why)
 
 
 def _python() -> Check:

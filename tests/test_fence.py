@@ -100,7 +100,7 @@ def test_interfaces_have_addresses():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("interface", ["", EVERYWHERE])
+@pytest.mark.parametrize("interface", ["", pytest.param(EVERYWHERE, marks=pytest.mark.slow)])
 def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(tmp_path, interface):
     pytest.importorskip("launchpad")
     program = {"interface": interface, "num_actors": 1}

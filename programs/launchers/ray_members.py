@@ -19,6 +19,7 @@ from programs.supervise import Backoff
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 _WATCH_SECONDS = 3.0  # that a node's process lets one call wait
+_PAUSE = 0.5  # seconds before a process that is cut off is asked again
 _SHUN_SECONDS = 60.0  # for which a silent host gets no new nodes
 
 
@@ -34,7 +35,7 @@ class Member:
     state: str = PAUSED
     since: float = 0.0  # when the state began
     heard: float = 0.0  # when its process last answered
-    until: float = 0.0  # when a pause ends
+    until: float = 0.0  # when a pause ends, also one between two questions
     host: Any = None  # Ray's handle of its process
     call: Any = None  # Ray's reference to the answer that is awaited
     berth: Berth | None = None
@@ -132,6 +133,7 @@ class Members:
         Raises:
           ValueError: the host does not see the run directory.
         """
+        member.berth = berth
         if berth.token != self._token:
             raise ValueError(
                 f"launch ray: every host must see the run directory at the same path; "
@@ -140,7 +142,6 @@ class Members:
             )
         for lp_address, port in zip(member.node.addresses, berth.ports, strict=True):
             lp_address.bind(_Fixed(f"{berth.host}:{port}"))
-        member.berth = berth
 
     def start(self, member: Member) -> None:
         """Starts a node whose addresses, and those of all it talks to, are bound."""
@@ -166,7 +167,7 @@ class Members:
         self.await_end(member)
 
     def await_end(self, member: Member) -> None:
-        """Asks a node's process to say when the node ends."""
+        """Asks a node's process to say when the node ends; `answers` goes on asking."""
         member.call = member.host.watch.remote(_WATCH_SECONDS)
 
     def answers(self, timeout: float) -> list[tuple[Member, Berth | Outcome | str | None]]:
@@ -176,6 +177,10 @@ class Members:
           Each with its node: a `Berth`, an `Outcome`, None for a node that runs on, or in words why
           the process is lost.
         """
+        now = time.monotonic()
+        for member in self.all:
+            if member.call is None and member.state == RUNNING and now > member.until:
+                self.await_end(member)
         asked = {member.call: member for member in self.all if member.call is not None}
         if not asked:
             time.sleep(timeout)
@@ -187,10 +192,11 @@ class Members:
             member.call = None
             try:
                 answer = self._ray.get(call)
-            except self._ray.exceptions.ActorUnavailableError:
-                self.await_end(member)  # cut off, perhaps for a moment only
-                continue
             except self._ray.exceptions.RayError as error:
+                cut_off = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+                if cut_off and member.state == RUNNING:  # perhaps for a moment only
+                    member.until = time.monotonic() + _PAUSE
+                    continue
                 answer = _in_words(error)
             member.heard = time.monotonic()
             found.append((member, answer))
@@ -201,9 +207,13 @@ class Members:
         limit = time.monotonic() - _WATCH_SECONDS - self._cfg.lost_seconds
         found = [m for m in self.all if m.state == RUNNING and m.heard < limit]
         for member in found:
-            assert member.berth is not None
-            self._shunned[member.berth.node_id] = time.monotonic() + _SHUN_SECONDS
+            self.shun(member)
         return found
+
+    def shun(self, member: Member) -> None:
+        """Places nothing on the node's host for a while."""
+        if member.berth is not None:
+            self._shunned[member.berth.node_id] = time.monotonic() + _SHUN_SECONDS
 
     def unplaced(self) -> list[Member]:
         """Returns the nodes for which Ray has not found a place in time, the largest first."""

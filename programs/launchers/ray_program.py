@@ -180,7 +180,12 @@ class _Program:
     def _heed(self, member: Member, answer: Berth | Outcome | str | None) -> None:
         """Goes by what a node's process said."""
         if isinstance(answer, Berth):
-            self._members.moor(member, answer)
+            try:
+                self._members.moor(member, answer)
+            except ValueError as error:
+                self._members.shun(member)
+                self._fail(member, str(error))
+                return
             self._members.start(member)
             if member.node.addresses:
                 self._moved[member.name] = member.node.addresses[0].resolve()
@@ -189,9 +194,7 @@ class _Program:
                 self._fail(member, answer.reason, answer.traceback)
             else:
                 member.enter(ENDED)
-        elif answer is None:
-            self._members.await_end(member)
-        else:
+        elif answer is not None:
             self._fail(member, answer)
 
     def _settle(self, member: Member) -> None:
@@ -239,7 +242,5 @@ class _Program:
         until = time.monotonic() + _GRACE
         while any(m.state == RUNNING for m in running) and time.monotonic() < until:
             for member, answer in self._members.answers(_LOOK):
-                if answer is None:
-                    self._members.await_end(member)
-                else:
+                if answer is not None:
                     member.enter(ENDED)

@@ -37,7 +37,7 @@ class EvaluatorNode:
             if orders.phase == JUDGING:
                 self._judge(orders.env_frames, last=True)
                 return  # what was heard before would have it judge again, and the learner leaves
-            elif orders.evaluations > done:
+            if orders.evaluations > done:
                 done = orders.evaluations
                 self._judge(orders.env_frames, last=False)
             self._stop.wait(0.1)

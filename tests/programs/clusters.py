@@ -42,12 +42,13 @@ def cluster(workers):
 
 
 def processes():
-    """Ray's processes of nodes, on this machine."""
+    """Ray's processes of nodes, below this one."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if line.startswith("ray::"):
-            found.append(f"{process.pid} {line}")
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            if line.startswith("ray::"):
+                found.append(f"{process.pid} {line.strip()}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from programs import launch
 from programs.cluster_config import RayConfig
-from programs.experiment import from_json, to_json
+from programs.experiment import ProgramConfig, from_json, to_json
 from programs.launchers import ray_cluster
 from programs.launchers.ray_members import Members
 from tests.programs.clusters import cluster, wait_until_empty
@@ -139,3 +140,20 @@ def test_what_is_reserved_follows_the_config():
     assert "JAX_PLATFORMS" not in learner["runtime_env"]["env_vars"]
     assert (cfg.beside("actor"), cfg.beside("replay")) == ("inferencer", "")
     assert {RayConfig().beside(group) for group in ("replay", "coordinator")} == {"learner"}
+
+
+def _sent():
+    sent = [path for path in sys.path if "/py_modules_files/" in path]
+    return sorted(name for path in sent for name in os.listdir(path))
+
+
+@pytest.mark.slow
+def test_code_is_sent_if_the_config_says_so(hosts):
+    cfg = RayConfig(address=hosts.address, ship_code=True)
+    with ray_cluster.joined(ProgramConfig(launch="ray", ray=cfg)) as ray:
+        options = ray_cluster.reserved(cfg, "actor")
+        asks = ray.remote(_sent).options(
+            num_cpus=options["num_cpus"], runtime_env=options["runtime_env"]
+        )
+        found = ray.get(asks.remote(), timeout=60)
+    assert found == ["agents", "programs", "rlstack"]
