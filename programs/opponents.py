@@ -159,10 +159,9 @@ def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
 def _names(runs: tuple[str, ...]) -> list[str]:
     """Returns NAME@FRAMES for each, or whole paths where these do not tell them apart."""
     paths = [_checkpoint(run, "opponents") for run in runs]
-    names = [
-        f"{path.parent.parent.name}@{checkpoint.read_metadata(path)['env_frames']}"
-        for path in paths
-    ]
+    told = [checkpoint.read_metadata(path) for path in paths]
+    frames = [metadata.get("env_frames", metadata["step"]) for metadata in told]
+    names = [f"{path.parent.parent.name}@{n}" for path, n in zip(paths, frames, strict=True)]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
