@@ -6,7 +6,8 @@ metrics.jsonl    scalars, one JSON object a line
 tensorboard/     the same as TensorBoard events
 checkpoints/     see rlstack.checkpoint
 result.json      how it ended; absent while it runs
-logs/            what each node printed, where the topology has several
+logs/            what each node printed, where the topology has several; hosts.jsonl says where
+                 each was, on a cluster
 failures.jsonl   what failed in which node
 replay/          checkpoints of the replay service, in the distributed topology
 dump-N/          what update N was made from, if it gave NaN

@@ -39,6 +39,7 @@ class Member:
     host: Any = None  # Ray's handle of its process
     call: Any = None  # Ray's reference to the answer that is awaited
     berth: Berth | None = None
+    started: bool = False  # whether its process has said so
     settled: bool = False  # whether its end was in order
 
     @property
@@ -90,6 +91,7 @@ class Members:
         interface = self._setup.experiment.program.interface
         member.call = member.host.prepare.remote(str(self._token_file), ports, interface)
         member.enter(PLACING)
+        member.started = False
 
     def first_place(self, member: Member) -> Any:
         """Returns Ray's strategy for a node at the start."""
@@ -149,24 +151,23 @@ class Members:
         (executable,) = node.to_executables([node], member.group, node.launch_context)
         log = setup.directory.node_logs / member.group / str(member.index)
         give_up = 2.0 * self._cfg.lost_seconds
-        member.host.start.remote(
+        member.call = member.host.start.remote(
             cloudpickle.dumps(executable), member.incarnation, give_up, str(log)
         )
-        assert member.berth is not None
-        record = {
-            "time": time.time(),
-            "node": member.name,
-            "incarnation": member.incarnation,
-            **member.berth._asdict(),
-            "token": None,
-        }
-        with open(setup.directory.node_logs / "hosts.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+        self._note(member)
         member.enter(RUNNING)
         member.heard = member.since
-        self.await_end(member)
 
-    def await_end(self, member: Member) -> None:
+    def _note(self, member: Member) -> None:
+        """Writes down where a node is, for people and tests."""
+        assert member.berth is not None
+        berth = member.berth._asdict()
+        del berth["token"]
+        record = {"time": time.time(), "node": member.name, "incarnation": member.incarnation}
+        with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
+            file.write(json.dumps(record | berth) + "\n")
+
+    def _ask(self, member: Member) -> None:
         """Asks a node's process to say when the node ends; `answers` goes on asking."""
         member.call = member.host.watch.remote(_WATCH_SECONDS)
 
@@ -180,7 +181,7 @@ class Members:
         now = time.monotonic()
         for member in self.all:
             if member.call is None and member.state == RUNNING and now > member.until:
-                self.await_end(member)
+                self._ask(member)
         asked = {member.call: member for member in self.all if member.call is not None}
         if not asked:
             time.sleep(timeout)
@@ -194,11 +195,11 @@ class Members:
                 answer = self._ray.get(call)
             except self._ray.exceptions.RayError as error:
                 cut_off = isinstance(error, self._ray.exceptions.ActorUnavailableError)
-                if cut_off and member.state == RUNNING:  # perhaps for a moment only
+                if cut_off and member.started:  # perhaps for a moment only
                     member.until = time.monotonic() + _PAUSE
                     continue
                 answer = _in_words(error)
-            member.heard = time.monotonic()
+            member.heard, member.started = time.monotonic(), member.state == RUNNING
             found.append((member, answer))
         return found
 

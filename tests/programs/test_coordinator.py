@@ -53,8 +53,32 @@ def test_frames_are_the_sum_of_all_actors_and_of_all_their_incarnations(desk):
 def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
     desk.report(env_frames=30)
     desk.report(incarnation=1, env_frames=10)
-    assert desk.report(incarnation=0, env_frames=900)["env_frames"] == 40
-    assert desk.report(incarnation=1, env_frames=15)["env_frames"] == 45
+    late = desk.report(incarnation=0, env_frames=900)
+    assert (late["env_frames"], late["phase"]) == (40, OVER)  # it may live still, cut off for long
+    latest = desk.report(incarnation=1, env_frames=15)
+    assert (latest["env_frames"], latest["phase"]) == (45, RUNNING)
+
+
+def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(desk, monkeypatch):
+    """Unrolls of 32 steps, 8 environments; and what it makes between two reports 0.2 s apart."""
+    now = [100.0]
+    monkeypatch.setattr("programs.coordinator.time.monotonic", lambda: now[0])
+    desk.report(env_frames=0)
+    now[0] += 10.0
+    desk.report(env_frames=8 * (3 * 32 + 5))
+    desk.report(incarnation=1, env_frames=0)
+    desk.report("learner", learner_steps=3)
+    desk.report(incarnation=2, env_frames=400)  # had made nothing yet
+    begun, between = 8 * 5, 0.2 * 8 * (3 * 32 + 5) / 10
+    assert desk.logged("program/lost_frames")[-1] == pytest.approx(begun + between)
+
+
+def test_nodes_that_moved_are_found(desk):
+    assert desk.coordinator.locate("inferencer/0") == ""
+    desk.coordinator.relocate("inferencer/0", "10.0.0.2:1234")
+    desk.coordinator.relocate("inferencer/1", "10.0.0.3:1234")
+    desk.coordinator.relocate("inferencer/0", "10.0.0.4:4321")
+    assert desk.coordinator.locate("inferencer/0") == "10.0.0.4:4321"
 
 
 def test_a_lost_report_loses_no_frames(desk):

@@ -60,7 +60,8 @@ def test_it_trains_on_all_hosts_and_leaves_nothing(tmp_path, hosts):
 @pytest.mark.slow
 def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, hosts):
     expected = run(ppo("single_process", frames=5200), tmp_path / "single")
-    lock_step = on(hosts, pacing="lock_step")
+    beside = RayConfig(address=hosts.address, together={"actor": "inferencer"})
+    lock_step = on(hosts, pacing="lock_step", ray=beside)
     result = run(ppo("distributed", frames=5200, program=lock_step), tmp_path / "run")
     assert (result.env_frames, result.learner_steps, result.eval_return_mean) == (
         expected.env_frames,
@@ -69,6 +70,8 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, hosts):
     )
     assert same(params(tmp_path / "run"), params(tmp_path / "single"))
     assert set(series(tmp_path / "run", "replay/lag_max")) == {0}
+    where = {record["node"]: record["node_id"] for record in placed(tmp_path / "run")}
+    assert where["actor/0"] == where["inferencer/0"]
 
 
 def test_a_run_directory_that_a_host_does_not_see_is_refused(tmp_path, hosts, monkeypatch):
