@@ -14,6 +14,12 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+# Tests compare outputs of few rows with those of many bit for bit. XLA's older runtime rounds both
+# alike in all their shapes only so; whatever programs the tests start inherits it.
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=true".strip()
+)
+
 from programs import xla  # noqa: E402
 
 # As `rlstack train` does: the suite acts and learns on small networks.
