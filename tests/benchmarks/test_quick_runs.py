@@ -68,9 +68,9 @@ def test_programs_of_several_nodes():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_entities():
-    result = run_quick(entity, 280)
+    result = run_quick(entity, 580)
     ratios, where = result["ratios"], result["where"]
     assert ratios["batching/MultiSnakex256"] >= entity.TARGETS["batching"]
     for name in ("attention/forwardx64", "attention/gradientx64"):
