@@ -71,7 +71,13 @@ def test_the_floor_is_lava_without_relative_positions(relative):
         ("entity-multi-armed-bandit-ppo", 0.95),
         ("entity-not-hotdog-ppo", 0.99),
         ("entity-count-ppo", 0.99),
+        ("entity-count10-ppo", 0.95),
         ("entity-floor-is-lava-ppo", 0.95),
+        ("entity-treasure-hunt-ppo", 4.5),
+        ("entity-xor-ppo", 0.98),
+        ("entity-cherry-pick-ppo", 0.99),
+        ("entity-move-to-origin-ppo", 0.98),
+        ("entity-minesweeper-ppo", 0.95),
     ],
 )
 def test_entity_games_are_learned_on_every_seed(name, least, seed):
