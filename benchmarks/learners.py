@@ -33,7 +33,8 @@ from agents.sac import SAC
 from agents.td3 import TD3
 from benchmarks.report import Comparison, Result, alternate, rate
 from programs import xla
-from programs.components import make_agent, make_env
+from programs.components import make_agent
+from programs.environments import make_env
 from programs.presets import preset
 from rlstack.actor import transition_spec
 from rlstack.learner import Learner

@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
 from programs import xla
-from programs.components import make_agent, make_env
+from programs.components import make_agent
+from programs.environments import make_env
 from programs.experiment import Experiment
 from programs.presets import preset
 from rlstack.actor import transition_spec

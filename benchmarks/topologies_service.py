@@ -22,7 +22,8 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
-from programs.components import make_agent, make_env
+from programs.components import make_agent
+from programs.environments import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
 from programs.nodes.inference import InferenceNode
 from programs.nodes.line import Setup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -10,11 +9,10 @@ from typing import Any, TextIO
 import jax
 
 from agents import AGENTS
-from programs.experiment import EnvConfig, Experiment
+from programs.experiment import Experiment
 from programs.seeds import role_key, role_seed
 from rlstack import exploration
 from rlstack.agent import Agent
-from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.evaluator import Evaluator
 from rlstack.normalised import normalised
 from rlstack.references import load_object, nearest
@@ -25,29 +23,6 @@ from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
 from rlstack.replay.stacked import StackedReplay
 from rlstack.types import EnvSpec, Transition
-
-
-def make_env(cfg: EnvConfig, seed: int) -> Any:
-    """Makes one actor's pool of environments, in which others may play too."""
-    if cfg.opponents.runs:
-        from programs.opponents import make_opposed  # which makes its agents and pools here
-
-        return make_opposed(cfg, seed)
-    workers = cfg.num_workers or None
-    options = dict(cfg.options)
-    if cfg.wait_num:
-        return AsyncEnv(
-            cfg.name,
-            cfg.num_envs,
-            cfg.wait_num,
-            cfg.type,
-            seed=seed,
-            options=options,
-            num_workers=workers,
-        )
-    return SyncEnv(
-        cfg.name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers
-    )
 
 
 def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
@@ -130,25 +105,3 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     """Makes the evaluator, with the agent's greedy policy."""
     agent = make_agent(experiment, spec, greedy=True)
     return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
-
-
-def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> Any:
-    """Makes the environments of one evaluation; they start alike each time.
-
-    Args:
-      experiment: whose environments, as its evaluation has them.
-      role: by which they are seeded: others start elsewhere.
-    """
-    return make_env(evaluation_envs(experiment), role_seed(experiment.seed, role))
-
-
-def evaluation_envs(experiment: Experiment) -> EnvConfig:
-    """Returns the environments' config as evaluation has it."""
-    cfg = experiment.env
-    return dataclasses.replace(
-        cfg,
-        num_envs=experiment.evaluator.num_envs,
-        wait_num=0,
-        options={**cfg.options, **cfg.eval_options},
-        opponents=cfg.eval_opponents,
-    )

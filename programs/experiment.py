@@ -188,6 +188,18 @@ class Experiment(Checked):
         """Environments of all actors."""
         return self.num_actors * self.env.num_envs
 
+    @property
+    def evaluation_env(self) -> EnvConfig:
+        """The environments' config as evaluation has it."""
+        cfg = self.env
+        return dataclasses.replace(
+            cfg,
+            num_envs=self.evaluator.num_envs,
+            wait_num=0,
+            options={**cfg.options, **cfg.eval_options},
+            opponents=cfg.eval_opponents,
+        )
+
     def env_ids(self, rank: int) -> range:
         """The environments of the actor of this rank, among those of all actors."""
         return range(rank * self.env.num_envs, (rank + 1) * self.env.num_envs)

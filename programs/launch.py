@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TextIO
 
 from programs import launchers
-from programs.components import announce_replay, make_env
+from programs.components import announce_replay
 from programs.display import ProgressDisplay
+from programs.environments import make_env
 from programs.experiment import Experiment
 from programs.nodes.line import Setup
 from programs.run_dir import RunDir

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from agents import AGENTS
-from programs.components import make_agent, make_evaluation_env, make_evaluator
+from programs.components import make_agent, make_evaluator
+from programs.environments import make_evaluation_env
 from programs.experiment import Experiment
 from programs.seeds import role_key, role_seed
 from programs.session import Session

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components import evaluation_envs, make_agent, make_env
+from programs.components import make_agent
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig
+from programs.pools import make_pool
 from programs.restored import newest_checkpoint, read_config, read_params
 from programs.run_dir import RunDir
 from programs.seeds import role_key
 from rlstack import checkpoint
+from rlstack.envs import AsyncEnv
 from rlstack.envs.opponents import ITSELF, OpposedAsyncEnv, OpposedSyncEnv, Seating, seat
 from rlstack.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.types import EnvSpec, PyTree, TimeStep
@@ -50,7 +52,7 @@ def check(experiment: Experiment) -> None:
     """
     for field, cfg in (
         ("opponents", experiment.env),
-        ("eval_opponents", evaluation_envs(experiment)),
+        ("eval_opponents", experiment.evaluation_env),
     ):
         if not cfg.opponents.runs:
             continue
@@ -69,7 +71,7 @@ def check(experiment: Experiment) -> None:
                 f"{where}: each of the {len(cfg.opponents.runs)} opponents needs an environment of "
                 f"its own; got {met} that play against any. Raise num_envs or share."
             )
-        with make_env(dataclasses.replace(cfg, type="for_loop", num_envs=1, wait_num=0), 0):
+        with make_opposed(dataclasses.replace(cfg, type="for_loop", num_envs=1, wait_num=0), 0):
             pass
 
 
@@ -87,7 +89,7 @@ def make_opposed(cfg: EnvConfig, seed: int) -> OpposedSyncEnv | OpposedAsyncEnv:
         num_workers=_workers(cfg, len(seating.players) // _agents(cfg)),
         opponents=OpponentsConfig(),
     )
-    pool = make_env(inner, seed)
+    pool = make_pool(inner, seed)
     try:
         opponents = [
             _Frozen(run, pool.spec, cfg.opponents, int((seating.players == i).sum()), seed, i)
@@ -97,14 +99,14 @@ def make_opposed(cfg: EnvConfig, seed: int) -> OpposedSyncEnv | OpposedAsyncEnv:
     except BaseException:
         pool.close()
         raise
-    if cfg.wait_num:
+    if isinstance(pool, AsyncEnv):
         return OpposedAsyncEnv(pool, seating, opponents, names, cfg.wait_num)
     return OpposedSyncEnv(pool, seating, opponents, names)
 
 
 def of_episodes(experiment: Experiment) -> tuple[str, ...]:
     """Returns by episode whom an evaluation plays against; empty where nobody."""
-    cfg = evaluation_envs(experiment)
+    cfg = experiment.evaluation_env
     if not cfg.opponents.runs:
         return ()
     names = _names(cfg.opponents.runs)

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.components import make_agent, make_evaluation_env
+from programs.components import make_agent
+from programs.environments import make_evaluation_env
 from programs.experiment import Experiment
 from programs.restored import newest_checkpoint, read_config, read_params
 from programs.run_dir import RunDir

@@ -8,13 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components import (
-    make_agent,
-    make_env,
-    make_evaluation_env,
-    make_evaluator,
-    make_replay,
-)
+from programs.components import make_agent, make_evaluator, make_replay
+from programs.environments import make_env, make_evaluation_env
 from programs.experiment import Experiment
 from programs.seeds import acting_key, role_key, role_seed
 from programs.session import Session

@@ -14,14 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from programs import opponents, xla
-from programs.components import (
-    announce_replay,
-    make_agent,
-    make_evaluation_env,
-    make_evaluator,
-)
+from programs.components import announce_replay, make_agent, make_evaluator
 from programs.display import ProgressDisplay
 from programs.dumps import with_dump
+from programs.environments import make_evaluation_env
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.offline import Offline, resolved
 from programs.restored import newest_checkpoint, read_config, read_params

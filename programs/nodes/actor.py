@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from programs.components import make_agent, make_env
+from programs.components import make_agent
 from programs.coordinator import RUNNING
+from programs.environments import make_env
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.meeting import ACT, ATTEND
 from programs.nodes.params import know_records, pull_params

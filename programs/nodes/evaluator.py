@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from programs.components import make_evaluation_env, make_evaluator
+from programs.components import make_evaluator
 from programs.coordinator import JUDGING, OVER
+from programs.environments import make_evaluation_env
 from programs.nodes.line import Line, Setup
 from programs.nodes.params import know_records
 from rlstack import codec

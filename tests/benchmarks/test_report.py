@@ -10,7 +10,8 @@ import pytest
 from agents.ppo import PPOConfig, PPORows
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
-from programs.components import make_agent, make_env
+from programs.components import make_agent
+from programs.environments import make_env
 from programs.experiment import EnvConfig
 from rlstack import returns
 from rlstack.networks import NetworkConfig

@@ -15,7 +15,7 @@ import psutil
 
 from agents.ppo import PPOConfig
 from programs import train
-from programs.components import make_env
+from programs.environments import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
 from programs.presets import preset
 from programs.restored import read_params

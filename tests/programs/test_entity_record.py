@@ -8,7 +8,7 @@ import pytest
 
 from agents.fixed import RandomConfig
 from programs import train
-from programs.components import make_evaluation_env
+from programs.environments import make_evaluation_env
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
 from programs.presets.registry import on_policy

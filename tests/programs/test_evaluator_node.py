@@ -6,8 +6,9 @@ import threading
 import jax
 import pytest
 
-from programs.components import make_agent, make_env
+from programs.components import make_agent
 from programs.coordinator import JUDGING
+from programs.environments import make_env
 from programs.nodes import line
 from programs.nodes.evaluator import EvaluatorNode
 from programs.nodes.line import Setup

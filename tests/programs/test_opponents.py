@@ -10,7 +10,8 @@ import pytest
 
 from agents.ppo import PPOConfig
 from programs import cli, opponents, train
-from programs.components import make_agent, make_env
+from programs.components import make_agent
+from programs.environments import make_env
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig, from_json, to_json
 from programs.run_dir import RunDir
 from programs.single_process import SingleProcess

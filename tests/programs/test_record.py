@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from programs import cli, train
-from programs.components import make_evaluation_env
+from programs.environments import make_evaluation_env
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.offline import Offline, resolved
 from programs.presets import preset

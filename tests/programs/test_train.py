@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from programs import train
-from programs.components import announce_replay, make_agent, make_env
+from programs.components import announce_replay, make_agent
+from programs.environments import make_env
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.presets import preset
 from programs.single_process import SingleProcess
