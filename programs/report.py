@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ _COLUMNS = (
     "frames/s",
     "commit",
 )
+_FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
 _HEAD = """\
 # Results
 
@@ -44,6 +45,8 @@ class Run(NamedTuple):
     result: Result
     frames: np.ndarray  # [N]
     returns: np.ndarray  # [N] of training episodes that ended near these frames, or evaluations
+    restarts: int  # of nodes that were lost
+    lost_frames: int  # that these had made and nobody learned from
 
 
 def write(run_dirs: Sequence[str | Path], out: str | Path, command: str) -> list[str]:
@@ -74,8 +77,10 @@ def write(run_dirs: Sequence[str | Path], out: str | Path, command: str) -> list
         rows.append(row(name, runs))
         draw(name, runs, folder / f"{name}.png")
         pictures.append(f"![{name}]({folder.name}/{name}.png)")
-    table = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *rows]
-    parts = [_HEAD.format(command=command), *table, "\n## Learning curves\n", *pictures]
+    parts = [_HEAD.format(command=command), *_table(_COLUMNS, rows)]
+    if faults := [fault for name in sorted(presets) for fault in _faults(presets[name])]:
+        parts += ["\n## Nodes that were lost\n", *_table(_FAULTS, faults)]
+    parts += ["\n## Learning curves\n", *pictures]
     out.write_text("\n".join(parts) + "\n")
     return sorted(presets)
 
@@ -101,7 +106,8 @@ def read(path: str | Path) -> Run:
         if len(points) > 1:
             break
     frames, returns = np.array(points, float).reshape((-1, 2)).T
-    return Run(experiment, result, frames, returns)
+    restarts, lost = (_newest(lines, f"program/{name}") for name in ("restarts", "lost_frames"))
+    return Run(experiment, result, frames, returns, restarts, lost)
 
 
 def row(name: str, runs: Sequence[Run]) -> str:
@@ -122,6 +128,29 @@ def row(name: str, runs: Sequence[Run]) -> str:
         ", ".join(sorted({result.git_commit[:7] for result in results})),
     ]
     return _row(cells)
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Returns the last value of a log, 0 if there is none."""
+    return next((int(line[name]) for line in reversed(lines) if name in line), 0)
+
+
+def _faults(runs: Sequence[Run]) -> list[str]:
+    """Returns a line for each run that had to start nodes again."""
+    return [
+        _row(
+            [
+                run.result.preset,
+                run.result.seed,
+                run.result.topology,
+                run.experiment.program.launch,
+                f"{run.restarts:,}",
+                f"{run.lost_frames:,}",
+            ]
+        )
+        for run in runs
+        if run.restarts
+    ]
 
 
 def draw(name: str, runs: Sequence[Run], path: Path) -> None:
@@ -151,6 +180,10 @@ def draw(name: str, runs: Sequence[Run], path: Path) -> None:
     axes.set(title=f"{name}, {len(runs)} seeds", xlabel="frames", ylabel="episode return")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
+def _table(columns: Sequence[str], rows: Sequence[str]) -> list[str]:
+    return [_row(columns), _row(["---"] * len(columns)), *rows]
 
 
 def _row(cells: Sequence[Any]) -> str:

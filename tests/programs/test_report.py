@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import json
+import shutil
 
 import pytest
 
@@ -36,6 +38,21 @@ def test_a_preset_is_one_row_and_one_picture(runs, tmp_path):
     picture = tmp_path / "results" / f"{small().preset}.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"(results/{small().preset}.png)" in text
+
+
+def test_lost_nodes_are_counted(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "results.md"
+    report.write(runs, out, "")
+    assert "lost" not in out.read_text()
+    faulty = shutil.copytree(runs[0], tmp_path / "faulty")
+    with (faulty / "metrics.jsonl").open("a") as file:
+        for restarts, lost in ((1, 40), (3, 1066)):
+            logs = {"program/restarts": restarts, "program/lost_frames": lost}
+            file.write(json.dumps({"env_frames": 9, **logs}) + "\n")
+        file.write(json.dumps({"env_frames": 10, "learner/loss": 0.5}) + "\n")
+    report.write([faulty, runs[1]], out, "")
+    assert f"| {small().preset} | 1 | single_process | processes | 3 | 1,066 |" in out.read_text()
 
 
 def test_what_is_no_finished_run_and_a_seed_given_twice_are_refused(runs, tmp_path, capsys):
