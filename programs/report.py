@@ -116,13 +116,19 @@ def row(name: str, runs: Sequence[Run]) -> str:
     returns = [result.eval_return_mean for result in results]
     experiment = runs[0].experiment
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    digits = 1 if max(map(abs, returns)) >= 10 else 3
+
+    def shown(value: float) -> str:
+        return f"{value:,.{digits}f}"
+
+    mean, median = shown(statistics.mean(returns)), shown(statistics.median(returns))
     cells: list[Any] = [
         name,
         type(experiment.agent).__name__.removesuffix("Config"),
         experiment.env.name.rsplit(":")[-1],
         f"{results[0].env_frames:,}",
-        f"{statistics.mean(returns):,.1f} ± {spread:,.1f} ({statistics.median(returns):,.1f})",
-        ", ".join(f"{result.seed}: {result.eval_return_mean:,.1f}" for result in results),
+        f"{mean} ± {shown(spread)} ({median})",
+        ", ".join(f"{result.seed}: {shown(result.eval_return_mean)}" for result in results),
         f"{statistics.median(result.wall_seconds for result in results):,.0f}",
         f"{statistics.median(result.frames_per_second for result in results):,.0f}",
         ", ".join(sorted({result.git_commit[:7] for result in results})),
