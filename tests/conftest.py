@@ -20,6 +20,9 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=true".strip()
 )
 
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
 from programs import xla  # noqa: E402
 
 # As `rlstack train` does: the suite acts and learns on small networks.
@@ -28,3 +31,10 @@ xla.configure(convolutions=False)
 # Who runs the suite in the background may have it ignore Ctrl-C, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled():
+    """What a file's tests have compiled is of no use to the next, and is gigabytes in the end."""
+    yield
+    jax.clear_caches()
