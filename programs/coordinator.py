@@ -31,7 +31,7 @@ JUDGING = "judging"  # the last evaluation
 OVER = "over"  # every node ends
 
 
-_BETWEEN_REPORTS = 0.2  # seconds, as nodes have it
+REPORT_SECONDS = 0.2  # between two reports of a node
 _SILENT = 3.0  # seconds after which a node that does not report is shown as silent
 
 
@@ -214,7 +214,7 @@ class Coordinator:
             return 0.0
         num_envs = self._experiment.env.num_envs
         begun = frames // num_envs % self._experiment.replay.unroll_length * num_envs
-        return begun + _BETWEEN_REPORTS * node.frames_per_second()
+        return begun + REPORT_SECONDS * node.frames_per_second()
 
     def _due(self, what: str) -> None:
         self._orders[what] += 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from programs import xla
 from programs.components import make_agent
-from programs.coordinator import OVER, RUNNING
+from programs.coordinator import OVER, REPORT_SECONDS, RUNNING
 from programs.experiment import Experiment
 from programs.run_dir import RunDir
 from programs.supervise import INCARNATION
@@ -23,7 +23,7 @@ from rlstack.actor import transition_spec
 from rlstack.remote import UnavailableError
 from rlstack.types import EnvSpec, Transition
 
-_PERIOD = 0.2  # seconds between two reports
+_PERIOD = REPORT_SECONDS
 _GIVE_UP = 5.0  # seconds without a coordinator after which a program counts as over
 
 _thread = threading.local()
