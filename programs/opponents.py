@@ -168,13 +168,6 @@ def _names(runs: tuple[str, ...]) -> list[str]:
 
 
 def _seating(cfg: EnvConfig) -> Seating:
-    if cfg.wait_num and cfg.type == "process":
-        # A worker steps one agent at a time, and that step ends once the others have answered.
-        raise ValueError(
-            "env.opponents: type must not be process with wait_num, since a worker process waits "
-            f"in one agent's step for the others; got wait_num = {cfg.wait_num}. Use --env.type "
-            "thread, or --env.wait-num 0."
-        )
     return seat(cfg.num_envs, _agents(cfg), len(cfg.opponents.runs), cfg.opponents.share)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import signal
 import socket
 import struct
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,33 +122,76 @@ def _serve(sock: socket.socket, block_fd: int) -> None:
 
 
 def _run(sock: socket.socket, episodes: dict, table: Any, together: bool) -> None:
-    orders = bytearray()
     told = {env_id for env_id, episode in episodes.items() if episode.announces}
-    while True:
-        part = sock.recv(1 << 16)
-        if not part:
-            return
-        orders += part
-        whole = len(orders) // 4 * 4
-        done = []
-        listed = np.frombuffer(bytes(orders[:whole]), np.int32).tolist()
-        for order in listed if told else ():
+
+    def announce(listed: list[int]) -> None:
+        for order in listed:
             env_id = order >> SHIFT
             if env_id in told:
                 action = None if order & RESET else [leaf[env_id].copy() for leaf in table.actions]
                 episodes[env_id].announce(action, together)
-        for order in listed:
-            env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
-            if order & RESET:
-                episodes[env_id].reset(bank, env_id)
-            else:
-                action = [leaf[env_id].copy() for leaf in table.actions]
-                episodes[env_id].step(action, bank, env_id)
-            table.beats[env_id] += 1
-            if together:
-                done.append(env_id)
-            else:
-                sock.sendall(struct.pack("<i", env_id))
+
+    batches = _announced(sock, announce) if told else _orders(sock)
+    with contextlib.ExitStack() as stack:
+        if told and not together:  # a step may wait for what another environment is yet to be sent
+            batches = stack.enter_context(_ahead(batches, [episodes[i] for i in told]))
+        for listed in batches:
+            done = []
+            for order in listed:
+                env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
+                if order & RESET:
+                    episodes[env_id].reset(bank, env_id)
+                else:
+                    action = [leaf[env_id].copy() for leaf in table.actions]
+                    episodes[env_id].step(action, bank, env_id)
+                table.beats[env_id] += 1
+                if together:
+                    done.append(env_id)
+                else:
+                    sock.sendall(struct.pack("<i", env_id))
+            if done:
+                sock.sendall(struct.pack(f"<{len(done)}i", *done))
+
+
+def _orders(sock: socket.socket) -> Iterator[list[int]]:
+    """Yields orders as they come, until the parent closes the socket."""
+    orders = bytearray()
+    while part := sock.recv(1 << 16):
+        orders += part
+        whole = len(orders) // 4 * 4
+        yield np.frombuffer(bytes(orders[:whole]), np.int32).tolist()
         del orders[:whole]
-        if done:
-            sock.sendall(struct.pack(f"<{len(done)}i", *done))
+
+
+def _announced(sock: socket.socket, announce: Callable[[list[int]], None]) -> Iterator[list[int]]:
+    """Yields the same, told to the environments before any of them steps."""
+    for listed in _orders(sock):
+        announce(listed)
+        yield listed
+
+
+@contextlib.contextmanager
+def _ahead(batches: Iterator[list[int]], waiting: list[Any]) -> Iterator[Iterator[list[int]]]:
+    """Takes orders in a thread, as they come.
+
+    Its end, by the parent's or by an error, which is then raised here, ends the steps in progress.
+    """
+    taken: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+    raised: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            for listed in batches:
+                taken.put(listed)
+        except BaseException as error:
+            raised.append(error)
+        taken.put(None)
+        for episode in waiting:
+            episode.interrupt()
+
+    threading.Thread(target=take, daemon=True).start()
+    try:
+        yield iter(taken.get, None)
+    finally:
+        if raised:
+            raise raised[0]

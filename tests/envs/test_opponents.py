@@ -98,9 +98,11 @@ def test_the_learner_is_shown_its_own_seats_alone(kind):
             assert rows == [(agent, tick, kind) for tick, kind in steps]
 
 
-def test_opponents_of_an_asynchronous_pool_answer_at_once():
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_opponents_of_an_asynchronous_pool_answer_at_once(kind):
     seating, players = seat(4, 2, 2, 0.5), [Bidder(2), Bidder(1)]
-    inner = AsyncEnv(PythonGame, len(seating.players), 1, "thread", options=options())
+    seats = len(seating.players)
+    inner = AsyncEnv(PythonGame, seats, 1, kind, options=options(), num_workers=seats // 2)
     with OpposedAsyncEnv(inner, seating, players, NAMES, wait_num=2) as env:
         with pytest.raises(RuntimeError, match="2 environments must be in flight; 0 are"):
             env.recv()

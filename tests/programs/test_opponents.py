@@ -161,8 +161,6 @@ def test_opponents_that_cannot_play_are_refused_before_anything_starts(runs, tmp
     refused(against((*runs, other), share=0.5), "each of the 3 opponents .*; got 2 that play")
     alone = dataclasses.replace(GAME, options={"game": GAME.options["game"]}, opponents=met(runs))
     refused(dataclasses.replace(EXPERIMENT, env=alone), "game of several agents.*agents = 1")
-    apart = dataclasses.replace(GAME, type="process", wait_num=2, opponents=met(runs))
-    refused(dataclasses.replace(EXPERIMENT, env=apart), "type must not be process with wait_num")
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\]; got 0"):
         OpponentsConfig(share=0)
 

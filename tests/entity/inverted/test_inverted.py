@@ -112,9 +112,11 @@ def test_asking_one_after_the_other_is_a_dead_lock_of_synchronous_pools(kind):
         pool.reset()
 
 
-def test_asynchronous_pools_ask_one_after_the_other():
-    options = {"game": games.Bidding, "agents": 2, "how": "each"}
-    with AsyncEnv(PythonGame, 4, 1, "thread", options=options) as pool:
+@pytest.mark.parametrize("how", ["each", "all"])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_agents_of_asynchronous_pools_wait_for_one_another(kind, how):
+    options = {"game": f"{HERE}:Bidding", "agents": 2, "how": how}
+    with AsyncEnv(PythonGame, 4, 1, kind, options=options, num_workers=2) as pool:
         pool.async_reset()
         total, ends = np.zeros(4), np.zeros(4, int)
         for _ in range(60):
