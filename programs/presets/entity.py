@@ -184,7 +184,7 @@ def entity_pick_matching_balls_ppo(name: str) -> Experiment:
     return _entity(
         name,
         "PickMatchingBalls",
-        _Run(200_000, 64, 16, 512, 3e-3),
+        _Run(500_000, 64, 16, 512, 3e-3),
         RaggedTransformerConfig(d_qk=32),
         dataclasses.replace(_PPO, entropy_cost=0.5),
         {"one_hot": True, "randomize": True},
