@@ -8,10 +8,10 @@ worker that cannot go on says so with a negative number and a traceback, and exi
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pickle
-import queue
 import signal
 import socket
 import struct
@@ -88,7 +88,6 @@ def _watch(sentinel_fd: int) -> None:
 
 
 def _serve(sock: socket.socket, block_fd: int) -> None:
-    from rlstack.envs.adapters import EnvError
     from rlstack.envs.episode import build, close_all, layout
     from rlstack.envs.shared import Table
 
@@ -109,13 +108,7 @@ def _serve(sock: socket.socket, block_fd: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent closed the pool
     except BaseException as error:
-        code = BROKEN if isinstance(error, EnvError) else CRASHED
-        text = traceback.format_exc()
-        if not episodes:
-            send_message(sock, pickle.dumps(((code, text), None)))
-        else:
-            sock.sendall(struct.pack("<i", code) + text.encode())
-        sock.shutdown(socket.SHUT_WR)
+        _tell(sock, error, greeted=bool(episodes))
     finally:
         with contextlib.suppress(Exception):
             close_all(episodes)
@@ -131,26 +124,76 @@ def _run(sock: socket.socket, episodes: dict, table: Any, together: bool) -> Non
                 action = None if order & RESET else [leaf[env_id].copy() for leaf in table.actions]
                 episodes[env_id].announce(action, together)
 
+    def step(order: int) -> int:
+        env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
+        if order & RESET:
+            episodes[env_id].reset(bank, env_id)
+        else:
+            action = [leaf[env_id].copy() for leaf in table.actions]
+            episodes[env_id].step(action, bank, env_id)
+        table.beats[env_id] += 1
+        return env_id
+
     batches = _announced(sock, announce) if told else _orders(sock)
-    with contextlib.ExitStack() as stack:
-        if told and not together:  # a step may wait for what another environment is yet to be sent
-            batches = stack.enter_context(_ahead(batches, [episodes[i] for i in told]))
-        for listed in batches:
-            done = []
-            for order in listed:
-                env_id, bank = order >> SHIFT, table.banks[(order & BANK) // BANK]
-                if order & RESET:
-                    episodes[env_id].reset(bank, env_id)
-                else:
-                    action = [leaf[env_id].copy() for leaf in table.actions]
-                    episodes[env_id].step(action, bank, env_id)
-                table.beats[env_id] += 1
-                if together:
-                    done.append(env_id)
-                else:
+    if told and not together:
+        _run_at_once(sock, batches, step, list(episodes.values()))
+        return
+    for listed in batches:
+        done = []
+        for order in listed:
+            env_id = step(order)
+            if together:
+                done.append(env_id)
+            else:
+                sock.sendall(struct.pack("<i", env_id))
+        if done:
+            sock.sendall(struct.pack(f"<{len(done)}i", *done))
+
+
+def _run_at_once(
+    sock: socket.socket,
+    batches: Iterator[list[int]],
+    step: Callable[[int], int],
+    episodes: list[Any],
+) -> None:
+    """Steps each environment in a thread of its own: a step may wait for what others are sent."""
+    sending, failed = threading.Lock(), threading.Event()
+
+    def serve(order: int) -> None:
+        try:
+            env_id = step(order)
+        except BaseException as error:
+            with sending, contextlib.suppress(OSError):
+                if not failed.is_set():  # the others' failures are of its making
+                    failed.set()
+                    _tell(sock, error, greeted=True)
+        else:
+            with sending, contextlib.suppress(OSError):  # the parent closed the pool
+                if not failed.is_set():
                     sock.sendall(struct.pack("<i", env_id))
-            if done:
-                sock.sendall(struct.pack(f"<{len(done)}i", *done))
+
+    with concurrent.futures.ThreadPoolExecutor(len(episodes)) as threads:
+        try:
+            for listed in batches:
+                for order in listed:
+                    threads.submit(serve, order)
+        finally:
+            failed.set()
+            for episode in episodes:
+                episode.interrupt()
+
+
+def _tell(sock: socket.socket, error: BaseException, *, greeted: bool) -> None:
+    """Says why this worker cannot go on, in place of its greeting or after it."""
+    from rlstack.envs.adapters import EnvError
+
+    code = BROKEN if isinstance(error, EnvError) else CRASHED
+    text = "".join(traceback.format_exception(error))
+    if greeted:
+        sock.sendall(struct.pack("<i", code) + text.encode())
+    else:
+        send_message(sock, pickle.dumps(((code, text), None)))
+    sock.shutdown(socket.SHUT_WR)
 
 
 def _orders(sock: socket.socket) -> Iterator[list[int]]:
@@ -168,30 +211,3 @@ def _announced(sock: socket.socket, announce: Callable[[list[int]], None]) -> It
     for listed in _orders(sock):
         announce(listed)
         yield listed
-
-
-@contextlib.contextmanager
-def _ahead(batches: Iterator[list[int]], waiting: list[Any]) -> Iterator[Iterator[list[int]]]:
-    """Takes orders in a thread, as they come.
-
-    Its end, by the parent's or by an error, which is then raised here, ends the steps in progress.
-    """
-    taken: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
-    raised: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            for listed in batches:
-                taken.put(listed)
-        except BaseException as error:
-            raised.append(error)
-        taken.put(None)
-        for episode in waiting:
-            episode.interrupt()
-
-    threading.Thread(target=take, daemon=True).start()
-    try:
-        yield iter(taken.get, None)
-    finally:
-        if raised:
-            raise raised[0]
