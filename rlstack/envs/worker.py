@@ -157,19 +157,19 @@ def _run_at_once(
     episodes: list[Any],
 ) -> None:
     """Steps each environment in a thread of its own: a step may wait for what others are sent."""
-    sending, failed = threading.Lock(), threading.Event()
+    sending, over = threading.Lock(), threading.Event()
 
     def serve(order: int) -> None:
         try:
             env_id = step(order)
         except BaseException as error:
             with sending, contextlib.suppress(OSError):
-                if not failed.is_set():  # the others' failures are of its making
-                    failed.set()
+                if not over.is_set():  # the failures after the first are of its making
+                    over.set()
                     _tell(sock, error, greeted=True)
         else:
             with sending, contextlib.suppress(OSError):  # the parent closed the pool
-                if not failed.is_set():
+                if not over.is_set():
                     sock.sendall(struct.pack("<i", env_id))
 
     with concurrent.futures.ThreadPoolExecutor(len(episodes)) as threads:
@@ -178,7 +178,7 @@ def _run_at_once(
                 for order in listed:
                     threads.submit(serve, order)
         finally:
-            failed.set()
+            over.set()
             for episode in episodes:
                 episode.interrupt()
 
