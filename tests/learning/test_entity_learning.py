@@ -77,6 +77,7 @@ def test_the_floor_is_lava_without_relative_positions(relative):
         ("entity-treasure-hunt-ppo", 4.5),
         ("entity-xor-ppo", 0.98),
         ("entity-cherry-pick-ppo", 0.99),
+        ("entity-pick-matching-balls-ppo", 0.98),
         ("entity-move-to-origin-ppo", 0.98),
         ("entity-minesweeper-ppo", 0.95),
     ],
