@@ -13,19 +13,12 @@ from programs.cluster_config import RayConfig
 from programs.experiment import ProgramConfig, from_json, to_json
 from programs.launchers import ray_cluster
 from programs.launchers.ray_members import Members
-from tests.programs.clusters import cluster, wait_until_empty
+from tests.programs.clusters import wait_until_empty
 from tests.programs.running import params, ppo, run, same, series, threads
 
 pytest.importorskip("launchpad")
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    """A head and three workers."""
-    with cluster(workers=3) as made:
-        yield made
 
 
 def on(hosts, **program):

@@ -27,13 +27,6 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(240, method="thread")]
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    """A head and three workers."""
-    with cluster(workers=3) as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left():
     before = threads()
