@@ -11,12 +11,11 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from programs import opponents
 from programs.experiment import Experiment
 from programs.run_dir import RunDir
 from programs.session import Session
@@ -155,11 +154,17 @@ class Coordinator:
             self._move_to(OVER if self._interrupted else JUDGING)
 
     @remote()
-    def judged(self, env_frames: int, returns: np.ndarray, lengths: np.ndarray, last: bool) -> None:
+    def judged(
+        self,
+        env_frames: int,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+        last: bool,
+        opponents: Sequence[str] = (),
+    ) -> None:
         """Hears from the evaluator what it found, and, at the last, files the result."""
         with self._lock:
-            met = opponents.of_episodes(self._experiment)
-            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), met)
+            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents))
             self._logger.write(env_frames, as_logs(evaluation))
             if last:
                 result = self._session.result(

@@ -19,7 +19,7 @@ from programs.run_dir import RunDir
 from programs.seeds import role_key
 from rlstack import checkpoint
 from rlstack.envs import AsyncEnv
-from rlstack.envs.opponents import ITSELF, OpposedAsyncEnv, OpposedSyncEnv, Seating, seat
+from rlstack.envs.opponents import OpposedAsyncEnv, OpposedSyncEnv, Seating, seat
 from rlstack.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
@@ -102,17 +102,6 @@ def make_opposed(cfg: EnvConfig, seed: int) -> OpposedSyncEnv | OpposedAsyncEnv:
     if isinstance(pool, AsyncEnv):
         return OpposedAsyncEnv(pool, seating, opponents, names, cfg.wait_num)
     return OpposedSyncEnv(pool, seating, opponents, names)
-
-
-def of_episodes(experiment: Experiment) -> tuple[str, ...]:
-    """Returns by episode whom an evaluation plays against; empty where nobody."""
-    cfg = experiment.evaluation_env
-    if not cfg.opponents.runs:
-        return ()
-    names = _names(cfg.opponents.runs)
-    episodes = range(experiment.evaluator.episodes // cfg.num_envs)
-    against = _seating(cfg).against.tolist()
-    return tuple(ITSELF if i < 0 else names[i] for i in against for _ in episodes)
 
 
 class _Frozen:

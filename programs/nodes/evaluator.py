@@ -47,4 +47,4 @@ class EvaluatorNode:
         _, encoded = self._learner.get_params(-1)
         with make_evaluation_env(self._setup.experiment) as env:
             found = self._evaluator.evaluate(codec.decode(encoded), env)
-        self._coordinator.judged(env_frames, found.returns, found.lengths, last)
+        self._coordinator.judged(env_frames, found.returns, found.lengths, last, found.opponents)
