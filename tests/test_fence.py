@@ -108,12 +108,11 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(tmp_pat
 
     def look():
         while len(reached) < 4 and not over.is_set():  # coordinator, learner, service, replay
-            for found in psutil.Process().net_connections("tcp"):
-                if found.status == psutil.CONN_LISTEN and found.laddr.port not in reached:
-                    time.sleep(0.2)  # from when a server listens until it is fenced
-                    reached[found.laddr.port] = tuple(
-                        can_connect(host, found.laddr.port) for host in (own_address(), LOOPBACK)
-                    )
+            for port in listening_ports() - reached.keys():
+                time.sleep(0.2)  # from when a server listens until it is fenced
+                reachable = tuple(can_connect(host, port) for host in (own_address(), LOOPBACK))
+                if port in listening_ports():  # else it was closed meanwhile, which is no fence
+                    reached[port] = reachable
 
     over, looking = threading.Event(), threading.Thread(target=look)
     looking.start()
@@ -124,6 +123,11 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(tmp_pat
         looking.join()
     assert len(reached) >= 4
     assert set(reached.values()) == {(bool(interface), True)}
+
+
+def listening_ports():
+    connections = psutil.Process().net_connections("tcp")
+    return {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}
 
 
 def can_connect(host, port):
