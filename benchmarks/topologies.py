@@ -198,6 +198,9 @@ FULL = (
     Setting("service/all/4x32", _measure_service, 4, 2.0, 9),
     Setting("learner/dqn_128", _measure_learner, 128, 400, 9),
     Setting("learner/dqn_256", _measure_learner, 256, 300, 9),
+    Setting("learner/qrdqn_128", _measure_learner, 128, 150, 9),
+    Setting("learner/rainbow_128", _measure_learner, 128, 150, 9),
+    Setting("learner/iqn_128", _measure_learner, 128, 100, 9),
     Setting("learner/ppo_8", _measure_learner, 8, 150, 9),
     Setting("startup/6_processes", _measure_startup, 6, 0.0, 5),
 )

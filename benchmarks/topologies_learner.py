@@ -33,7 +33,7 @@ _ITEMS = 2048
 class Setting(NamedTuple):
     """What is learned from."""
 
-    agent: str  # "dqn" or "ppo"
+    agent: str  # whose preset on CartPole it is
     batch_size: int
     updates: int  # of a measurement
     repeats: int

@@ -25,6 +25,7 @@ from agents.r2d2 import R2D2Config
 from agents.reinforce import ReinforceConfig
 from agents.sac import SACConfig
 from agents.td3 import TD3Config
+from rlstack.agent import Agent
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig
 from rlstack.normalised import NormalisationConfig, normalised
@@ -64,6 +65,26 @@ C51_SMALL = C51Config(optimizer=FAST, target_period=1000, min_value=-4.0, max_va
 IQN_SMALL = IQNConfig(
     optimizer=FAST, num_acting_fractions=4, num_fractions=8, num_target_fractions=6
 )
+
+
+class CountingAgent(Agent):
+    """Its state counts an environment's steps in the episode; its action is params + count."""
+
+    def __init__(self):
+        super().__init__(None, None, None, lambda *_: None, lambda: None)
+
+    def initial_params(self, rng_key):
+        return 0
+
+    def initial_state(self, batch_size):
+        return {"count": jnp.zeros(batch_size, jnp.int32)}
+
+    def initial_learner_state(self, rng_key, params):
+        return ()
+
+    def actor_step(self, rng_key, params, timestep, state):
+        count = state["count"] + 1
+        return {"action": params + count}, {"count": count}
 
 
 # Tests compile much and run little.

@@ -4,45 +4,30 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agent import Agent
 from rlstack.batching import ladder
 from rlstack.inference_service import InferenceError, InferenceService, ServiceConfig
 from rlstack.inferencer import Inferencer, InferencerConfig
 from rlstack.params import BackgroundParams
 from rlstack.request_queue import ServiceClosedError, StaleIncarnationError
 from rlstack.types import TimeStep
-from tests.agent_cases import FIRST, LAST, MID, assert_close, case, random_timesteps
+from tests.agent_cases import FIRST, LAST, MID, CountingAgent, assert_close, case, random_timesteps
 
 pytestmark = pytest.mark.timeout(60)
 KEY = jax.random.PRNGKey(5)
 PATIENT = ServiceConfig(max_wait_ms=20_000, live_s=1000, timeout_s=30)
 
 
-class Echo(Agent):
+class Echo(CountingAgent):
     """Answers with what it saw and how many steps it has counted in the environment's episode."""
 
-    def __init__(self):
-        super().__init__(None, None, None, lambda *_: None, lambda: None)
-
-    def initial_params(self, rng_key):
-        return 0
-
-    def initial_state(self, batch_size):
-        return {"count": jnp.zeros(batch_size, jnp.int32)}
-
-    def initial_learner_state(self, rng_key, params):
-        return ()
-
     def actor_step(self, rng_key, params, timestep, state):
-        count = state["count"] + 1
+        output, state = super().actor_step(rng_key, params, timestep, state)
         seen = timestep.observation["seen"]
-        return {"action": params + count, "seen": seen, "mixed": seen[:, 0] * 1000 + count}, {
-            "count": count
-        }
+        mixed = seen[:, 0] * 1000 + state["count"]
+        return output | {"seen": seen, "mixed": mixed}, state
 
 
 class Fragile(Echo):
@@ -594,7 +579,8 @@ def test_statistics_tell_how_well_batches_fill(serve):
 
 
 def test_many_random_clients_get_their_own_answers(serve):
-    """Eight threads for two seconds: each row's answer is of its own observation and history."""
+    """Eight threads for two seconds, or longer until each was answered six times: each row's
+    answer is of its own observation and history."""
     per_client, num_clients = 12, 8
     num_envs = per_client * num_clients
     service = serve(ServiceConfig(max_batch=40, max_wait_ms=0.5, timeout_s=20), num_envs=num_envs)
@@ -604,7 +590,7 @@ def test_many_random_clients_get_their_own_answers(serve):
         rng = np.random.default_rng(client)
         steps_done = np.zeros(num_envs, np.int64)
         calls = 0
-        while time.monotonic() < end:
+        while calls < 6 or time.monotonic() < end:
             own = rng.choice(per_client, rng.integers(1, per_client + 1), replace=False)
             ids = own + client * per_client
             first = rng.random(len(ids)) < 0.2
@@ -624,7 +610,6 @@ def test_many_random_clients_get_their_own_answers(serve):
     calls = [Call(live, client) for client in range(num_clients)]
     total = sum(call.result() for call in calls)
     stats = service.stats()
-    assert min(call.answer for call in calls) > 5
     assert stats["service/requests"] == total
     assert stats["service/batches"] < total / 1.5  # they did share batches
     assert set(service.sizes_seen) <= {8, 16, 32, 40}

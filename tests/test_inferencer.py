@@ -1,36 +1,14 @@
 """The Inferencer: its table of agent states, and which params act when."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agent import Agent
 from rlstack.inferencer import Inferencer, InferencerConfig
 from rlstack.types import TimeStep
-from tests.agent_cases import FIRST, MID, assert_close, case, random_timesteps
+from tests.agent_cases import FIRST, MID, CountingAgent, assert_close, case, random_timesteps
 
 KEY = jax.random.PRNGKey(5)
-
-
-class Counter(Agent):
-    """Its state counts an environment's steps in the episode; its action is params + count."""
-
-    def __init__(self):
-        super().__init__(None, None, None, lambda *_: None, lambda: None)
-
-    def initial_params(self, rng_key):
-        return 0
-
-    def initial_state(self, batch_size):
-        return {"count": jnp.zeros(batch_size, jnp.int32)}
-
-    def initial_learner_state(self, rng_key, params):
-        return ()
-
-    def actor_step(self, rng_key, params, timestep, state):
-        count = state["count"] + 1
-        return {"action": params + count}, {"count": count}
 
 
 class Source:
@@ -53,7 +31,9 @@ def steps(step_type):
 
 def make(num_envs=4, sync_interval=1, source=None):
     source = source or Source()
-    return Inferencer(InferencerConfig(sync_interval), Counter(), source, num_envs, KEY), source
+    return Inferencer(
+        InferencerConfig(sync_interval), CountingAgent(), source, num_envs, KEY
+    ), source
 
 
 def act(inferencer, ids, step_type):
