@@ -76,9 +76,9 @@ def test_costs_are_measured():
     assert done.returncode == 0, done.stderr
     costs = json.loads(done.stdout.splitlines()[-1])["costs"]
     assert all(1e-7 < costs["cpu"][name] < 1e-2 for name in ("actor", "inferencer", "learner"))
-    # Four floats of CartPole's, and what a transition holds besides.
+    # Four floats of CartPole's, hardly to be compressed, and what a transition holds besides.
     assert 16 < costs["sent"]["actor->inferencer"] < 2000
-    assert 40 < costs["sent"]["actor->replay"] < 2000
+    assert 16 < costs["sent"]["actor->replay"] < 2000
     assert 0.5 < costs["sent"]["replay->learner"] / costs["sent"]["actor->replay"] < 2
     assert costs["params_bytes"] > 10_000
     assert costs["versions"] == pytest.approx(1 / 256, rel=0.3)
