@@ -30,8 +30,7 @@ from programs.nodes.line import Setup
 from programs.nodes.params import know_records
 from programs.presets import preset
 from programs.run_dir import RunDir
-from rlstack import codec
-from rlstack.rpc import RemoteObject, serve
+from rlstack.rpc import RemoteObject, codec, serve
 from rlstack.types import Array, EnvSpec, TimeStep
 
 MODULE = "benchmarks.topologies_service"

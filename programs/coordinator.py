@@ -21,7 +21,7 @@ from programs.run_dir import RunDir
 from programs.session import Session
 from rlstack.evaluator import Evaluation, as_logs
 from rlstack.loggers import Fanout, Logger
-from rlstack.remote import remote
+from rlstack.rpc import remote
 
 # The phases of a program, in their order.
 RUNNING = "running"  # acting and learning

@@ -7,8 +7,7 @@ import threading
 
 from programs.coordinator import Coordinator
 from programs.display import ProgressDisplay
-from rlstack.remote import ClosedError, RemoteError, UnavailableError
-from rlstack.rpc import RemoteObject
+from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
 _SHOW = 0.5  # seconds between two looks at the coordinator
 

@@ -21,8 +21,8 @@ from programs.nodes.params import know_records, pull_params
 from programs.seeds import acting_key, role_seed
 from rlstack.actor import Actor
 from rlstack.inferencer import Inference, Inferencer
-from rlstack.remote import RemoteError, UnavailableError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.rpc import RemoteError, UnavailableError
 from rlstack.types import Array, TimeStep, Transition
 
 # What a service raises that ends, or has too much to do; another, or it later, may answer.

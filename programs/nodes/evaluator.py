@@ -10,7 +10,7 @@ from programs.coordinator import JUDGING, OVER
 from programs.environments import make_evaluation_env
 from programs.nodes.line import Line, Setup
 from programs.nodes.params import know_records
-from rlstack import codec
+from rlstack.rpc import codec
 
 
 class EvaluatorNode:

@@ -15,7 +15,7 @@ from programs.nodes.params import know_records, pull_params
 from programs.seeds import acting_key
 from rlstack.inference_service import InferenceService
 from rlstack.inferencer import Inference
-from rlstack.remote import remote
+from rlstack.rpc import remote
 from rlstack.types import TimeStep
 
 

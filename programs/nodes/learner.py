@@ -20,11 +20,11 @@ from programs.nodes.meeting import Meeting
 from programs.nodes.params import know_records
 from programs.nodes.replay import OpensReplay
 from programs.seeds import role_key
-from rlstack import checkpoint, codec
+from rlstack import checkpoint
 from rlstack.learner import Learner
 from rlstack.params import ParamsPublisher
-from rlstack.remote import remote
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.rpc import codec, remote
 from rlstack.types import Batch
 
 _PATIENCE = 0.2  # seconds to wait for items before asking whether the program still runs

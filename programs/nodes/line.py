@@ -20,7 +20,7 @@ from programs.experiment import Experiment
 from programs.run_dir import RunDir
 from programs.supervise import INCARNATION
 from rlstack.actor import transition_spec
-from rlstack.remote import UnavailableError
+from rlstack.rpc import UnavailableError
 from rlstack.types import EnvSpec, Transition
 
 _PERIOD = REPORT_SECONDS

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from programs.experiment import ProgramConfig
-from rlstack import codec
 from rlstack.agent import Agent
 from rlstack.inferencer import Inference, ParamsSource
 from rlstack.params import BackgroundParams, EncodedParams
+from rlstack.rpc import codec
 from rlstack.types import PyTree, Transition
 
 _PATIENCE = 30.0  # seconds for which pulls may fail: the program ends sooner when its learner died

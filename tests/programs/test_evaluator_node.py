@@ -13,7 +13,7 @@ from programs.nodes import line
 from programs.nodes.evaluator import EvaluatorNode
 from programs.nodes.line import Setup
 from programs.run_dir import RunDir
-from rlstack import codec
+from rlstack.rpc import codec
 from tests.programs.running import ppo
 
 

@@ -10,7 +10,7 @@ from programs.coordinator import OVER, RUNNING, SAVING
 from programs.nodes import line as line_module
 from programs.nodes.line import Line, Orders
 from programs.supervise import INCARNATION
-from rlstack.remote import RemoteError, UnavailableError
+from rlstack.rpc import RemoteError, UnavailableError
 
 
 class Clock:

@@ -15,13 +15,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlstack.remote import UnavailableError, remote
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
 from rlstack.replay.reverb.fetcher import Fetcher, ItemFetcher
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.rows import Drawn, draw, join
 from rlstack.replay.reverb.tables import BATCH_PORT, get_number, put_number, table_info
-from rlstack.rpc import RemoteObject, serve
+from rlstack.rpc import RemoteObject, UnavailableError, remote, serve
 
 _AHEAD = 64  # items that Reverb's own threads hold ready for the service, or a batch
 _PATIENCE = 1.0  # seconds for which a call waits for items
@@ -46,7 +45,7 @@ class BatchService:
           address: the server's.
           packing: of the items.
           cfg: the table.
-          answers_at: the address at which to answer; see `rlstack.fence`.
+          answers_at: the address at which to answer; see `rlstack.rpc.fence`.
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._lock, self._closed = threading.Lock(), False

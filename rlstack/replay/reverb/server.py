@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.fence import EVERYWHERE, fence
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batches import BatchService
@@ -24,6 +23,7 @@ from rlstack.replay.reverb.tables import (
     put_number,
     table_infos,
 )
+from rlstack.rpc.fence import EVERYWHERE, fence
 from rlstack.types import PyTree, Transition
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack import codec
-from rlstack.codec_header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, plan_of
 from rlstack.inferencer import Inference
+from rlstack.rpc import codec
+from rlstack.rpc.header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, plan_of
 from rlstack.types import Batch, StepType, TimeStep, Transition
 
 ALL_DTYPES = [dtype for dtype in DTYPES if dtype is not None]
@@ -189,8 +189,8 @@ class Colour(enum.Enum):
     [
         ({"a": [0, 2**63]}, r"at /a/1: an int must fit 64 bits; got 9223372036854775808"),
         ({"a": {3: 1}}, "at /a: keys must be str; got 3"),
-        ([Thing()], r"at /0: no tests\.test_codec\.Thing can be sent"),
-        (Colour.RED, "at the root: no tests.test_codec.Colour can"),
+        ([Thing()], r"at /0: no tests\.rpc\.test_codec\.Thing can be sent"),
+        (Colour.RED, "at the root: no tests.rpc.test_codec.Colour can"),
         ({"s": {1, 2}}, "at /s: no builtins.set"),
         (np.array(["a"]), "dtype <U1"),
         ((np.array([None]),), "at /0: no array of dtype object"),
@@ -273,14 +273,14 @@ def test_malformed_bytes_are_refused_without_large_allocations(data, match):
 
 
 def test_what_strangers_make_us_remember_is_bounded():
-    from rlstack import codec_header
+    from rlstack.rpc import header
 
     for size in range(300):
         codec.decode(codec.encode(np.zeros((size, 0))))
     for size in (2**14 - 6, 2**14, 2**15):
         codec.encode([None] * size)
-    assert len(codec_header._PLANS) <= 256
-    assert max(map(len, codec_header._PLANS)) <= 1 << 14
+    assert len(header._PLANS) <= 256
+    assert max(map(len, header._PLANS)) <= 1 << 14
     assert plan_of(b"N") is plan_of(b"N")
 
 

@@ -1,16 +1,16 @@
 """Calls to other nodes, over Courier.
 
-`serve` (or a ``launchpad.CourierNode`` of a `rlstack.remote.service_of`) answers for an object;
-a `RemoteObject` calls it. Arguments and results are what `rlstack.codec` carries. Courier alone
-would hang on array arguments, wait for ever by default, and silently run a call again whose server
-died; here every call has a deadline, a call that is not idempotent runs at most once, and errors
-name the node, the method and what happened there.
+`serve` (or a ``launchpad.CourierNode`` of a `rlstack.rpc.service.service_of`) answers for an
+object; a `RemoteObject` calls it. Arguments and results are what `rlstack.rpc.codec` carries.
+Courier alone would hang on array arguments, wait for ever by default, and silently run a call
+again whose server died; here every call has a deadline, a call that is not idempotent runs at most
+once, and errors name the node, the method and what happened there.
 
 Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
 without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port
-can run code. `rlstack.fence` keeps it to one address; keep that inside a network you trust.
+can run code. `rlstack.rpc.fence` keeps it to one address; keep that inside a network you trust.
 
-Courier itself is imported at the first server or call, by `rlstack.rpc_courier`.
+Courier itself is imported at the first server or call, by `rlstack.rpc.courier`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack import codec
-from rlstack.fence import EVERYWHERE
-from rlstack.remote import (
+from rlstack.rpc import codec
+from rlstack.rpc.courier import Channel, Server
+from rlstack.rpc.fence import EVERYWHERE
+from rlstack.rpc.futures import Futures, Threads
+from rlstack.rpc.service import (
     ERROR,
     HELLO,
     OK,
@@ -39,8 +41,6 @@ from rlstack.remote import (
     UnavailableError,
     methods_of,
 )
-from rlstack.rpc_courier import Channel, Server
-from rlstack.rpc_futures import Futures, Threads
 from rlstack.types import PyTree
 
 _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer

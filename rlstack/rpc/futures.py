@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlstack.remote import ClosedError
+from rlstack.rpc.service import ClosedError
 
 _MAX_THREADS = 16
 

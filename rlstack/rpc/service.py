@@ -1,7 +1,7 @@
 """What may be called from afar, and how a call is answered; no transport here (`rlstack.rpc`).
 
 A class marks its remote methods with `remote`. A `Service` answers for one object: each call is
-bytes in, bytes out, read and written by `rlstack.codec`. An answer is the result, or an error
+bytes in, bytes out, read and written by `rlstack.rpc.codec`. An answer is the result, or an error
 record with the type, message and traceback of what was raised, or the news that the request was
 meant for an earlier incarnation of this service.
 
@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from rlstack import codec
+from rlstack.rpc import codec
 
 OK, ERROR, RESTARTED = 0, 1, 2  # how an answer begins
 HELLO = "rpc_hello"  # answers with the incarnation; Courier's node hides names with a leading _

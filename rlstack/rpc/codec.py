@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstack import types
-from rlstack.codec_header import (
+from rlstack.rpc.header import (
     ARRAY,
     CODES,
     FIXED,

@@ -13,8 +13,8 @@ import queue
 import weakref
 from typing import Any
 
-from rlstack.fence import EVERYWHERE, fence
-from rlstack.remote import Service
+from rlstack.rpc.fence import EVERYWHERE, fence
+from rlstack.rpc.service import Service
 
 _GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack import codec, rpc_courier
-from rlstack.codec_header import DTYPES
 from rlstack.inferencer import Inference
-from rlstack.remote import (
+from rlstack.rpc import RemoteObject, codec, serve
+from rlstack.rpc import courier as transport
+from rlstack.rpc.header import DTYPES
+from rlstack.rpc.service import (
     ERROR,
     OK,
     RESTARTED,
@@ -31,11 +32,10 @@ from rlstack.remote import (
     remote,
     service_of,
 )
-from rlstack.rpc import RemoteObject, serve
 from rlstack.types import TimeStep
-from tests.test_codec import Output, same
+from tests.rpc.test_codec import Output, same
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(30)
 
 
@@ -384,8 +384,7 @@ def test_signals_are_handled_while_a_call_waits(pair):
 
 def test_nothing_is_left():
     """Neither threads, nor sockets, nor the port; also of clients that were just dropped."""
-    courier = pytest.importorskip("courier")
-    del courier
+    pytest.importorskip("courier")
     for _ in range(2):  # gRPC's own few stay after the first
         before, tasks = set(threading.enumerate()), _tasks()
         with serve(Node()) as server:
@@ -397,10 +396,10 @@ def test_nothing_is_left():
                 client.close()
                 assert RemoteObject(server.address, Node, name="dropped").echo(1) == 1
             del client
-        rpc_courier._free_retired()
+        transport._free_retired()
         wait_until(lambda before=before: set(threading.enumerate()) <= before)
     wait_until(lambda: _tasks() <= tasks)
-    assert rpc_courier._retired == []
+    assert transport._retired == []
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("", port))
@@ -439,7 +438,7 @@ def processes():
     running = []
 
     def start(port, folder, wait=True):
-        code = f"from tests.test_rpc import serve_for_ever; serve_for_ever({port}, {str(folder)!r})"
+        code = f"from {__name__} import serve_for_ever; serve_for_ever({port}, {str(folder)!r})"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=ROOT,

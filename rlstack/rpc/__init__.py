@@ -1,0 +1,24 @@
+"""Calls to other nodes, over Courier, with trees of arrays as arguments and results.
+
+A class marks with `remote` what may be called from afar, `serve` answers for an object of it, and a
+`RemoteObject` calls it.
+"""
+
+from rlstack.rpc.calls import RemoteObject, serve
+from rlstack.rpc.service import (
+    ClosedError,
+    RemoteError,
+    Service,
+    UnavailableError,
+    remote,
+)
+
+__all__ = [
+    "ClosedError",
+    "RemoteError",
+    "RemoteObject",
+    "Service",
+    "UnavailableError",
+    "remote",
+    "serve",
+]
