@@ -1,7 +1,7 @@
 """Presets of PPO on the entity games, after enn-trainer's runs where it has any.
 
 Most were tuned here on seed 1, to reach its published returns in fewer frames with networks that
-two cores train in minutes. MultiSnake has its constants and was not run to its end.
+two cores train in minutes.
 
 Its defaults hold where nothing else is said: three epochs, values clipped, the learning rate and
 the entropy bonus annealed to 0, inputs standardised and clipped to 5, ratios per actor. A reset is
@@ -18,7 +18,6 @@ from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy, preset
 from rlstack.evaluator import EvaluatorConfig
-from rlstack.learner import LearnerConfig
 from rlstack.networks import (
     NetworkConfig,
     RaggedTransformerConfig,
@@ -43,7 +42,6 @@ class _Run:
     batch_size: int  # rows of a minibatch
     learning_rate: float
     one_step: bool = False  # whether every other row is a reset
-    packed: bool = False  # whether sizes differ so much that minibatches are worth packing
 
 
 def _entity(
@@ -71,7 +69,6 @@ def _entity(
         network=NetworkConfig(entities=network),
         normalisation=NormalisationConfig(observations=True, observation_clip=5.0),
         replay=on_policy(run.num_envs, run.unroll_length),
-        learner=LearnerConfig(minibatches="calls" if run.packed else "auto"),
         evaluator=EvaluatorConfig(episodes=200, num_envs=20),
         frames=run.frames,
     )
@@ -235,12 +232,12 @@ def entity_minefield_ppo(name: str) -> Experiment:
 
 @preset
 def entity_multi_snake_ppo(name: str) -> Experiment:
-    """MultiSnake of one snake, up to length 11."""
+    """MultiSnake of one snake, up to length 11; a tenth of enn-trainer's frames."""
     return _entity(
         name,
         "MultiSnake",
-        _Run(10_000_000, 512, 64, 32_768, 1.8e-2, packed=True),
-        _sees_around(10),
+        _Run(1_000_000, 64, 64, 1024, 5e-3),
+        _sees_around(10, num_layers=1),
         dataclasses.replace(_PPO, entropy_cost=0.02, discount=0.97),
         {"num_snakes": 1, "max_snake_length": 11},
     )
