@@ -54,6 +54,10 @@ class PPOConfig(PolicyGradientConfig):
     """Gradient steps a pass; a recurrent network splits the batch by environments."""
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
+    advantage_epsilon: float = 1e-8
+    """Added to the deviation that they are divided by. Where a policy meets what its value expects,
+    advantages are noise; 1e-8 makes that noise as loud as news, and the policy certain of whatever
+    it does. Some hundredths of a return's size leave it low."""
     ratio: Literal["joint", "per_actor"] = "joint"
     """Of an action of several numbers, such as one an actor: clip the ratio of the whole, and let
     steps weigh alike; or clip each number's own, and let numbers weigh alike."""
@@ -65,6 +69,7 @@ class PPOConfig(PolicyGradientConfig):
         self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
         self.require("clip_ratio", self.clip_ratio > 0, "positive")
         self.require("value_clip", self.value_clip >= 0, "at least 0")
+        self.require("advantage_epsilon", self.advantage_epsilon > 0, "positive")
         self.require("ratio", self.ratio in ("joint", "per_actor"), "joint or per_actor")
         self.require("entropy_anneal_steps", self.entropy_anneal_steps >= 0, "at least 0")
         self.require("num_epochs", self.num_epochs >= 1, "at least 1")
@@ -148,7 +153,7 @@ class PPO(PolicyGradientAgent, EpochAgent):
         distribution = self.distribution(output, rows.timestep)
         advantage = rows.advantage
         if self.cfg.normalise_advantages:
-            advantage = standardised(advantage, rows.mask)
+            advantage = standardised(advantage, rows.mask, self.cfg.advantage_epsilon)
         parts = self._parts(distribution, rows)
         log_ratio = parts.log_prob - rows.output.behaviour_log_prob
         ratio = jnp.exp(log_ratio)

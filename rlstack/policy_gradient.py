@@ -224,7 +224,10 @@ def masked_mean(x: Array, mask: Array) -> Array:
     return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
-def standardised(x: Array, mask: Array) -> Array:
-    """Brings ``x`` to mean 0 and deviation 1 where ``mask`` holds; 0 elsewhere."""
+def standardised(x: Array, mask: Array, epsilon: float = 1e-8) -> Array:
+    """Brings ``x`` to mean 0 and deviation 1 where ``mask`` holds; 0 elsewhere.
+
+    ``epsilon`` is added to the deviation that is divided by.
+    """
     centred = jnp.where(mask, x - masked_mean(x, mask), 0.0)
-    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
+    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + epsilon)

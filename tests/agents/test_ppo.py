@@ -72,10 +72,14 @@ def rows_for(network, num_rows=12, seed=0):
 
 
 @pytest.mark.parametrize("value_clip", [0.0, 0.3])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_the_loss_is_the_papers(value_clip, normalise):
+@pytest.mark.parametrize(("normalise", "epsilon"), [(False, 1e-8), (True, 1e-8), (True, 0.5)])
+def test_the_loss_is_the_papers(value_clip, normalise, epsilon):
     agent = linear_agent(
-        value_clip=value_clip, normalise_advantages=normalise, entropy_cost=0.1, value_cost=0.7
+        value_clip=value_clip,
+        normalise_advantages=normalise,
+        advantage_epsilon=epsilon,
+        entropy_cost=0.1,
+        value_cost=0.7,
     )
     params = agent.initial_params(jax.random.PRNGKey(0))
     rows, log_probs = rows_for(params)
@@ -84,7 +88,7 @@ def test_the_loss_is_the_papers(value_clip, normalise):
     kept = np.flatnonzero(rows.mask)
     advantage = rows.advantage.astype(np.float64)
     if normalise:
-        advantage = (advantage - advantage[kept].mean()) / advantage[kept].std()
+        advantage = (advantage - advantage[kept].mean()) / (advantage[kept].std() + epsilon)
     value = rows.timestep.observation @ np.asarray(params["value_head"])
     policy_loss = value_loss = entropy = clipped = 0.0
     sides = set()
@@ -275,7 +279,14 @@ def test_a_network_without_haiku_learns():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"discount": 1.1}, {"gae_lambda": -0.1}, {"num_epochs": 0}, {"num_minibatches": 0}]
+    "changes",
+    [
+        {"discount": 1.1},
+        {"gae_lambda": -0.1},
+        {"num_epochs": 0},
+        {"num_minibatches": 0},
+        {"advantage_epsilon": 0.0},
+    ],
 )
 def test_configs_out_of_range_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):

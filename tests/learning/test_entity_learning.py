@@ -79,6 +79,8 @@ def test_the_floor_is_lava_without_relative_positions(relative):
         ("entity-cherry-pick-ppo", 0.99),
         ("entity-pick-matching-balls-ppo", 0.98),
         ("entity-move-to-origin-ppo", 0.98),
+        ("entity-minefield-ppo", 0.95),
+        ("entity-multi-snake-ppo", 0.95),
         ("entity-minesweeper-ppo", 0.95),
     ],
 )
