@@ -55,9 +55,9 @@ class PPOConfig(PolicyGradientConfig):
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
     advantage_epsilon: float = 1e-8
-    """Added to the deviation that they are divided by. Where a policy meets what its value expects,
-    advantages are noise; 1e-8 makes that noise as loud as news, and the policy certain of whatever
-    it does. Some hundredths of a return's size leave it low."""
+    """Added to the deviation that they are divided by. The surer a policy, the smaller its
+    advantages; division by their own deviation blows them up again, which no entropy bonus
+    outweighs. With a return's size added, the bonus keeps a policy trying."""
     ratio: Literal["joint", "per_actor"] = "joint"
     """Of an action of several numbers, such as one an actor: clip the ratio of the whole, and let
     steps weigh alike; or clip each number's own, and let numbers weigh alike."""
