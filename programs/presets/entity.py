@@ -160,7 +160,7 @@ def entity_xor_ppo(name: str) -> Experiment:
     return _entity(
         name,
         "Xor",
-        _Run(100_000, 512, 2, 1024, 3e-3, one_step=True),
+        _Run(200_000, 512, 2, 1024, 3e-3, one_step=True),
         RaggedTransformerConfig(d_model=16),
         dataclasses.replace(_PPO, entropy_cost=0.3, advantage_epsilon=1.0),
     )
