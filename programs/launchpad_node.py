@@ -24,9 +24,9 @@ from launchpad.nodes.dereference import Dereferenceable
 from programs import supervise
 from programs.nodes.line import Setup, incarnation, set_incarnation
 from programs.nodes.replay import Reverb, ReverbNode
+from rlstack.fence import LOOPBACK, address_of
 from rlstack.rpc import RemoteObject, Service
 from rlstack.rpc.courier import Server
-from rlstack.rpc.fence import LOOPBACK, address_of
 
 # Seconds in which a node ends after it was told to: those that hold nothing to lose, and others.
 _GRACE, _GRACE_OF_OWNERS = 2.0, 7.0

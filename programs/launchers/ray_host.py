@@ -48,7 +48,7 @@ class NodeHost:
         """
         import ray
 
-        from rlstack.rpc.fence import EVERYWHERE, address_of
+        from rlstack.fence import EVERYWHERE, address_of
 
         try:
             token = Path(token_file).read_text()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlstack.fence import EVERYWHERE, fence
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batches import BatchService
@@ -23,7 +24,6 @@ from rlstack.replay.reverb.tables import (
     put_number,
     table_infos,
 )
-from rlstack.rpc.fence import EVERYWHERE, fence
 from rlstack.types import PyTree, Transition
 
 

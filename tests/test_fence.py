@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from rlstack.rpc.fence import EVERYWHERE, LOOPBACK, address_of, fence
+from rlstack.fence import EVERYWHERE, LOOPBACK, address_of, fence
 from tests.programs.running import ppo, run
 
 pytestmark = pytest.mark.timeout(90, method="thread")
