@@ -225,11 +225,11 @@ def entity_minefield_ppo(name: str) -> Experiment:
     return _entity(
         name,
         "Minefield",
-        _Run(800_000, 64, 128, 1024, 5e-3),
+        _Run(600_000, 64, 128, 1024, 5e-3),
         RaggedTransformerConfig(
             num_layers=1, relative_positions=positions, translation=translation
         ),
-        dataclasses.replace(_PPO, entropy_cost=0.01, discount=0.998),
+        dataclasses.replace(_PPO, entropy_cost=0.01, discount=0.998, value_cost=4.0),
     )
 
 
