@@ -204,13 +204,12 @@ def entity_move_to_origin_ppo(name: str) -> Experiment:
 
 @preset
 def entity_minefield_ppo(name: str) -> Experiment:
-    """Minefield of up to ten mines, seen from the vehicle; far is beyond 30, mines matter before.
+    """Minefield of up to ten mines, seen from the vehicle, and finely within 30 of it.
 
     A sequence of turns avoids a mine, which must be found before the policy is too sure. The loss
     of the value weighs what that of the advantages does, which are divided by a deviation of about
     a tenth: with less it settles for driving straight at the target, worth 0.84.
     """
-    heading = "heading"
     positions = RelativePositionsConfig(
         kind="polar",
         sectors=16,  # a turn each
@@ -218,10 +217,10 @@ def entity_minefield_ppo(name: str) -> Experiment:
         scale=30.0,
         interpolate=True,
         per_type_values=True,
-        angle_feature=heading,
+        angle_feature="heading",
     )
     translation = TranslationConfig(
-        reference="Vehicle", angle_feature=heading, distance_feature=True, keep_reference=False
+        reference="Vehicle", angle_feature="heading", distance_feature=True, keep_reference=False
     )
     return _entity(
         name,
