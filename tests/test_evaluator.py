@@ -3,14 +3,12 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.agent import Agent
 from rlstack.evaluator import Evaluator, EvaluatorConfig
 from rlstack.types import TimeStep
-from tests.agent_cases import FIRST, LAST, MID
+from tests.agent_cases import FIRST, LAST, MID, CountingAgent
 
 
 class ScriptedEnv:
@@ -43,23 +41,12 @@ class Ramped(NamedTuple):
     action: Any
 
 
-class Ramp(Agent):
+class Ramp(CountingAgent):
     """Acts with params times the steps it remembers of the episode: 1, 2, 3, ..."""
 
-    def __init__(self):
-        super().__init__(None, None, None, lambda *_: None, lambda: None)
-
-    def initial_params(self, rng_key):
-        return 1.0
-
-    def initial_state(self, batch_size):
-        return jnp.zeros(batch_size)
-
-    def initial_learner_state(self, rng_key, params):
-        return ()
-
     def actor_step(self, rng_key, params, timestep, state):
-        return Ramped(params * (state + 1)), state + 1
+        _, state = super().actor_step(rng_key, params, timestep, state)
+        return Ramped(params * state["count"]), state
 
 
 def evaluator(lengths, episodes):
