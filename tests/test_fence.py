@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 
 import psutil
 import pytest
@@ -101,28 +100,34 @@ def test_interfaces_have_addresses():
 
 @pytest.mark.reference
 @pytest.mark.parametrize("interface", ["", pytest.param(EVERYWHERE, marks=pytest.mark.slow)])
-def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(tmp_path, interface):
+def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
+    tmp_path, monkeypatch, interface
+):
     pytest.importorskip("launchpad")
-    program = {"interface": interface, "num_actors": 1}
     reached = {}  # by port: at an own address, and at loopback
 
-    def look():
-        while len(reached) < 4 and not over.is_set():  # coordinator, learner, service, replay
-            for port in listening_ports() - reached.keys():
-                time.sleep(0.2)  # from when a server listens until it is fenced
-                reachable = tuple(can_connect(host, port) for host in (own_address(), LOOPBACK))
-                if port in listening_ports():  # else it was closed meanwhile, which is no fence
-                    reached[port] = reachable
+    def fence_and_try(port, address):
+        fence(port, address)
+        reached[port] = tuple(can_connect(host, port) for host in (own_address(), LOOPBACK))
 
-    over, looking = threading.Event(), threading.Thread(target=look)
+    monkeypatch.setattr("rlstack.rpc.courier.fence", fence_and_try)
+    monkeypatch.setattr("rlstack.replay.reverb.server.fence", fence_and_try)
+    listened, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(0.05):
+            listened.update(listening_ports() - before)
+
+    before, looking = listening_ports(), threading.Thread(target=look)
     looking.start()
     try:
-        run(ppo("distributed", program=program), tmp_path / "run")
+        run(ppo("distributed", program={"interface": interface, "num_actors": 1}), tmp_path / "run")
     finally:
         over.set()
         looking.join()
-    assert len(reached) >= 4
+    assert len(reached) >= 4  # coordinator, learner, service, replay
     assert set(reached.values()) == {(bool(interface), True)}
+    assert listened <= reached.keys()  # there is no server that was never fenced
 
 
 def listening_ports():
