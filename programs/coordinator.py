@@ -41,6 +41,7 @@ class _Node:
     incarnation: int = 0
     pid: int = 0
     seen: float = 0.0
+    left: bool = False  # it has said so, or was told that all is over
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
     history: collections.deque[tuple[float, float]] = dataclasses.field(
@@ -119,7 +120,8 @@ class Coordinator:
           node: its name, such as "actor/0".
           incarnation: how often it has been restarted.
           pid: its process.
-          counts: totals since the incarnation began; ``env_frames`` and ``learner_steps`` count.
+          counts: totals since the incarnation began; ``env_frames`` and ``learner_steps`` count,
+            ``ended`` says that this is the last report.
           gauges: numbers as they are now, logged as means over the nodes that have them.
           logs: values to average, each a list of numbers.
 
@@ -143,6 +145,8 @@ class Coordinator:
                 self._session.tick(self._frames, self._program_logs)
                 if self._frames >= self._experiment.frames:
                     self._move_to(SAVING)
+            known.left = self._orders["phase"] == OVER or "ended" in counts
+            self._changed.notify_all()
             return self._answer()
 
     @remote(idempotent=True)
@@ -206,6 +210,13 @@ class Coordinator:
         """Waits for the last phase; says whether it has come."""
         with self._lock:
             return self._changed.wait_for(lambda: self._orders["phase"] == OVER, timeout)
+
+    def wait_until_left(self, timeout: float) -> bool:
+        """Waits until every node has left, or knows that it should; says whether that is so."""
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: all(node.left for node in self._nodes.values()), timeout
+            )
 
     @property
     def interrupted(self) -> int:

@@ -158,7 +158,7 @@ class ActorNode:
             finally:
                 close()
                 writer.close()
-        line.ask(now=True)
+        line.end()
 
     def _act(self, actor: Actor, writer: Writes) -> None:
         line, experiment = self._line, self._setup.experiment

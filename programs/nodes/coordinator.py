@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from programs.coordinator import Coordinator
 from programs.nodes.line import Setup
 from rlstack import checkpoint
 from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
 
-_LINGER = 1.0  # seconds in which every node reports a few times
+_LINGER = 1.0  # seconds in which every node that lives reports a few times
 
 
 class CoordinatorNode(Coordinator):
@@ -30,6 +29,6 @@ class CoordinatorNode(Coordinator):
         try:
             while not (self.wait_until_over(0.1) or self._stop.is_set()):
                 pass
-            time.sleep(_LINGER)
+            self.wait_until_left(_LINGER)
         finally:
             self._logs.close()

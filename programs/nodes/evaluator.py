@@ -37,6 +37,7 @@ class EvaluatorNode:
         while (orders := self._line.ask()).phase != OVER:
             if orders.phase == JUDGING:
                 self._judge(orders.env_frames, last=True)
+                self._line.end()
                 return  # what was heard before would have it judge again, and the learner leaves
             if orders.evaluations > done:
                 done = orders.evaluations

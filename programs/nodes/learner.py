@@ -100,6 +100,7 @@ class LearnerNode:
                 self._learn()
             orders = self._ask(now=True)
             self._save(orders.env_frames)
+            self._line.gauges = self._publisher.stats  # the replay may end before this node
             self._coordinator.saved()
             while self._ask().phase != OVER:
                 time.sleep(0.05)

@@ -110,6 +110,11 @@ class Line:
             self._report(clock)
         return self._orders
 
+    def end(self) -> None:
+        """Reports for the last time; the coordinator waits for this node no longer."""
+        self.count(ended=1)
+        self.ask(now=True)
+
     def _report(self, clock: float) -> None:
         logs = {name: np.concatenate(values) for name, values in self._logs.items()}
         self._logs = {}

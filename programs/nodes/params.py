@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,11 +34,17 @@ def pull_params(cfg: ProgramConfig, learner: Any) -> tuple[ParamsSource, Callabl
       cfg: says which.
       learner: its client.
     """
-    source = EncodedParams(learner.get_params, codec.decode)
+    client = copy.copy(learner)  # of its own, so that its end is that of a pull under way
+    source = EncodedParams(client.get_params, codec.decode)
     if cfg.pacing == "lock_step":
-        return source, lambda: None
+        return source, client.close
     background = BackgroundParams(source, cfg.params_interval, patience=_PATIENCE)
-    return background, background.close
+
+    def close() -> None:
+        client.close()  # a learner that has ended would be waited for
+        background.close()
+
+    return background, close
 
 
 def _records(tree: PyTree) -> Iterator[type]:

@@ -180,6 +180,19 @@ def test_an_interruption_while_the_last_params_are_judged_ends_that(desk):
     assert not desk.directory.result.exists()
 
 
+def test_it_waits_for_nodes_that_have_neither_left_nor_heard_of_the_end(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1000, ended=1)
+    desk.report("actor/1", env_frames=1)
+    desk.coordinator.saved()
+    desk.coordinator.interrupt(15)
+    assert not desk.coordinator.wait_until_left(0)
+    assert desk.report("learner")["phase"] == OVER
+    assert not desk.coordinator.wait_until_left(0)
+    desk.report("actor/1", incarnation=1)  # as it comes back it hears of it, too
+    assert desk.coordinator.wait_until_left(0)
+
+
 def test_the_status_tells_of_every_node(desk):
     desk.report(env_frames=30)
     desk.report("learner", incarnation=0, learner_steps=2)
