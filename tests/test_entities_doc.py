@@ -33,6 +33,7 @@ def said(tmp_path_factory):
     return found
 
 
+@pytest.mark.one_lane
 @pytest.mark.timeout(600)
 def test_every_block_runs_as_written(said):
     assert len(said) == len(BLOCKS) >= 6

@@ -16,6 +16,8 @@ from programs.record import record
 from rlstack.optimizers import OptimizerConfig
 from tests.learning.test_learning import SEEDS, toy
 
+pytestmark = pytest.mark.one_lane
+
 
 def catch(observation):
     """A rule for Catch: the paddle goes under the ball."""

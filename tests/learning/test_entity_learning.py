@@ -12,6 +12,8 @@ from programs.presets import PRESETS, preset
 from rlstack.networks import RelativePositionsConfig
 from tests.learning.test_learning import SEEDS, learned_return
 
+pytestmark = pytest.mark.one_lane
+
 
 def _learned(name, seed):
     return learned_return(dataclasses.replace(preset(name), seed=seed))

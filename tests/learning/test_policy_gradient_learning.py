@@ -11,6 +11,8 @@ from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from tests.learning.test_learning import learned_return, returns_of_seeds, toy
 
+pytestmark = pytest.mark.one_lane
+
 QUICK = OptimizerConfig(learning_rate=3e-3)
 
 

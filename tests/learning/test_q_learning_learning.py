@@ -9,6 +9,8 @@ from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of_seeds, toy
 
+pytestmark = pytest.mark.one_lane
+
 
 @pytest.mark.timeout(120)
 def test_rainbow_learns_catch_with_no_epsilon():

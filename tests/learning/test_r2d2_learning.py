@@ -8,6 +8,8 @@ import pytest
 from programs.presets import preset
 from tests.learning.test_learning import learned_return, returns_of_seeds
 
+pytestmark = pytest.mark.one_lane
+
 
 @pytest.mark.timeout(300)
 def test_r2d2_remembers_a_cue():
