@@ -9,7 +9,7 @@ import pytest
 from programs.presets import PRESETS
 from rlstack.entity.games import GAMES
 from rlstack.networks import RaggedTransformerConfig
-from tests.test_readme import Block, run
+from tests.test_readme import Block, run, runs_blocks
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "entities.md").read_text()
 BLOCKS = [
@@ -33,8 +33,7 @@ def said(tmp_path_factory):
     return found
 
 
-@pytest.mark.one_lane
-@pytest.mark.timeout(600)
+@runs_blocks
 def test_every_block_runs_as_written(said):
     assert len(said) == len(BLOCKS) >= 6
     (shown,) = [i for i, block in enumerate(BLOCKS) if block.language == "text"]

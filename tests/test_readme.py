@@ -1,6 +1,5 @@
 """README keeps its word: every block runs as written, and what is named exists."""
 
-import importlib.util
 import inspect
 import os
 import re
@@ -48,14 +47,7 @@ def is_make(block):
 
 
 BLOCKS = blocks()
-HAS_SERVICES = importlib.util.find_spec("launchpad") is not None  # in the reference lane
-RUNNABLE = [
-    b
-    for b in BLOCKS
-    if b.language in ("sh", "python")
-    and not is_make(b)
-    and (HAS_SERVICES or "--topology" not in b.text)
-]
+RUNNABLE = [b for b in BLOCKS if b.language in ("sh", "python") and not is_make(b)]
 
 
 def section(title):
@@ -92,6 +84,13 @@ def run(block, folder):
     return process.returncode, stdout, stderr
 
 
+def runs_blocks(test):
+    """Marks a test that runs a page's blocks, of which some need the services."""
+    for mark in ("slow", "chosen", "reference"):
+        test = getattr(pytest.mark, mark)(test)
+    return pytest.mark.timeout(ALL_SECONDS)(test)
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
     """A folder in which all blocks have run in order, and their outputs by line."""
@@ -99,14 +98,14 @@ def reader(tmp_path_factory):
     return folder, {block.line: run(block, folder) for block in RUNNABLE}
 
 
-@pytest.mark.timeout(ALL_SECONDS)
+@runs_blocks
 @pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: f"line{block.line}")
 def test_the_block_runs_as_written(reader, block):
     code, stdout, stderr = reader[1][block.line]
     assert code == 0, f"README.md:{block.line}:\n{stdout}\n{stderr[-3000:]}"
 
 
-@pytest.mark.timeout(ALL_SECONDS)
+@runs_blocks
 @pytest.mark.parametrize(
     "block", [b for b in BLOCKS if b.language == "text"], ids=lambda block: f"line{block.line}"
 )
@@ -117,7 +116,7 @@ def test_the_shown_output_is_what_comes_but_for_the_numbers(reader, block):
     assert re.search(pattern, reader[1][before][1]), f"no {pattern!r} in:\n{reader[1][before][1]}"
 
 
-@pytest.mark.timeout(ALL_SECONDS)
+@runs_blocks
 def test_a_run_leaves_what_the_table_says(reader):
     folder = reader[0]
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", section("A run and what it leaves"), re.M))
@@ -132,7 +131,7 @@ def test_a_run_leaves_what_the_table_says(reader):
     assert not (folder / "runs" / "nan" / "result.json").exists()
 
 
-@pytest.mark.timeout(ALL_SECONDS)
+@runs_blocks
 def test_the_examples_do_what_the_text_says(reader):
     folder, outputs = reader
 

@@ -23,7 +23,16 @@ from rlstack.networks import NetworkConfig
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.replay import ReplayConfig
 from tests.entity.inverted import games
-from tests.programs.running import failures, nothing_left, params, run, same, series, small
+from tests.programs.running import (
+    TOPOLOGIES,
+    failures,
+    nothing_left,
+    params,
+    run,
+    same,
+    series,
+    small,
+)
 
 GAME = EnvConfig(
     "rlstack.entity.inverted:PythonGame",
@@ -173,7 +182,7 @@ def test_one_game_stays_in_one_worker(runs):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("topology", ["heavy_env", "light_env"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lock_step_programs_with_opponents_equal_a_single_process(runs, tmp_path, topology):
     pytest.importorskip("launchpad")
 
@@ -188,6 +197,19 @@ def test_lock_step_programs_with_opponents_equal_a_single_process(runs, tmp_path
     assert result.eval_return_by_opponent == expected.eval_return_by_opponent
     assert len(result.eval_return_by_opponent) == 2
     assert same(params(tmp_path / "several"), params(tmp_path / "single"))
+
+
+@pytest.mark.slow
+@pytest.mark.reference
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_actors_in_processes_play_against_opponents(runs, tmp_path, topology):
+    pytest.importorskip("launchpad")
+    program = {"launch": "processes", "num_actors": 2}
+    with nothing_left():
+        result = run(small(against(runs), topology, 256, program=program), tmp_path / "run")
+    assert failures(tmp_path / "run") == []
+    assert result.learner_steps > 1
+    assert len(result.eval_return_by_opponent) == 2
 
 
 @pytest.mark.timeout(60)
