@@ -67,6 +67,7 @@ class LearnerNode:
         self._meeting = Meeting(experiment.program.num_actors)
         self._checkpoints = 0  # ordered so far
         self._saved_frames = -1
+        self._replay_gauges: Mapping[str, Any] = {}
         self._line.gauges = self._gauges
 
     @remote(idempotent=True)
@@ -136,6 +137,7 @@ class LearnerNode:
                 continue
             while self._replay.can_sample():
                 self._update(self._replay.sample())
+            self._look_at_replay()
             self._save_if_due(orders)
             self._meeting.dismiss(go_on=start + frames < experiment.frames)
 
@@ -155,11 +157,15 @@ class LearnerNode:
         return line.ask(now=now)
 
     def _gauges(self) -> dict[str, Any]:
-        stats: Mapping[str, Any] = {}
+        # In lock-step not while actors write: the look would settle whose items come first.
+        if self._setup.experiment.program.pacing != "lock_step":
+            self._look_at_replay()
+        return {**self._replay_gauges, **self._publisher.stats()}
+
+    def _look_at_replay(self) -> None:
         with contextlib.suppress(ReplayTimeoutError, ReplayClosedError):  # a server that has ended
             stats = self._replay.stats()
-        replay = {f"replay/{name}": value for name, value in stats.items()}
-        return {**replay, **self._publisher.stats()}
+            self._replay_gauges = {f"replay/{name}": value for name, value in stats.items()}
 
     def _save_if_due(self, orders: Orders) -> None:
         if orders.checkpoints > self._checkpoints:
