@@ -212,10 +212,14 @@ class Coordinator:
             return self._changed.wait_for(lambda: self._orders["phase"] == OVER, timeout)
 
     def wait_until_left(self, timeout: float) -> bool:
-        """Waits until every node has left, or knows that it should; says whether that is so."""
+        """Waits until every node has left, or knows that it should; says whether that is so.
+
+        It never is after an interruption: there may be nodes that have not reported yet.
+        """
         with self._lock:
             return self._changed.wait_for(
-                lambda: all(node.left for node in self._nodes.values()), timeout
+                lambda: not self._interrupted and all(node.left for node in self._nodes.values()),
+                timeout,
             )
 
     @property

@@ -185,12 +185,14 @@ def test_it_waits_for_nodes_that_have_neither_left_nor_heard_of_the_end(desk):
     desk.report(env_frames=1000, ended=1)
     desk.report("actor/1", env_frames=1)
     desk.coordinator.saved()
-    desk.coordinator.interrupt(15)
+    desk.coordinator.judged(1000, np.array([5.0]), np.array([5]), last=True)
     assert not desk.coordinator.wait_until_left(0)
     assert desk.report("learner")["phase"] == OVER
     assert not desk.coordinator.wait_until_left(0)
     desk.report("actor/1", incarnation=1)  # as it comes back it hears of it, too
     assert desk.coordinator.wait_until_left(0)
+    desk.coordinator.interrupt(15)  # of which nodes that start just now have not heard
+    assert not desk.coordinator.wait_until_left(0)
 
 
 def test_the_status_tells_of_every_node(desk):
