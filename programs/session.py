@@ -43,6 +43,10 @@ class Averages:
         for name, value in (logs or {}).items():
             self._values[prefix + name].append(value)
 
+    def __len__(self) -> int:
+        """How many names have been logged since the last flush."""
+        return len(self._values)
+
     def flush(self) -> dict[str, float]:
         """Returns the mean of each name and starts anew."""
         means = {name: float(np.mean(np.hstack(values))) for name, values in self._values.items()}
@@ -142,7 +146,8 @@ class Session:
 
     def finish(self, frames: int, more: Mapping[str, Any]) -> None:
         """Writes the last logs and, if the newest checkpoint is older, one more."""
-        if frames > self._last_log[0]:
+        # A learner may tell of its last updates when the last frames are written already.
+        if frames > self._last_log[0] or self._averages:
             self._write(frames, more)
         if frames != self._saved_frames:
             self.save(frames)
@@ -177,10 +182,10 @@ class Session:
         last_frames, last_time = self._last_log
         self._last_log = (frames, now)
         self._next_log = self._after(frames, self._experiment.log_period)
-        speed = (frames - last_frames) / max(now - last_time, 1e-9)
-        self._logger.write(
-            frames, {**self._averages.flush(), **more, "actor/frames_per_second": speed}
-        )
+        logs = {**self._averages.flush(), **more}
+        if frames > last_frames:
+            logs["actor/frames_per_second"] = (frames - last_frames) / max(now - last_time, 1e-9)
+        self._logger.write(frames, logs)
 
 
 class Result(NamedTuple):

@@ -135,6 +135,16 @@ def test_frames_that_come_after_the_budget_are_counted_but_order_nothing_more(de
     assert answer["phase"] == SAVING
 
 
+def test_the_learners_last_updates_are_logged_though_no_frames_came_since(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1004)
+    desk.report("learner", logs={"learner/loss": [2.0, 4.0]}, learner_steps=3)
+    desk.coordinator.saved()
+    assert desk.logged("learner/loss") == [3.0]
+    assert desk.logged("learner/steps") == [1, 3]
+    assert len(desk.logged("actor/frames_per_second")) == 1
+
+
 def test_logs_and_gauges_are_averaged_over_nodes(desk):
     desk.report(logs={"actor/episode_return": [10.0, 20.0]}, env_frames=40)
     desk.report("actor/1", incarnation=2, logs={"actor/episode_return": [60.0]}, env_frames=40)

@@ -51,5 +51,5 @@ def test_the_agent_runs_in_the_topology(tmp_path, name, topology):
         result = run(tiny(name, topology), tmp_path / "run")
     assert result.env_frames >= 1500
     losses = series(tmp_path / "run", "learner/loss")
-    assert losses or result.learner_steps == 0
+    assert losses or name in ("cartpole-random", "cartpole-scripted")  # which do not learn
     assert np.isfinite(losses).all()
