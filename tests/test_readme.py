@@ -86,9 +86,10 @@ def run(block, folder):
 
 def runs_blocks(test):
     """Marks a test that runs a page's blocks, of which some need the services."""
-    for mark in ("slow", "chosen", "reference"):
-        test = getattr(pytest.mark, mark)(test)
-    return pytest.mark.timeout(ALL_SECONDS)(test)
+    mark = pytest.mark
+    for decorate in (mark.slow, mark.chosen, mark.reference, mark.timeout(ALL_SECONDS)):
+        test = decorate(test)
+    return test
 
 
 @pytest.fixture(scope="module")
