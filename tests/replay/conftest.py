@@ -3,6 +3,7 @@
 import pytest
 
 from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
+from rlstack.replay.reverb import rules
 from tests.replay import reverb_backend
 from tests.replay.replay_model import SPEC
 from tests.replay.reverb_backend import no_reverb_server_left, pytest_collection_modifyitems
@@ -26,7 +27,10 @@ BACKENDS["reverb"] = reverb_backend.make
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS, scope="module")
 def make(request):
-    return request.param
+    with pytest.MonkeyPatch.context() as patch:
+        # Reverb's items of the suite are small: all would be of one piece, and none made of steps.
+        patch.setattr(rules, "SMALL_ITEM", 0)
+        yield request.param
 
 
 @pytest.fixture(scope="module")

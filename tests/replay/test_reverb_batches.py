@@ -10,8 +10,8 @@ import pytest
 
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.replay.reverb.batch_maker import BatchMaker
 from rlstack.replay.reverb.batches import BatchFetcher
-from rlstack.replay.reverb.fetcher import ItemFetcher
 from rlstack.replay.reverb.rules import LARGEST_BATCHED, is_batched
 from tests.replay import reverb_backend
 from tests.replay.replay_model import MID, check_close_wakes, config, drawn, feed, items_of
@@ -165,10 +165,10 @@ def test_a_server_that_is_closed_ends_calls_at_once(connected):
 
 
 def test_an_error_in_the_service_ends_the_reader(connected, monkeypatch):
-    def broken(self, size, most, seconds):
+    def broken(self, most, seconds):
         raise OSError("no luck")
 
-    monkeypatch.setattr(ItemFetcher, "take", broken)
+    monkeypatch.setattr(BatchMaker, "take", broken)
     _, buffer = connected(config("uniform"), 1)
     with pytest.raises(ReplayClosedError, match="no luck"):
         buffer.sample(timeout=5)

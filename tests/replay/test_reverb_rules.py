@@ -78,8 +78,9 @@ def test_whole_items_unless_that_repeats_much():
     assert is_whole(config("uniform", period=20, unroll_length=20), 30_000)
     assert is_whole(config("uniform", unroll_length=1), 100)
     assert not is_whole(config("uniform", unroll_length=1), 30_000)
-    assert not is_whole(config("uniform", unroll_length=5), 100)
-    assert is_whole(config("uniform", unroll_length=80, period=40), 100)
+    assert is_whole(config("uniform", unroll_length=20), 100)
+    assert not is_whole(config("uniform", unroll_length=100), 100)
+    assert is_whole(config("uniform", unroll_length=80, period=40), 1000)
 
 
 def test_without_reverb_the_error_says_what_to_do(monkeypatch):

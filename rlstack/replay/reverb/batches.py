@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
-from rlstack.replay.reverb.fetcher import Fetcher, ItemFetcher
+from rlstack.replay.reverb.batch_maker import BatchMaker
+from rlstack.replay.reverb.fetcher import Fetcher
 from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.rows import Drawn, draw, join
+from rlstack.replay.reverb.rows import Drawn, join
 from rlstack.replay.reverb.tables import BATCH_PORT, get_number, put_number, table_info
 from rlstack.rpc import RemoteObject, UnavailableError, remote, serve
 
-_AHEAD = 64  # items that Reverb's own threads hold ready for the service, or a batch
 _PATIENCE = 1.0  # seconds for which a call waits for items
 _MARGIN = 2.0  # seconds that a call may take besides
 _PAUSE = 0.1  # seconds between looks for a server that is away
@@ -49,25 +49,20 @@ class BatchService:
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._lock, self._closed = threading.Lock(), False
-        self._fetcher: ItemFetcher | None = None
+        self._maker: BatchMaker | None = None
         self._server = serve(self, answers_at=answers_at)
         put_number(client, BATCH_PORT, int(self._server.address.rsplit(":", 1)[1]))
 
     @remote(idempotent=True)  # a repeated call samples other items, as good as those that are lost
-    def take(self, size: int, most: int, seconds: float) -> list[Drawn]:
-        """Returns batches of so many items: those that are there in time, as many as wanted."""
-        odds = self._cfg.sampler == "prioritized"
+    def take(self, most: int, seconds: float) -> list[Drawn]:
+        """Returns batches: those that are there in time, as many as wanted."""
         with self._lock:  # several readers take turns
-            fetcher = self._fetcher = self._fetcher or self._make_fetcher()
-            batches = fetcher.take(size, most, seconds)
-            if fetcher.error is not None and not self._closed:
-                raise fetcher.error
-            # Other memory each time: the last batch may still be on its way.
-            return [draw(self._packing, rows, odds=odds, reuse=False) for rows in batches]
-
-    def _make_fetcher(self) -> ItemFetcher:
-        ahead = max(_AHEAD, self._cfg.batch_size)
-        return ItemFetcher(self._client, self._address, self._packing, self._cfg, ahead, [])
+            if self._maker is None:
+                self._maker = BatchMaker(self._client, self._address, self._packing, self._cfg)
+            batches = self._maker.take(most, seconds)
+            if self._maker.error is not None and not self._closed:
+                raise self._maker.error
+            return batches
 
     def close(self, stop: Callable[[], Any]) -> None:
         """Ends calls that wait, which find nothing, the thread, and the service.
@@ -77,12 +72,12 @@ class BatchService:
         """
         self._closed = True
         stop()
-        if self._fetcher is not None:
-            self._fetcher.close()
+        if self._maker is not None:
+            self._maker.close()
         self._server.close()
         # Courier keeps this object. A connection kept with it would be that of a later server on
         # the same port, too: gRPC shares them, and lets them rest for a second when they broke.
-        self._client = self._fetcher = None
+        self._client = self._maker = None
 
 
 class BatchFetcher(Fetcher):
@@ -138,7 +133,7 @@ class BatchFetcher(Fetcher):
             if self._closed:  # perhaps before there was a service to be interrupted at
                 return
             most = max(1, self._prefetch // self._size)
-            batches = self._service.take(self._size, most, _PATIENCE)
+            batches = self._service.take(most, _PATIENCE)
         except (UnavailableError, ReplayTimeoutError):
             # It may come back, then with another port for batches.
             self._interrupt()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rlstack.replay.base import ReplayConfig
@@ -12,7 +13,6 @@ from rlstack.replay.reverb.rows import Drawn, draw, make_row
 from rlstack.replay.reverb.rules import is_plentiful
 from rlstack.replay.reverb.tables import ITEMS, table_info
 
-_LINGER = 0.005  # seconds that a batch waits for others that go with it
 _ASK = 0.02  # seconds between questions whether min_size is reached
 
 
@@ -115,7 +115,6 @@ class ItemFetcher(Fetcher):
         self._prefetch, self._cfg = prefetch, cfg
         self._rows = rows
         self._sampler: Any = None
-        self._enough = 0  # items that somebody waits for; fewer are nothing to wake him for
         # Where items are scarce, each is shown at once; elsewhere that would only take time.
         self._group = cfg.batch_size if is_plentiful(cfg) else 1
         super().__init__()
@@ -125,40 +124,13 @@ class ItemFetcher(Fetcher):
         """Items that are here."""
         return len(self._rows)
 
-    def take(self, size: int, most: int, seconds: float) -> list[list[list]]:
-        """Takes batches of so many items, and has as many fetched as are taken at most."""
-        with self.changed:
-            self.want(size * most)
-            self._wait_for(size, seconds)
-            if len(self._rows) >= size:
-                self._wait_for(size * most, min(_LINGER, seconds))
-            ends = range(size, min(len(self._rows), size * most) + 1, size)
-            taken = [self._rows[end - size : end] for end in ends]
-            del self._rows[: size * len(taken)]
-            self.want(size * most)
-            return taken
-
-    def _wait_for(self, count: int, seconds: float) -> None:
-        """Waits for so many items; hold ``changed``."""
-        self._enough = count
-        self.changed.wait_for(
-            lambda: self._closed or self.error or len(self._rows) >= count, seconds
-        )
-
     def drawn(self, taken: list[list]) -> Drawn:
         """Makes a batch of rows."""
         return draw(self._packing, taken, odds=self._cfg.sampler == "prioritized")
 
     def _prepare(self) -> None:
-        """Waits for min_size."""
-        # Without prefetching, whoever wants items has looked.
-        while self._prefetch and not self._closed:
-            try:
-                if table_info(self._client, self._address, 1.0).inserts >= self._cfg.min_size:
-                    return
-            except TimeoutError:
-                pass  # the server may come back
-            time.sleep(_ASK)
+        if self._prefetch:  # else whoever wants items has looked
+            wait_for_min_size(self._client, self._address, self._cfg, lambda: self._closed)
 
     def _fetch(self) -> None:
         """Takes items until there are as many as wanted."""
@@ -181,7 +153,7 @@ class ItemFetcher(Fetcher):
                 missing -= len(rows)
                 if self._prefetch:
                     missing = self._wanted - len(self._rows)
-                if missing <= 0 or (self._group == 1 and len(self._rows) >= self._enough):
+                if missing <= 0 or self._group == 1:
                     self.changed.notify_all()
         if not self._prefetch:
             sampler.Close()
@@ -191,3 +163,16 @@ class ItemFetcher(Fetcher):
             sampler = self._sampler
         if sampler is not None:
             sampler.Close()  # takes up to 3 s when the server is in this process, else no time
+
+
+def wait_for_min_size(
+    client: Any, address: str, cfg: ReplayConfig, closed: Callable[[], bool]
+) -> None:
+    """Waits until the table may be sampled, or nobody wants to."""
+    while not closed():
+        try:
+            if table_info(client, address, 1.0).inserts >= cfg.min_size:
+                return
+        except TimeoutError:
+            pass  # the server may come back
+        time.sleep(_ASK)

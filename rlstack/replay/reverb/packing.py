@@ -26,17 +26,17 @@ class _Field(NamedTuple):
     nbytes: int
     dtype: np.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Views the leaf in rows ``[n, m, step_bytes]`` as ``[n, m, ...]``."""
-        inner = np.empty(self.shape, self.dtype).strides
-        return np.ndarray(
-            (*rows.shape[:2], *self.shape),
-            self.dtype,
-            buffer=rows,
-            offset=self.offset,
-            strides=(*rows.strides[:2], *inner),
-        )
+        shape, strides = rows.shape[:2] + self.shape, rows.strides[:2] + self.strides
+        return np.ndarray(shape, self.dtype, rows, self.offset, strides)
+
+
+def _field(offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> _Field:
+    leaf = np.empty(shape, dtype)
+    return _Field(offset, leaf.nbytes, dtype, shape, leaf.strides)
 
 
 class Packing:
@@ -63,13 +63,13 @@ class Packing:
         fields: list[_Field | None] = [None] * len(leaves)
         self._small_bytes = offset
         for i in order:
-            fields[i] = _Field(offset, sizes[i], *leaves[i])
+            fields[i] = _field(offset, *leaves[i])
             offset += sizes[i]
             if sizes[i] < LARGE:
                 self._small_bytes = offset
         self._fields = [field for field in fields if field is not None]
         self.step_bytes = -(-offset // 8) * 8
-        self._env_id = _Field(0, 8, np.dtype(np.int64), ())
+        self._env_id = _field(0, np.dtype(np.int64), ())
         self._buffers: dict[tuple[int, int], list[list[np.ndarray]]] = {}
         self._next_buffer = 0
 

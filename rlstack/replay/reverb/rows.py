@@ -52,10 +52,15 @@ def draw(packing: Packing, rows: list[list], *, odds: bool, reuse: bool = True) 
       reuse: whether the leaves may lie in reused memory.
     """
     return Drawn(
-        np.array([row[KEY].item() for row in rows], np.uint64),
-        np.array([row[PROBABILITY].item() * row[SIZE].item() for row in rows]) if odds else None,
+        _column(rows, KEY, np.uint64),
+        _column(rows, PROBABILITY, np.float64) * _column(rows, SIZE, np.float64) if odds else None,
         packing.gather([row[DATA] for row in rows], reuse=reuse),
     )
+
+
+def _column(rows: list[list], index: int, dtype: type) -> np.ndarray:
+    """Returns a number of each row."""
+    return np.fromiter([row[index] for row in rows], dtype, len(rows))
 
 
 def join(parts: list[Drawn]) -> Drawn:
