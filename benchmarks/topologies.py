@@ -200,7 +200,7 @@ FULL = (
     Setting("learner/dqn_256", _measure_learner, 256, 300, 9),
     Setting("learner/qrdqn_128", _measure_learner, 128, 150, 9),
     Setting("learner/rainbow_128", _measure_learner, 128, 150, 9),
-    Setting("learner/iqn_128", _measure_learner, 128, 100, 9),
+    Setting("learner/iqn_64", _measure_learner, 64, 200, 9),
     Setting("learner/ppo_8", _measure_learner, 8, 150, 9),
     Setting("startup/6_processes", _measure_startup, 6, 0.0, 5),
 )

@@ -72,7 +72,8 @@ class ReverbReplayBuffer:
           env_ids: ids that this process adds steps of; None for all.
           num_actors: that share the environments evenly, for rounds.
           prefetch: items sampled ahead by Reverb's threads, beside the one batch that is kept
-            ready; 0 samples when asked to, and no sooner. None: as `default_prefetch` has it.
+            ready; 0 samples when asked to, and no sooner. None: as `default_prefetch` has it. Small
+            items that come in batches are sampled ahead by the server, too: `rules.in_flight`.
           max_pending: items of this writer under way to the server; 0 makes every ``add`` wait
             until its items are in the table.
         """
