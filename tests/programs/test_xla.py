@@ -1,5 +1,7 @@
 """How XLA is asked to run, and that what the user has set stays."""
 
+import types
+
 import pytest
 
 from programs import xla
@@ -9,7 +11,7 @@ from programs import xla
 def environ(monkeypatch):
     """The environment's variables, empty."""
     variables = {}
-    monkeypatch.setattr(xla.os, "environ", variables)
+    monkeypatch.setattr(xla, "os", types.SimpleNamespace(environ=variables))
     return variables
 
 
