@@ -47,10 +47,6 @@ class Fetcher:
         if count > self.count:
             self.changed.notify_all()
 
-    def drawn(self, taken: list[Any]) -> Drawn:
-        """Makes a batch of what was taken."""
-        raise NotImplementedError
-
     def _run(self) -> None:
         try:
             self._prepare()

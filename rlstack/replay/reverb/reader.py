@@ -18,7 +18,7 @@ from rlstack.replay.base import (
 from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
 from rlstack.replay.reverb.batches import BatchFetcher
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
-from rlstack.replay.reverb.fetcher import Fetcher, ItemFetcher
+from rlstack.replay.reverb.fetcher import ItemFetcher
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.priorities import Priorities
 from rlstack.replay.reverb.rules import TableInfo, capacity, is_batched, shortage
@@ -74,7 +74,7 @@ class ReverbReader:
         )
         rows: list[list] = []  # items that were fetched one by one
         self._waiting = Waiting(cfg, num_envs, num_actors, rows, shared)
-        self._fetcher: Fetcher
+        self._fetcher: BatchFetcher | ItemFetcher
         self._taker: BatchFetcher | Waiting = self._waiting
         if prefetch and is_batched(cfg, packing.step_bytes):
             self._fetcher = self._taker = BatchFetcher(self._client, address, cfg, prefetch)
