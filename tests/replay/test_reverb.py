@@ -154,6 +154,20 @@ def test_a_full_fifo_waits_and_loses_nothing():
     server.close()
 
 
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_fifo_that_is_full_before_min_size_is_sampled(prefetch):
+    server, buffer = pair(config("fifo", max_size=8, min_size=20), 4, prefetch=prefetch)
+    feed(buffer, 4, 0, 4)
+    buffer.flush()
+    with pytest.raises(ReplayTimeoutError, match="min_size"):
+        buffer.sample(timeout=0.3)
+    feed(buffer, 4, 4, 7)
+    buffer.flush()
+    assert len(drawn(buffer.sample(timeout=5))) == 4
+    buffer.close()
+    server.close()
+
+
 @pytest.mark.parametrize("side", ["sample", "add"])
 def test_close_wakes_who_waits(side):
     server, buffer = pair(config("fifo", max_size=4), 4, prefetch=4, max_pending=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.reverb.fetcher import Fetcher, wait_for_min_size
+from rlstack.replay.reverb.fetcher import Fetcher, wait_while
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.rows import Drawn, draw
-from rlstack.replay.reverb.rules import in_flight, is_plentiful
+from rlstack.replay.reverb.rules import TableInfo, in_flight, is_plentiful
 from rlstack.replay.reverb.turns import Turns
 
 _LINGER = 0.005  # seconds that a batch waits for others that go with it
@@ -58,7 +58,10 @@ class BatchMaker(Fetcher):
         self.changed.wait_for(lambda: self._closed or self.error or self.count >= count, seconds)
 
     def _prepare(self) -> None:
-        wait_for_min_size(self._client, self._address, self._cfg, lambda: self._closed)
+        def early(info: TableInfo) -> bool:
+            return info.inserts < self._cfg.min_size
+
+        wait_while(early, self._client, self._address, lambda: self._closed)
 
     def _fetch(self) -> None:
         """Makes one batch."""

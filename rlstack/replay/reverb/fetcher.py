@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.rows import Drawn, draw, make_row
-from rlstack.replay.reverb.rules import is_plentiful
+from rlstack.replay.reverb.rules import TableInfo, is_early, is_plentiful
 from rlstack.replay.reverb.tables import ITEMS, table_info
 
 _ASK = 0.02  # seconds between questions whether min_size is reached
@@ -94,6 +95,8 @@ class ItemFetcher(Fetcher):
         address: str,
         packing: Packing,
         cfg: ReplayConfig,
+        num_envs: int,
+        *,
         prefetch: int,
         rows: list[Any],
     ):
@@ -104,11 +107,12 @@ class ItemFetcher(Fetcher):
           address: the server's.
           packing: of the items.
           cfg: the table.
+          num_envs: environments that write.
           prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
           rows: where the items go; Rows, if the sampler is fifo.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._cfg = prefetch, cfg
+        self._prefetch, self._cfg, self._num_envs = prefetch, cfg, num_envs
         self._rows = rows
         self._sampler: Any = None
         # Where items are scarce, each is shown at once; elsewhere that would only take time.
@@ -126,7 +130,8 @@ class ItemFetcher(Fetcher):
 
     def _prepare(self) -> None:
         if self._prefetch:  # else whoever wants items has looked
-            wait_for_min_size(self._client, self._address, self._cfg, lambda: self._closed)
+            early = functools.partial(is_early, self._cfg, self._num_envs)
+            wait_while(early, self._client, self._address, lambda: self._closed)
 
     def _fetch(self) -> None:
         """Takes items until there are as many as wanted."""
@@ -161,13 +166,13 @@ class ItemFetcher(Fetcher):
             sampler.Close()  # takes up to 3 s when the server is in this process, else no time
 
 
-def wait_for_min_size(
-    client: Any, address: str, cfg: ReplayConfig, closed: Callable[[], bool]
+def wait_while(
+    early: Callable[[TableInfo], bool], client: Any, address: str, closed: Callable[[], bool]
 ) -> None:
     """Waits until the table may be sampled, or nobody wants to."""
     while not closed():
         try:
-            if table_info(client, address, 1.0).inserts >= cfg.min_size:
+            if not early(table_info(client, address, 1.0)):
                 return
         except TimeoutError:
             pass  # the server may come back

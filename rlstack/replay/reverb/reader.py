@@ -21,7 +21,7 @@ from rlstack.replay.reverb.calls import Calls, Shared, result_of
 from rlstack.replay.reverb.fetcher import ItemFetcher
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.priorities import Priorities
-from rlstack.replay.reverb.rules import TableInfo, capacity, is_batched, shortage
+from rlstack.replay.reverb.rules import TableInfo, capacity, is_batched, is_early, shortage
 from rlstack.replay.reverb.tables import connect, table_info
 from rlstack.replay.reverb.waiting import Waiting
 from rlstack.types import Batch, Logs, PyTree
@@ -79,7 +79,9 @@ class ReverbReader:
         if prefetch and is_batched(cfg, packing.step_bytes):
             self._fetcher = self._taker = BatchFetcher(self._client, address, cfg, prefetch)
         else:
-            self._fetcher = ItemFetcher(self._client, address, packing, cfg, prefetch, rows)
+            self._fetcher = ItemFetcher(
+                self._client, address, packing, cfg, num_envs, prefetch=prefetch, rows=rows
+            )
         self._after_sample()
 
     def _after_sample(self) -> None:
@@ -121,7 +123,7 @@ class ReverbReader:
         info = None
         if not self._prefetch:
             info = table_info(self._client, self._address, within)
-            if info.inserts < cfg.min_size:
+            if is_early(cfg, self._num_envs, info._replace(size=info.size + fetcher.count)):
                 return "min_size"
             if self._waiting.looks:
                 info = self._collect(size, info)
@@ -206,7 +208,7 @@ class ReverbReader:
         have = self._fetcher.count
         info = table_info(self._client, self._address, _ANSWER)  # or says that nobody answers
         if obstacle in ("items", _FETCHING):
-            early = info.inserts < self._cfg.min_size
+            early = is_early(self._cfg, self._num_envs, info)
             obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
         samples = self._samples if self._cfg.sampler == "fifo" else info.samples
         counted = Counted(info.inserts, samples, info.size + have, self._shared.version)

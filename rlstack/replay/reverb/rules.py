@@ -107,6 +107,13 @@ def is_plentiful(cfg: ReplayConfig) -> bool:
     return cfg.sampler != "fifo" and not cfg.times_limit and cfg.samples_per_insert is None
 
 
+def is_early(cfg: ReplayConfig, num_envs: int, info: TableInfo) -> bool:
+    """Whether min_size is still to come; a full fifo waits for its reader, and it comes no more."""
+    waits = cfg.sampler == "fifo" and cfg.samples_per_insert is None
+    full = waits and info.size >= capacity(cfg, num_envs)
+    return info.inserts < cfg.min_size and not full
+
+
 def shortage(cfg: ReplayConfig, info: TableInfo, missing: int) -> str:
     """Returns why the table would not give so many more items now, or nothing."""
     if info.size < (missing if cfg.sampler == "fifo" else 1):
