@@ -102,7 +102,8 @@ class LearnerNode:
             orders = self._ask(now=True)
             self._save(orders.env_frames)
             self._line.gauges = self._publisher.stats  # the replay may end before this node
-            self._coordinator.saved()
+            if orders.phase != OVER:  # else the coordinator waits for no one, and may have left
+                self._coordinator.saved()
             while self._ask().phase != OVER:
                 time.sleep(0.05)
         finally:

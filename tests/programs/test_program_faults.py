@@ -226,6 +226,8 @@ def test_the_death_of_the_parent_saves_and_ends_everything(tmp_path, topology):
     run_dir = tmp_path / "run"
     with Launched(run_dir, *ppo(topology, *ENDLESS, "--run-dir", run_dir)) as program:
         program.wait_for_update()
+        # What the learner saves as the frames is what it heard last, a second ago at most.
+        program.wait_for_log("wall_time", at_least=time.time() + 2.0)
         program.process.kill()
         killed = time.monotonic()
         _, left = program.end(20)
