@@ -207,6 +207,7 @@ def test_a_signal_saves_and_ends_everything(tmp_path, topology, number, expected
 
 
 @pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_nodes_start_ends_everything(tmp_path, number):
     run_dir = tmp_path / "run"
