@@ -95,7 +95,7 @@ class ItemFetcher(Fetcher):
         address: str,
         packing: Packing,
         cfg: ReplayConfig,
-        num_envs: int,
+        room: int,
         *,
         prefetch: int,
         rows: list[Any],
@@ -107,12 +107,12 @@ class ItemFetcher(Fetcher):
           address: the server's.
           packing: of the items.
           cfg: the table.
-          num_envs: environments that write.
+          room: items that the table holds.
           prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
           rows: where the items go; Rows, if the sampler is fifo.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._cfg, self._num_envs = prefetch, cfg, num_envs
+        self._prefetch, self._cfg, self._room = prefetch, cfg, room
         self._rows = rows
         self._sampler: Any = None
         # Where items are scarce, each is shown at once; elsewhere that would only take time.
@@ -130,7 +130,7 @@ class ItemFetcher(Fetcher):
 
     def _prepare(self) -> None:
         if self._prefetch:  # else whoever wants items has looked
-            early = functools.partial(is_early, self._cfg, self._num_envs)
+            early = functools.partial(is_early, self._cfg, self._room)
             wait_while(early, self._client, self._address, lambda: self._closed)
 
     def _fetch(self) -> None:

@@ -60,7 +60,7 @@ class ReverbReader:
           closed: whether the buffer was closed meanwhile.
         """
         self._cfg, self._packing, self._address = cfg, packing, address
-        self._num_envs, self._prefetch, self._shared = num_envs, prefetch, shared
+        self._prefetch, self._shared = prefetch, shared
         self._capacity = capacity(cfg, num_envs)
         self._lock = threading.Lock()
         self._closed = False
@@ -80,7 +80,7 @@ class ReverbReader:
             self._fetcher = self._taker = BatchFetcher(self._client, address, cfg, prefetch)
         else:
             self._fetcher = ItemFetcher(
-                self._client, address, packing, cfg, num_envs, prefetch=prefetch, rows=rows
+                self._client, address, packing, cfg, self._capacity, prefetch=prefetch, rows=rows
             )
         self._after_sample()
 
@@ -123,7 +123,7 @@ class ReverbReader:
         info = None
         if not self._prefetch:
             info = table_info(self._client, self._address, within)
-            if is_early(cfg, self._num_envs, info._replace(size=info.size + fetcher.count)):
+            if self._is_early(info):
                 return "min_size"
             if self._waiting.looks:
                 info = self._collect(size, info)
@@ -150,6 +150,11 @@ class ReverbReader:
                 fetcher.want(size)
                 return _FETCHING
             return ""
+
+    def _is_early(self, info: TableInfo) -> bool:
+        """Whether min_size is still to come, seen what is in the table and what is here."""
+        held = info._replace(size=info.size + self._fetcher.count)
+        return is_early(self._cfg, self._capacity, held)
 
     def _collect(self, size: int, info: TableInfo) -> TableInfo:
         """Takes waiting items over, to see how old they are; without prefetching only."""
@@ -208,7 +213,7 @@ class ReverbReader:
         have = self._fetcher.count
         info = table_info(self._client, self._address, _ANSWER)  # or says that nobody answers
         if obstacle in ("items", _FETCHING):
-            early = is_early(self._cfg, self._num_envs, info)
+            early = self._is_early(info)
             obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
         samples = self._samples if self._cfg.sampler == "fifo" else info.samples
         counted = Counted(info.inserts, samples, info.size + have, self._shared.version)

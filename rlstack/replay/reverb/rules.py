@@ -107,10 +107,16 @@ def is_plentiful(cfg: ReplayConfig) -> bool:
     return cfg.sampler != "fifo" and not cfg.times_limit and cfg.samples_per_insert is None
 
 
-def is_early(cfg: ReplayConfig, num_envs: int, info: TableInfo) -> bool:
-    """Whether min_size is still to come; a full fifo waits for its reader, and it comes no more."""
+def is_early(cfg: ReplayConfig, room: int, info: TableInfo) -> bool:
+    """Whether min_size is still to come; a full fifo waits for its reader, and it comes no more.
+
+    Args:
+      cfg: the table.
+      room: items that the table holds; see `capacity`.
+      info: what it has counted; its size is that of what nobody was handed yet.
+    """
     waits = cfg.sampler == "fifo" and cfg.samples_per_insert is None
-    full = waits and info.size >= capacity(cfg, num_envs)
+    full = waits and info.size >= room
     return info.inserts < cfg.min_size and not full
 
 
