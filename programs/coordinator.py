@@ -178,14 +178,15 @@ class Coordinator:
                 self._move_to(OVER)
 
     @remote(idempotent=True)
-    def interrupt(self, signal_number: int) -> None:
-        """Asks for the end: a checkpoint, no evaluation."""
+    def interrupt(self, signal_number: int) -> str:
+        """Asks for the end: a checkpoint, no evaluation; returns the phase from now on."""
         with self._lock:
             self._interrupted = signal_number
             if self._orders["phase"] == RUNNING and "learner" in self._nodes:
                 self._move_to(SAVING)
             elif self._orders["phase"] != SAVING:  # there is nothing to save, or no need
                 self._move_to(OVER)
+            return str(self._orders["phase"])
 
     @remote(idempotent=True)
     def status(self) -> dict[str, Any]:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from programs import supervise
@@ -27,6 +30,17 @@ def wait(manager: Any) -> None:
     labels = [label for label in manager._active_workers if label.startswith("coordinator")]
     manager.wait(labels)
     manager.stop_and_wait()
+
+
+def forget(commands: Sequence[Mapping[str, Any]]) -> None:
+    """Removes the folders in which a program's nodes lie pickled; it must have ended.
+
+    Launchpad leaves that to the end of whoever planned the program, who may have been killed.
+    """
+    for command in commands:
+        words = command["command_as_list"]
+        data_file = Path(words[words.index("--data_file") + 1])
+        shutil.rmtree(data_file.parent, ignore_errors=True)
 
 
 def parse_flags(notice_seconds: int) -> None:
@@ -51,9 +65,16 @@ def main() -> int:
     sys.stdin = open(os.devnull)  # noqa: SIM115  (for good)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Launchpad prints is no answer
-    commands = [Command(**command) for command in json.loads(planned)]
-    manager = run_commands_locally(commands, "output_to_files")
-    print("launched", file=answers, flush=True)
+    commands = json.loads(planned)
+    try:
+        manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
+        print("launched", file=answers, flush=True)
+        return _wait(manager)
+    finally:
+        forget(commands)
+
+
+def _wait(manager: Any) -> int:
     try:
         wait(manager)
     except RuntimeError as error:  # a node's failure; the nodes have written it down

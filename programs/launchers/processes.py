@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from programs.coordinator import OVER, SAVING
 from programs.display import ProgressDisplay
+from programs.launchers import local
 from programs.launchers.program import build, environment
 from programs.launchers.watch import Watch
 from programs.nodes.line import Setup
@@ -22,7 +23,8 @@ from programs.run_dir import RunDir
 from programs.session import Signals
 
 _LOOK = 0.1  # seconds between two looks at the launcher
-_PATIENCE = 20.0  # seconds after an interruption in which a program ends by itself
+# Seconds after an interruption in which a program ends by itself, and one with nothing to save.
+_PATIENCE, _HURRY = 20.0, 3.0
 
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
@@ -33,7 +35,7 @@ def run_processes(setup: Setup, display: ProgressDisplay) -> int:
             _send(plan.commands, process)
             _watch(process, plan.address, signals, display)
         finally:
-            plan.forget()
+            local.forget(plan.commands)
         return signals.received or 0
 
 
@@ -42,17 +44,21 @@ def _watch(
 ) -> None:
     """Until the launcher ends; passes signals on."""
     watch: Watch | None = None
-    told = 0.0
+    phase, until = "", math.inf
     while process.poll() is None:
         if watch is None and _has_launched(process):
             watch = Watch(address, display)
-        if signals.received and not told:
-            told = time.monotonic()
-            if watch is None or not watch.interrupt(signals.received):
+        if signals.received and until == math.inf:
+            phase = watch.interrupt(signals.received) if watch else OVER
+            if phase != SAVING:
                 process.terminate()
-        if told and time.monotonic() > told + _PATIENCE:
-            process.terminate()
-            told = time.monotonic()
+            until = time.monotonic() + (_HURRY if phase == OVER else _PATIENCE)
+        if time.monotonic() > until:
+            if phase == OVER:
+                _kill(process)
+            else:
+                process.terminate()
+            until = time.monotonic() + _PATIENCE
         time.sleep(_LOOK)
     if watch is not None:
         watch.close()
@@ -82,13 +88,18 @@ def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_PATIENCE)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         process.wait()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         process.stdout.close()
         _sweep()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the launcher and all that it started, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _send(commands: list[dict[str, Any]], process: subprocess.Popen[bytes]) -> None:
@@ -108,12 +119,6 @@ class Plan(NamedTuple):
 
     commands: list[dict[str, Any]]  # the arguments of Launchpad's commands
     address: str  # of the coordinator
-    folders: list[str]  # where the nodes lie pickled until the program has ended
-
-    def forget(self) -> None:
-        """Removes the folders."""
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def plan_of(setup: Setup) -> Plan:
@@ -138,14 +143,7 @@ def plan_of(setup: Setup) -> Plan:
         for label, nodes in groups.items()
         for command in nodes[0].to_executables(nodes, label, nodes[0].launch_context)
     ]
-    folders = {str(Path(_data_file(command.command_as_list)).parent) for command in commands}
-    return Plan(
-        [vars(command) for command in commands], wiring.coordinator.address, sorted(folders)
-    )
-
-
-def _data_file(command: list[str]) -> str:
-    return command[command.index("--data_file") + 1]
+    return Plan([vars(command) for command in commands], wiring.coordinator.address)
 
 
 def _sweep() -> None:

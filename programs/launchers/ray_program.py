@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from programs.coordinator import RUNNING as ACTING
+from programs.coordinator import SAVING
 from programs.display import ProgressDisplay
 from programs.launchers import ray_cluster
 from programs.launchers.program import build
@@ -172,7 +173,7 @@ class _Program:
                 return
             if self._signals.received and not told:
                 told = now
-                if not self._watch or not self._watch.interrupt(self._signals.received):
+                if not self._watch or self._watch.interrupt(self._signals.received) != SAVING:
                     return
             if told and now > told + _PATIENCE:
                 return

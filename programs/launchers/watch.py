@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
-from programs.coordinator import Coordinator
+from programs.coordinator import OVER, Coordinator
 from programs.display import ProgressDisplay
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
@@ -19,17 +18,22 @@ class Watch:
         """Begins to ask at the coordinator's address."""
         self._remote = RemoteObject(address, Coordinator, name="coordinator", timeout=60.0)
         self._display = display
+        self._heard = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def interrupt(self, number: int) -> bool:
-        """Asks the coordinator for the end; says whether it heard."""
+    def interrupt(self, number: int) -> str:
+        """Asks the coordinator for the end; returns the phase now, nothing if it is silent.
+
+        One that was never heard has still to start: the program is over, with nothing to save.
+        """
+        if not self._heard:
+            return OVER
         try:
-            self._remote.call("interrupt", (int(number),), timeout=3.0)
-            return True
+            return str(self._remote.call("interrupt", (int(number),), timeout=2.0))
         except (UnavailableError, RemoteError):
-            return False
+            return ""
 
     def phase(self) -> str:
         """Asks in which phase the program is; returns nothing if the coordinator is silent."""
@@ -53,8 +57,13 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(ClosedError, UnavailableError, RemoteError):
-            while not self._closed.wait(_SHOW):
+        while not self._closed.wait(_SHOW):
+            try:
                 status = self._remote.status()
-                self._display.write_nodes(status["nodes"])
-                self._display.write(status["env_frames"], status["logs"])
+            except ClosedError:
+                return
+            except (UnavailableError, RemoteError):  # it may be starting, or starved, for long
+                continue
+            self._heard = True
+            self._display.write_nodes(status["nodes"])
+            self._display.write(status["env_frames"], status["logs"])

@@ -1,5 +1,6 @@
 """The command line in a process of its own, whose nodes can be found and killed."""
 
+import os
 import subprocess
 import sys
 import time
@@ -19,11 +20,14 @@ class Launched:
         """`within` comes before the command, such as what runs it in a network of its own."""
         self.run_dir = run_dir
         self._stderr = open(run_dir.with_suffix(".stderr"), "ab+")  # noqa: SIM115
+        self._temporary = run_dir.with_suffix(".temporary")
+        self._temporary.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
             [*within, sys.executable, "-m", "programs", "train", *map(str, args)],
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(self._temporary)},
         )
         self._seen = {}  # processes below, by pid
 
@@ -101,11 +105,15 @@ class Launched:
         return 0 if path is None else checkpoint.read_metadata(path)["env_frames"]
 
     def end(self, timeout):
-        """Waits for the end; returns the exit code and what is left 10 s later at most."""
+        """Waits for the end; returns the exit code and what is left 10 s later at most.
+
+        That is processes, and temporary files.
+        """
         self.processes()
         code = self.process.wait(timeout)
         _, alive = psutil.wait_procs(self.processes(), timeout=10.0)
-        return code, [" ".join(p.cmdline()[-6:]) for p in alive if p.is_running()]
+        left = [" ".join(p.cmdline()[-6:]) for p in alive if p.is_running()]
+        return code, left + [path.name for path in self._temporary.rglob("*")]
 
     def failures(self):
         """What was written down of failed nodes."""

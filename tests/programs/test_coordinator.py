@@ -164,7 +164,7 @@ def test_logs_and_gauges_are_averaged_over_nodes(desk):
 
 def test_an_interruption_before_there_is_a_learner_ends_the_program_at_once(desk):
     desk.report(env_frames=1)
-    desk.coordinator.interrupt(2)
+    assert desk.coordinator.interrupt(2) == OVER
     assert desk.report(env_frames=2)["phase"] == OVER
     assert desk.coordinator.interrupted == 2
 
@@ -172,7 +172,7 @@ def test_an_interruption_before_there_is_a_learner_ends_the_program_at_once(desk
 def test_an_interruption_saves_but_does_not_judge(desk):
     desk.report("learner", learner_steps=1)
     desk.report(env_frames=300)
-    desk.coordinator.interrupt(15)
+    assert desk.coordinator.interrupt(15) == SAVING
     assert desk.report(env_frames=310)["phase"] == SAVING
     desk.coordinator.interrupt(15)  # a repeated call changes nothing
     assert desk.report(env_frames=310)["phase"] == SAVING

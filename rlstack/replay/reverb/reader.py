@@ -15,21 +15,19 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
 from rlstack.replay.reverb.batches import BatchFetcher
 from rlstack.replay.reverb.calls import Calls, Shared, result_of
 from rlstack.replay.reverb.fetcher import ItemFetcher
+from rlstack.replay.reverb.obstacles import ANSWER, FETCHING, Obstacles
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.priorities import Priorities
-from rlstack.replay.reverb.rules import TableInfo, capacity, is_batched, is_early, shortage
+from rlstack.replay.reverb.rules import capacity, is_batched
 from rlstack.replay.reverb.tables import connect, table_info
 from rlstack.replay.reverb.waiting import Waiting
 from rlstack.types import Batch, Logs, PyTree
 
-_FETCHING = "fetching"
 _LOOK = 0.2  # seconds between looks at the thread that fetches
 _POLL = 0.002  # seconds between looks at what the server holds, without prefetching
-_ANSWER = 2.0  # seconds in which a server answers that is there
 
 
 class ReverbReader:
@@ -82,6 +80,16 @@ class ReverbReader:
             self._fetcher = ItemFetcher(
                 self._client, address, packing, cfg, self._capacity, prefetch=prefetch, rows=rows
             )
+        self._obstacles = Obstacles(
+            cfg,
+            self._client,
+            address,
+            self._fetcher,
+            self._waiting,
+            shared,
+            room=self._capacity,
+            ahead=bool(prefetch),
+        )
         self._after_sample()
 
     def _after_sample(self) -> None:
@@ -104,72 +112,8 @@ class ReverbReader:
     def can_sample(self, batch_size: int | None) -> bool:
         """Whether ``sample`` would succeed now."""
         with self._lock:
-            return not self._closed and not self._obstacle(self.size_of(batch_size), False)
-
-    def _obstacle(self, size: int, fetch: bool, within: float = _ANSWER) -> str:
-        """Returns the name of what stands in the way of a sample, or nothing.
-
-        Args:
-          size: of the batch.
-          fetch: whether to begin to fetch what is missing.
-          within: seconds in which the server must answer.
-        """
-        cfg, fetcher = self._cfg, self._fetcher
-        if fetcher.error is not None:
-            raise ReplayClosedError(
-                f"ReverbReplayBuffer.sample: the Reverb server at {self._address} ended: "
-                f"{fetcher.error}"
-            )
-        info = None
-        if not self._prefetch:
-            info = table_info(self._client, self._address, within)
-            if self._is_early(info):
-                return "min_size"
-            if self._waiting.looks:
-                info = self._collect(size, info)
-        with fetcher.changed:
-            self._waiting.drop_stale()
-            if self._waiting.in_rounds:
-                size = self._waiting.plan()
-                if not size:
-                    self._after_sample()  # there may be room for more now
-                    return "round"
-            missing = size - fetcher.count
-            if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
-                info = info or table_info(self._client, self._address, within)
-                if exceeds_samples_per_insert(cfg, info.inserts, self._samples, size):
-                    return "samples_per_insert"
-            if missing <= 0:
-                return ""
-            if info is not None and (obstacle := shortage(cfg, info, missing)):
-                return obstacle
-            if self._prefetch:
-                fetcher.want(size)
-                return "items"
-            if fetch:
-                fetcher.want(size)
-                return _FETCHING
-            return ""
-
-    def _is_early(self, info: TableInfo) -> bool:
-        """Whether min_size is still to come, seen what is in the table and what is here."""
-        held = info._replace(size=info.size + self._fetcher.count)
-        return is_early(self._cfg, self._capacity, held)
-
-    def _collect(self, size: int, info: TableInfo) -> TableInfo:
-        """Takes waiting items over, to see how old they are; without prefetching only."""
-        fetcher = self._fetcher
-        with fetcher.changed:
-            self._waiting.drop_stale()
-            missing = (self._capacity if self._waiting.in_rounds else size) - fetcher.count
-            take = min(missing, info.size)
-            if take <= 0:
-                return info
-            fetcher.want(fetcher.count + take)
-            count = fetcher.count + take
-            fetcher.changed.wait_for(lambda: fetcher.count >= count or fetcher.error, _ANSWER)
-            fetcher.want(0)
-        return self._collect(size, table_info(self._client, self._address, _ANSWER))
+            size = self.size_of(batch_size)
+            return not self._closed and not self._obstacles.find(size, self._samples, fetch=False)
 
     def sample(self, batch_size: int | None, timeout: float | None) -> Sample:
         """Draws a batch of items, or a round."""
@@ -190,35 +134,27 @@ class ReverbReader:
             while True:
                 if self._closed:
                     raise ReplayClosedError("ReverbReplayBuffer.sample: the buffer is closed.")
-                before, obstacle = obstacle, self._obstacle(size, True)
+                before = obstacle
+                obstacle = self._obstacles.find(size, self._samples, fetch=True)
                 if not obstacle:
                     obstacle = before
                     return self._take(size)
                 left = start + seconds - time.monotonic()
-                if obstacle == _FETCHING:  # there, and only to be brought
-                    left = max(left, start + _ANSWER - time.monotonic())
+                if obstacle == FETCHING:  # there, and only to be brought
+                    left = max(left, start + ANSWER - time.monotonic())
                 if left <= 0:
-                    raise self._explain(obstacle, size, seconds)
+                    rule = self._obstacles.explain(obstacle, size, self._samples)
+                    raise ReplayTimeoutError(
+                        f"ReverbReplayBuffer.sample: {rule} Waited {seconds:g} s."
+                    )
                 with fetcher.changed:
                     fetcher.changed.wait_for(
                         lambda: self._closed or fetcher.error or fetcher.count >= size,
                         min(left, wait),
                     )
         finally:
-            if obstacle not in ("", _FETCHING):
+            if obstacle not in ("", FETCHING):
                 self.waited += time.monotonic() - start
-
-    def _explain(self, obstacle: str, size: int, seconds: float) -> Exception:
-        """Returns the error for an obstacle."""
-        have = self._fetcher.count
-        info = table_info(self._client, self._address, _ANSWER)  # or says that nobody answers
-        if obstacle in ("items", _FETCHING):
-            early = self._is_early(info)
-            obstacle = "min_size" if early else shortage(self._cfg, info, size - have) or "items"
-        samples = self._samples if self._cfg.sampler == "fifo" else info.samples
-        counted = Counted(info.inserts, samples, info.size + have, self._shared.version)
-        rule = rule_of(self._cfg, obstacle, size, counted)
-        return ReplayTimeoutError(f"ReverbReplayBuffer.sample: {rule} Waited {seconds:g} s.")
 
     def _take(self, size: int) -> list:
         """Takes what the next batch is made of."""
@@ -246,7 +182,7 @@ class ReverbReader:
 
     def stats(self) -> Logs:
         """Returns sizes, counters and the lag of the last batch's items."""
-        info = table_info(self._client, self._address, _ANSWER)
+        info = table_info(self._client, self._address, ANSWER)
         fifo = self._cfg.sampler == "fifo"
         logs = as_logs(
             size=info.size + (self._fetcher.count if fifo else 0),
