@@ -40,10 +40,11 @@ test-core: $(CORE)/.ready  ## run the quick tests without the services (PYTHON=3
 	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/core \
 	  -m "not slow and not reference and not one_lane" $(ARGS)
 
-check: venv  ## check formatting, lint and types
+check: venv  ## check formatting, lint, types and the project's own laws
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -p no:cacheprovider tests/test_laws.py
 
 format: venv  ## put formatting and imports right
 	@$(BIN)/ruff check --fix-only .
