@@ -1,10 +1,10 @@
 """Calls to other nodes, over Courier.
 
-`serve` (or a ``launchpad.CourierNode`` of a `rlstack.rpc.service.service_of`) answers for an
-object; a `RemoteObject` calls it. Arguments and results are what `rlstack.rpc.codec` carries.
-Courier alone would hang on array arguments, wait for ever by default, and silently run a call
-again whose server died; here every call has a deadline, a call that is not idempotent runs at most
-once, and errors name the node, the method and what happened there.
+`serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers for an object; a
+`RemoteObject` calls it. Arguments and results are what `rlstack.rpc.codec` carries. Courier alone
+would hang on array arguments, wait for ever by default, and silently run a call again whose server
+died; here every call has a deadline, a call that is not idempotent runs at most once, and errors
+name the node, the method and what happened there.
 
 Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
 without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port

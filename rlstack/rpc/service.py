@@ -160,19 +160,6 @@ class Service:
         return call.answer
 
 
-def service_of(
-    constructor: Callable[..., Any], interface: Interface | None = None
-) -> Callable[..., Service]:
-    """Returns a constructor of `Service`s, to hand to ``launchpad.CourierNode`` in its place."""
-    return functools.partial(_build_service, constructor, interface)
-
-
-def _build_service(
-    constructor: Callable[..., Any], interface: Interface | None, *args: Any, **kwargs: Any
-) -> Service:
-    return Service(constructor(*args, **kwargs), interface)
-
-
 def _request(*arguments: Any) -> tuple[int, int, int, int, tuple, dict[str, Any]]:
     if len(arguments) != 1 or not isinstance(arguments[0], bytes):
         raise ValueError(

@@ -30,7 +30,6 @@ from rlstack.rpc.service import (
     UnavailableError,
     methods_of,
     remote,
-    service_of,
 )
 from rlstack.types import TimeStep
 from tests.rpc.test_codec import Output, same
@@ -124,7 +123,7 @@ def test_only_marked_methods_are_remote_and_heirs_inherit_the_mark():
 
 
 def test_a_launchpad_node_sees_run_only_where_there_is_one():
-    built = pickle.loads(pickle.dumps(service_of(Node)))(folder="here")
+    built = Service(Node(folder="here"))
     assert built.run() == "ran"
     assert call(built, "echo", (1,)) == (OK, 1)
     assert not hasattr(built, "set_courier_server")
@@ -385,7 +384,8 @@ def test_signals_are_handled_while_a_call_waits(pair):
 def test_nothing_is_left():
     """Neither threads, nor sockets, nor the port; also of clients that were just dropped."""
     pytest.importorskip("courier")
-    for _ in range(2):  # gRPC's own few stay after the first
+    grown = []
+    for _ in range(5):  # gRPC's own few stay after the first, or when it is busy; ours would in all
         before, tasks = set(threading.enumerate()), _tasks()
         with serve(Node()) as server:
             port = int(server.address.split(":")[1])
@@ -398,7 +398,10 @@ def test_nothing_is_left():
             del client
         transport._free_retired()
         wait_until(lambda before=before: set(threading.enumerate()) <= before)
-    wait_until(lambda: _tasks() <= tasks)
+        grown.append(not becomes(lambda tasks=tasks: _tasks() <= tasks, 3.0))
+        if grown[1:] and not grown[-1]:
+            break
+    assert not grown[-1], grown
     assert transport._retired == []
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -408,7 +411,7 @@ def test_nothing_is_left():
 def test_launchpads_server_exposes_the_remote_methods_alone():
     courier = pytest.importorskip("courier")
     courier_utils = pytest.importorskip("launchpad.nodes.courier.courier_utils")
-    server = courier_utils.make_courier_server(service_of(Node)())
+    server = courier_utils.make_courier_server(Service(Node()))
     server.Start()
     try:
         with RemoteObject(courier.Client(server.address), Node, name="node") as client:
@@ -513,10 +516,16 @@ def test_without_courier_the_way_out_is_said(monkeypatch):
 
 
 def wait_until(condition, seconds=10.0):
+    assert becomes(condition, seconds)
+
+
+def becomes(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
+        if time.monotonic() > end:
+            return False
         time.sleep(0.02)
+    return True
 
 
 def _tasks():
