@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
-from programs import xla
+from programs import cores, xla
 from programs.components import make_agent
 from programs.environments import make_env
 from programs.experiment import Experiment
@@ -129,7 +129,8 @@ def _random(rng: np.random.Generator, num_envs: int, leaf: Any) -> np.ndarray:
 
 
 def _serve(setting: Setting) -> None:
-    """The server's process."""
+    """The server's process, as its node sets it up."""
+    cores.leave_one()
     cfg = _experiment(setting)
     server = ReverbServer(cfg.replay, cfg.env.num_envs, _step_spec(setting))
     answer(server.address)

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any, Protocol
 
+from programs import cores
 from programs.components import as_stored, make_stacked
 from programs.coordinator import OVER
 from programs.nodes.line import Coordinates, Line, Setup
@@ -167,9 +168,11 @@ class ReverbNode:
           coordinator: who says when all is over.
           stop: set by the launcher to end this node.
         """
+        experiment = setup.experiment
+        if experiment.program.launch != "threads":
+            cores.leave_one()
         from rlstack.replay.reverb import ReverbServer
 
-        experiment = setup.experiment
         setup.configure_jax(single_thread=True)
         self._line = Line(coordinator, "replay", stop)
         self._stop = stop
