@@ -19,8 +19,7 @@ from programs.run_dir import RunDir
 from programs.session import Signals
 from rlstack.fence import LOOPBACK
 from rlstack.loggers import InMemoryLogger
-from rlstack.rpc import Service
-from rlstack.rpc.courier import Server
+from rlstack.rpc import serve
 from tests.programs.running import nothing_left
 
 pytest.importorskip("courier")
@@ -64,10 +63,6 @@ def free_address():
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-def serve(coordinator, address):
-    return Server(Service(coordinator), int(address.rsplit(":", 1)[1]), LOOPBACK)
-
-
 def wait_for(condition):
     until = time.monotonic() + 20.0
     while not condition():
@@ -91,7 +86,7 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, ph
     address, display = free_address(), Display()
     watch = Watch(address, display)
     time.sleep(1.0)  # it asks in vain, and goes on asking
-    with serve(coordinator, address):
+    with serve(coordinator, port=int(address.rsplit(":", 1)[1]), answers_at=LOOPBACK):
         wait_for(lambda: "actor/0" in display.nodes)
         assert watch.interrupt(signal.SIGINT) == phase
         assert coordinator.interrupted == signal.SIGINT
