@@ -1,6 +1,11 @@
 """Algorithms, one file each.
 
 To add one: write ``agents/NAME.py`` and give it a line in `AGENTS`.
+
+Pure.
+
+May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.families, rlstack.math,
+rlstack.networks.
 """
 
 from __future__ import annotations
@@ -24,8 +29,9 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.reinforce import Reinforce, ReinforceConfig
 from agents.sac import SAC, SACConfig
 from agents.td3 import TD3, TD3Config
-from rlstack import deterministic, exploration, q_learning
+from rlstack import exploration
 from rlstack.agent import Agent
+from rlstack.families import deterministic, q_learning
 from rlstack.networks import (
     Network,
     PolicyAndCritic,

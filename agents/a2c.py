@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlstack import returns
-from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.math import returns
 from rlstack.types import Array, Batch, Logs, Params
 
 

@@ -17,10 +17,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.n_step import NStep
-from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.math.n_step import NStep
+from rlstack.math.value_distributions import categorical_kl, project
 from rlstack.types import Array, Params, PRNGKey
-from rlstack.value_distributions import categorical_kl, project
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Deep Q-learning, Mnih et al. (2015), https://doi.org/10.1038/nature14236, with its refinements.
 
 By config: double Q-learning, n-step targets, prioritized replay, duelling and noisy networks, as
-`rlstack.q_learning` says.
+`rlstack.families.q_learning` says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack.n_step import NStep, n_step
-from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.math.n_step import NStep, n_step
 from rlstack.types import Array, Params, PRNGKey, Trajectory
 
 

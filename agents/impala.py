@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlstack import returns
-from rlstack.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
+from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
+from rlstack.math import returns
 from rlstack.types import Array, Batch, Logs, Params
 
 

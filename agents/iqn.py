@@ -4,7 +4,7 @@ The network's output is the value of each action's return at any quantile asked 
 for is drawn from the key at hand: K to act and to choose actions with (the same for all rows of a
 batch that acts, so that a row's action does not depend on the others), N and N' an item to learn.
 By config: double learning (not in the paper), n-step targets, prioritized replay, duelling and
-noisy networks, as `rlstack.q_learning` says. Acting is risk-neutral.
+noisy networks, as `rlstack.families.q_learning` says. Acting is risk-neutral.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.n_step import NStep
+from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.math.n_step import NStep
+from rlstack.math.value_distributions import quantile_huber_loss
 from rlstack.networks import AtFractions
-from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
 from rlstack.types import Array, Params, PRNGKey, TimeStep
-from rlstack.value_distributions import quantile_huber_loss
 
 
 @dataclasses.dataclass(frozen=True)

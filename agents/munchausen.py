@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from rlstack import distributions
-from rlstack.n_step import NStep
+from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
-from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 
 

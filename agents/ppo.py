@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstack import distributions, returns, shuffle
+from rlstack import distributions
 from rlstack.agent import EpochAgent
-from rlstack.policy_gradient import (
+from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,
     PolicyGradientOutput,
@@ -26,6 +26,7 @@ from rlstack.policy_gradient import (
     masked_mean,
     standardised,
 )
+from rlstack.math import returns, shuffle
 from rlstack.types import (
     AgentState,
     Array,

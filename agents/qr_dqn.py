@@ -2,8 +2,8 @@
 
 The network's output is the values of fixed quantiles of each action's return. By config: double
 learning (not in the paper), n-step targets, prioritized replay, duelling and noisy networks, as
-`rlstack.q_learning` says. Deviation: the Huber loss is divided by its kappa, as the authors do
-later (arXiv:1806.06923, equation 3); at the paper's kappa of 1 the two are one.
+`rlstack.families.q_learning` says. Deviation: the Huber loss is divided by its kappa, as the authors
+do later (arXiv:1806.06923, equation 3); at the paper's kappa of 1 the two are one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.n_step import NStep
-from rlstack.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.math.n_step import NStep
+from rlstack.math.value_distributions import midpoints, quantile_huber_loss
 from rlstack.types import Array, Params, PRNGKey
-from rlstack.value_distributions import midpoints, quantile_huber_loss
 
 
 @dataclasses.dataclass(frozen=True)

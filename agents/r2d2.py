@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack import distributions, returns
+from rlstack import distributions
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
@@ -33,9 +33,10 @@ from rlstack.exploration import (
     initial_counts,
     next_counts,
 )
+from rlstack.families.target_network import TargetLearnerState, TargetNetworkAgent
+from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig
-from rlstack.target_network import TargetLearnerState, TargetNetworkAgent
 from rlstack.types import (
     AgentState,
     Array,

@@ -22,13 +22,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack import returns
-from rlstack.policy_gradient import (
+from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,
     masked_mean,
     standardised,
 )
+from rlstack.math import returns
 from rlstack.types import Array, Batch, Logs, Params
 
 

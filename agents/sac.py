@@ -22,9 +22,9 @@ from dm_env import specs
 
 from rlstack import distributions, exploration
 from rlstack.exploration import Counts, next_counts
-from rlstack.n_step import NStep, n_step
+from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
+from rlstack.math.n_step import NStep, n_step
 from rlstack.networks.torsos import action_mask
-from rlstack.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
 from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
     Array,

@@ -17,8 +17,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack.deterministic import DeterministicAgent, DeterministicConfig, DeterministicParams
-from rlstack.n_step import n_step
+from rlstack.families.deterministic import (
+    DeterministicAgent,
+    DeterministicConfig,
+    DeterministicParams,
+)
+from rlstack.math.n_step import n_step
 from rlstack.optimizers import component_optimizer
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 

@@ -1,7 +1,7 @@
 """Does the stack's learner cost more than the same loss and optimizer written inline?
 
-Ours is `rlstack.learner.Learner.step`, as every program runs it: the agent's hooks, the logs on the
-host, the check for NaN. The reference is a loop around one jitted function that takes the gradient
+Ours is `rlstack.learning.learner.Learner.step`, as every program runs it: the agent's hooks, the
+logs on the host, the check for NaN. The reference is a loop around one jitted function that takes the gradient
 of the agent's public ``loss``, applies optax, moves the targets, and waits for the loss. Networks,
 batch sizes and hyperparameters are the presets'; batches are random numbers.
 
@@ -32,16 +32,16 @@ from agents.r2d2 import R2D2
 from agents.sac import SAC
 from agents.td3 import TD3
 from benchmarks.report import Comparison, Result, alternate, rate
-from programs import xla
-from programs.components import make_agent
-from programs.environments import make_env
+from programs.build import xla
+from programs.build.components import make_agent
+from programs.build.environments import make_env
 from programs.presets import preset
-from rlstack.actor import transition_spec
-from rlstack.learner import Learner
-from rlstack.normalised import NormalisationConfig
+from rlstack.acting.actor import transition_spec
+from rlstack.families.normalised import NormalisationConfig
+from rlstack.families.policy_gradient import PolicyGradientAgent
+from rlstack.families.q_learning import QLearning
+from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
-from rlstack.policy_gradient import PolicyGradientAgent
-from rlstack.q_learning import QLearning
 from rlstack.types import Batch, Transition
 
 TARGET = 1 / 1.2

@@ -244,7 +244,7 @@ class ReferencePPO:
 def gae(
     rewards: Array, discounts: Array, values: Array, gae_lambda: float, mask: Array
 ) -> tuple[Array, Array]:
-    """Returns advantages and targets [T, B]; arguments as in `rlstack.returns.gae`."""
+    """Returns advantages and targets [T, B]; arguments as in `rlstack.math.returns.gae`."""
     deltas = (rewards + discounts * values[1:] - values[:-1]) * mask
     trace = discounts * gae_lambda * mask
 

@@ -23,10 +23,10 @@ import jax
 from agents.ppo import PPOConfig
 from benchmarks.reference_ppo import ReferencePPO
 from benchmarks.report import Result, Timed, Timers, alternate, rate
-from programs import xla
+from programs.build import xla
 from programs.experiment import EnvConfig, Experiment
-from programs.session import Session
-from programs.single_process import SingleProcess
+from programs.run.single_process import SingleProcess
+from programs.session.session import Session
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
 

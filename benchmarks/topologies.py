@@ -5,7 +5,7 @@
 - service: environments served per second by the inference service over bare Courier, with one call
   an environment ("each", what a target is for) or one a client ("all").
 - learner: updates/s fed by a Reverb server in another process over the same fed from memory.
-- startup: 12 s over the seconds from `programs.train.run` to the first update of a distributed
+- startup: 12 s over the seconds from `programs.run.train.run` to the first update of a distributed
   program of six processes, as the logs have it.
 
 Each program runs in a process of its own.
@@ -32,11 +32,11 @@ from agents.ppo import PPOConfig
 from benchmarks import topologies_learner, topologies_service
 from benchmarks.children import Child, answer
 from benchmarks.report import Comparison, Result, alternate
-from programs import train
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
 from programs.presets import preset
-from programs.session import Interrupted
-from rlstack.evaluator import EvaluatorConfig
+from programs.run import train
+from programs.session.session import Interrupted
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
 

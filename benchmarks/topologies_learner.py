@@ -15,13 +15,13 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
-from programs import cores, xla
-from programs.components import make_agent
-from programs.environments import make_env
+from programs.build import cores, xla
+from programs.build.components import make_agent
+from programs.build.environments import make_env
 from programs.experiment import Experiment
 from programs.presets import preset
-from rlstack.actor import transition_spec
-from rlstack.learner import Learner
+from rlstack.acting.actor import transition_spec
+from rlstack.learning.learner import Learner
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.types import Transition

@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
-from programs.components import make_agent
-from programs.environments import make_env
+from programs.build.components import make_agent
+from programs.build.environments import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
 from programs.nodes.inference import InferenceNode
 from programs.nodes.line import Setup
 from programs.nodes.params import know_records
 from programs.presets import preset
-from programs.run_dir import RunDir
+from programs.session.run_dir import RunDir
 from rlstack.rpc import RemoteObject, codec, serve
 from rlstack.types import Array, EnvSpec, TimeStep
 

@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())
     command, *rest = args
     if command == "doctor":
-        from programs import doctor
+        from programs.cli import doctor
 
         return doctor.main()
-    from programs import cli
+    from programs.cli import commands as cli
 
     return cli.main(command, rest)
 

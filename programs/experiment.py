@@ -13,13 +13,13 @@ from cattrs.preconf.json import make_converter
 
 from agents import AGENTS, AgentConfig
 from programs.cluster_config import RayConfig
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.acting.inference_service import ServiceConfig
+from rlstack.acting.inferencer import InferencerConfig
 from rlstack.checks import Checked
-from rlstack.evaluator import EvaluatorConfig
-from rlstack.inference_service import ServiceConfig
-from rlstack.inferencer import InferencerConfig
-from rlstack.learner import LearnerConfig
+from rlstack.families.normalised import NormalisationConfig
+from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
-from rlstack.normalised import NormalisationConfig
 from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
 

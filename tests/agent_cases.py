@@ -27,10 +27,10 @@ from agents.sac import SACConfig
 from agents.td3 import TD3Config
 from rlstack.agent import Agent
 from rlstack.exploration import Greedy
+from rlstack.families.normalised import NormalisationConfig, normalised
+from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig
-from rlstack.normalised import NormalisationConfig, normalised
 from rlstack.optimizers import OptimizerConfig
-from rlstack.policy_gradient import PolicyGradientAgent
 from rlstack.types import Batch, StepType, TimeStep, Transition
 from tests.networks import ragged_cases
 

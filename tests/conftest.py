@@ -23,7 +23,7 @@ os.environ["XLA_FLAGS"] = (
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from programs import xla  # noqa: E402
+from programs.build import xla  # noqa: E402
 
 # As `rlstack train` does: the suite acts and learns on small networks.
 xla.configure(convolutions=False)

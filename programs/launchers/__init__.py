@@ -1,4 +1,8 @@
-"""Ways to run a program's nodes: one seam, `launch`, and a file for each way behind it."""
+"""Ways to run a program's nodes: one seam, `launch`, and a file for each way behind it.
+
+May import: programs, programs.nodes, programs.session, rlstack.replay, rlstack.rpc,
+rlstack.storage.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from programs.display import ProgressDisplay
     from programs.nodes.line import Setup
+    from programs.session.display import ProgressDisplay
 
 
 def launch(setup: Setup, how: str, display: ProgressDisplay) -> int:

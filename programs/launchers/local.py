@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from programs import supervise
+from programs.nodes import supervise
 
 _NOTICE_SECONDS = 8  # in which nodes end before Launchpad kills them
 

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from programs.coordinator import OVER, SAVING
-from programs.display import ProgressDisplay
 from programs.launchers import local
 from programs.launchers.program import build, environment
 from programs.launchers.watch import Watch
+from programs.nodes.coordination import OVER, SAVING
 from programs.nodes.line import Setup
-from programs.run_dir import RunDir
-from programs.session import Signals
+from programs.session.display import ProgressDisplay
+from programs.session.run_dir import RunDir
+from programs.session.session import Signals
 
 _LOOK = 0.1  # seconds between two looks at the launcher
 # Seconds after an interruption in which a program ends by itself, and one with nothing to save.

@@ -13,10 +13,10 @@ ON_CPU = ("coordinator", "actor", "evaluator", "replay")
 
 
 def build(setup: Setup) -> Any:
-    """Returns the setup's topology as a `programs.wiring.Wiring`."""
-    from programs.distributed import distributed
-    from programs.heavy_env import heavy_env
-    from programs.light_env import light_env
+    """Returns the setup's topology as a `programs.launchers.wiring.Wiring`."""
+    from programs.launchers.distributed import distributed
+    from programs.launchers.heavy_env import heavy_env
+    from programs.launchers.light_env import light_env
 
     topologies: dict[str, Callable[[Setup], Any]] = {
         "heavy_env": heavy_env,

@@ -17,7 +17,7 @@ from typing import Any
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
 from programs.launchers.program import environment
-from rlstack.fence import EVERYWHERE, address_of
+from rlstack.rpc.fence import EVERYWHERE, address_of
 
 _CODE = ("rlstack", "agents", "programs")
 _STORE_BYTES = 100 << 20  # of Ray's object store, which carries next to nothing here

@@ -48,7 +48,7 @@ class NodeHost:
         """
         import ray
 
-        from rlstack.fence import EVERYWHERE, address_of
+        from rlstack.rpc.fence import EVERYWHERE, address_of
 
         try:
             token = Path(token_file).read_text()
@@ -88,7 +88,7 @@ class NodeHost:
         try:
             import cloudpickle
 
-            from programs.launchpad_node import set_stop_event
+            from programs.launchers.launchpad import set_stop_event
             from programs.nodes import line
 
             line.set_incarnation(incarnation)

@@ -15,7 +15,7 @@ import cloudpickle
 from programs.launchers import ray_cluster
 from programs.launchers.ray_host import Berth, NodeHost, Outcome
 from programs.nodes.line import Setup
-from programs.supervise import Backoff
+from programs.nodes.supervise import Backoff
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 _WATCH_SECONDS = 3.0  # that a node's process lets one call wait

@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from programs.coordinator import RUNNING as ACTING
-from programs.coordinator import SAVING
-from programs.display import ProgressDisplay
 from programs.launchers import ray_cluster
 from programs.launchers.program import build
 from programs.launchers.ray_host import Berth, Outcome
 from programs.launchers.ray_members import ENDED, PAUSED, PLACING, RUNNING, Member, Members
 from programs.launchers.watch import Watch
+from programs.nodes.coordination import RUNNING as ACTING
+from programs.nodes.coordination import SAVING
 from programs.nodes.line import Setup
-from programs.session import Signals
-from programs.supervise import Backoff, record_failure
-from rlstack import checkpoint
+from programs.nodes.supervise import Backoff, record_failure
+from programs.session.display import ProgressDisplay
+from programs.session.session import Signals
+from rlstack.storage import checkpoint
 
 _LOOK = 0.1  # seconds between two looks at everything
 _PATIENCE = 20.0  # seconds after an interruption in which a program ends by itself

@@ -6,11 +6,11 @@ import contextlib
 import signal
 from typing import Any
 
-from programs.display import ProgressDisplay
 from programs.launchers import local
 from programs.launchers.program import build
 from programs.launchers.watch import Watch
 from programs.nodes.line import Setup
+from programs.session.display import ProgressDisplay
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
 

@@ -1,1 +1,7 @@
-"""What the nodes of a program do, one file each; `programs.launchpad_node` makes nodes of them."""
+"""What the nodes of a program do, one file each.
+
+`programs.launchers.launchpad` makes Launchpad nodes of them.
+
+May import: programs, programs.build, programs.session, rlstack, rlstack.acting, rlstack.learning,
+rlstack.replay, rlstack.rpc, rlstack.storage.
+"""

@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from programs.components import make_agent
-from programs.coordinator import RUNNING
-from programs.environments import make_env
+from programs.build.components import make_agent
+from programs.build.environments import make_env
+from programs.build.seeds import acting_key, role_seed
+from programs.nodes.coordination import RUNNING
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.meeting import ACT, ATTEND
 from programs.nodes.params import know_records, pull_params
-from programs.seeds import acting_key, role_seed
-from rlstack.actor import Actor
-from rlstack.inferencer import Inference, Inferencer
+from rlstack.acting.actor import Actor
+from rlstack.acting.inferencer import Inference, Inferencer
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import RemoteError, UnavailableError
 from rlstack.types import Array, TimeStep, Transition

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from programs.coordinator import Coordinator
+from programs.nodes.coordination import Coordinator
 from programs.nodes.line import Setup
-from rlstack import checkpoint
-from rlstack.loggers import Fanout, JsonlLogger, TensorBoardLogger
+from rlstack.storage import checkpoint
+from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
 
 _LINGER = 1.0  # seconds in which every node that lives reports a few times
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from programs.components import make_evaluator
-from programs.coordinator import JUDGING, OVER
-from programs.environments import make_evaluation_env
+from programs.build.components import make_evaluator
+from programs.build.environments import make_evaluation_env
+from programs.nodes.coordination import JUDGING, OVER
 from programs.nodes.line import Line, Setup
 from programs.nodes.params import know_records
 from rlstack.rpc import codec

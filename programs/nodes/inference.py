@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from programs.components import make_agent
-from programs.coordinator import OVER, RUNNING
+from programs.build.components import make_agent
+from programs.build.seeds import acting_key
+from programs.nodes.coordination import OVER, RUNNING
 from programs.nodes.line import Coordinates, Line, Setup
 from programs.nodes.params import know_records, pull_params
-from programs.seeds import acting_key
-from rlstack.inference_service import InferenceService
-from rlstack.inferencer import Inference
+from rlstack.acting.inference_service import InferenceService
+from rlstack.acting.inferencer import Inference
 from rlstack.rpc import remote
 from rlstack.types import TimeStep
 

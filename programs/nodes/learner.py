@@ -12,19 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components import make_agent
-from programs.coordinator import OVER, RUNNING
-from programs.dumps import with_dump
+from programs.build.components import make_agent
+from programs.build.seeds import role_key
+from programs.nodes.coordination import OVER, RUNNING
 from programs.nodes.line import Line, Orders, Setup
 from programs.nodes.meeting import Meeting
 from programs.nodes.params import know_records
 from programs.nodes.replay import OpensReplay
-from programs.seeds import role_key
-from rlstack import checkpoint
-from rlstack.learner import Learner
-from rlstack.params import ParamsPublisher
+from programs.session.dumps import with_dump
+from rlstack.acting.params import ParamsPublisher
+from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import codec, remote
+from rlstack.storage import checkpoint
 from rlstack.types import Batch
 
 _PATIENCE = 0.2  # seconds to wait for items before asking whether the program still runs

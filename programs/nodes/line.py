@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from programs import xla
-from programs.components import make_agent
-from programs.coordinator import OVER, REPORT_SECONDS, RUNNING
+from programs.build import xla
+from programs.build.components import make_agent
 from programs.experiment import Experiment
-from programs.run_dir import RunDir
-from programs.supervise import INCARNATION
-from rlstack.actor import transition_spec
+from programs.nodes.coordination import OVER, REPORT_SECONDS, RUNNING
+from programs.nodes.supervise import INCARNATION
+from programs.session.run_dir import RunDir
+from rlstack.acting.actor import transition_spec
 from rlstack.rpc import UnavailableError
 from rlstack.types import EnvSpec, Transition
 

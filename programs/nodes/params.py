@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from programs.experiment import ProgramConfig
+from rlstack.acting.inferencer import Inference, ParamsSource
+from rlstack.acting.params import BackgroundParams, EncodedParams
 from rlstack.agent import Agent
-from rlstack.inferencer import Inference, ParamsSource
-from rlstack.params import BackgroundParams, EncodedParams
 from rlstack.rpc import codec
 from rlstack.types import PyTree, Transition
 

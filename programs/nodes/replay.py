@@ -6,11 +6,11 @@ import threading
 import time
 from typing import Any, Protocol
 
-from programs import cores
-from programs.components import as_stored, make_stacked
-from programs.coordinator import OVER
+from programs.build import cores
+from programs.build.components import as_stored, make_stacked
+from programs.build.seeds import role_seed
+from programs.nodes.coordination import OVER
 from programs.nodes.line import Coordinates, Line, Setup
-from programs.seeds import role_seed
 from rlstack.replay import ReplayBuffer, ReplayConfig
 from rlstack.types import PyTree, Transition
 

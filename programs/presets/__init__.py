@@ -1,4 +1,8 @@
-"""Ready experiments, named ENV-AGENT. Constants come from the sources named, or were tuned here."""
+"""Ready experiments, named ENV-AGENT. Constants come from the sources named, or were tuned here.
+
+May import: agents, programs, rlstack, rlstack.acting, rlstack.families, rlstack.networks,
+rlstack.replay.
+"""
 
 from programs.presets import (
     a2c,

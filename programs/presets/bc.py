@@ -5,9 +5,9 @@ from __future__ import annotations
 from agents.bc import BCConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig, RelativePositionsConfig
-from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
 

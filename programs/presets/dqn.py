@@ -5,7 +5,7 @@ from __future__ import annotations
 from agents.dqn import DQNConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, preset, uniform_transitions
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig

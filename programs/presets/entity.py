@@ -17,14 +17,14 @@ from typing import Any
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy, preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import (
     NetworkConfig,
     RaggedTransformerConfig,
     RelativePositionsConfig,
     TranslationConfig,
 )
-from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 
 _PPO = PPOConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agents.fixed import RandomConfig, ScriptedConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy, preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
 
 
 def _cartpole(name: str, agent: RandomConfig | ScriptedConfig) -> Experiment:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from agents.impala import ImpalaConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, on_policy, preset
+from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
-from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 
 

@@ -14,7 +14,7 @@ from agents.sac import SACConfig
 from agents.td3 import TD3Config
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig

@@ -8,9 +8,9 @@ from typing import Any
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, find, on_policy, preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
-from rlstack.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 
 

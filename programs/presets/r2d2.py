@@ -10,7 +10,7 @@ from agents.r2d2 import R2D2Config
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.dqn import cartpole_dqn
 from programs.presets.registry import preset
-from rlstack.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig

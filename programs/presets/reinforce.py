@@ -5,7 +5,7 @@ from __future__ import annotations
 from agents.reinforce import ReinforceConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy, preset
-from rlstack.normalised import NormalisationConfig
+from rlstack.families.normalised import NormalisationConfig
 from rlstack.optimizers import OptimizerConfig
 
 

@@ -7,6 +7,10 @@ int32. ``sample`` of ``Normal`` and ``TanhNormal`` is reparameterised: gradients
 
 An agent gets its distribution from a network's output: ``num_parameters(action_spec)`` says how
 many numbers the head must give and ``from_parameters`` turns them into the distribution.
+
+Pure.
+
+May import: rlstack.
 """
 
 from rlstack.distributions.bounds import Bounds, bounds_of

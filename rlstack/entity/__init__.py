@@ -2,6 +2,8 @@
 
 `BatchView` and `VecObs`, of `rlstack.entity.vec_obs`, are resolved on first use: workers of process
 pools import this package too and must not pay for JAX.
+
+May import: rlstack, rlstack.envs, rlstack.networks.
 """
 
 from __future__ import annotations

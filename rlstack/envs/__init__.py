@@ -2,6 +2,8 @@
 
 Names are resolved on first use, because worker processes import this package too and must not pay
 for JAX.
+
+May import: rlstack.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ on row i of the distribution and of the counts, and on the key. Parameters of po
 schedules, ``counts -> [B] float32``, so every environment of a batch explores by its own progress.
 
 Evaluation is the same agent with ``Greedy`` in place of its policy.
+
+Pure.
+
+May import: rlstack, rlstack.distributions.
 """
 
 from rlstack.exploration.policies import (

@@ -1,4 +1,9 @@
-"""Haiku torsos, cores and heads, and the `Network` through which agents call them."""
+"""Haiku torsos, cores and heads, and the `Network` through which agents call them.
+
+Pure.
+
+May import: rlstack, rlstack.distributions, rlstack.math.
+"""
 
 from rlstack.networks.actor_critic import actor_critic
 from rlstack.networks.base import (

@@ -26,7 +26,8 @@ class ActorCriticOutput(NamedTuple):
 class Standardiser(NamedTuple):
     """How observations are standardised, where a network knows better than entry by entry.
 
-    `rlstack.normalised` goes by it; statistics are a pytree, observations have any leading axes.
+    `rlstack.families.normalised` uses it. Statistics are a pytree; observations have any leading
+    axes.
     """
 
     initial: Callable[[], PyTree]  # () -> statistics

@@ -4,7 +4,7 @@ Winter (2023), https://clemenswinter.com/2023/04/14/entity-based-reinforcement-l
 code it describes. Entities of each type are embedded as tokens; blocks without a norm at the end
 let those of one environment attend to each other; actors' tokens give logits, and the mean of all
 tokens the value. Ours: types that lack a feature may be mixed with those that have it; statistics
-of observations are frozen while learning and judging (`rlstack.normalised`); see also
+of observations are frozen while learning and judging (`rlstack.families.normalised`); see also
 `rlstack.networks.ragged.relative_positions`.
 
 Attention runs on rows. In the plain layout a row is an environment, padded to all its slots. With a

@@ -1,4 +1,7 @@
-"""Replay: one interface (``base``), and the buffers that keep it."""
+"""Replay: one interface (``base``), and the buffers that keep it.
+
+May import: rlstack, rlstack.rpc.
+"""
 
 from rlstack.replay.base import (
     ReplayBuffer,

@@ -42,7 +42,7 @@ class FrameStacks:
         Args:
           cfg: whose ``frame_stack`` is k.
           num_envs: environments that write here.
-          spec: of one environment's step, as `rlstack.actor.transition_spec` gives it.
+          spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
 
         Raises:
           ValueError: there are none.

@@ -2,6 +2,8 @@
 
 A class marks with `remote` what may be called from afar, `serve` answers for an object of it, and a
 `RemoteObject` calls it.
+
+May import: rlstack.
 """
 
 from rlstack.rpc.calls import RemoteObject, serve

@@ -8,7 +8,7 @@ name the node, the method and what happened there.
 
 Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
 without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port
-can run code. `rlstack.fence` keeps it to one address; keep that inside a network you trust.
+can run code. `rlstack.rpc.fence` keeps it to one address; keep that inside a network you trust.
 
 Courier itself is imported at the first server or call, by `rlstack.rpc.courier`.
 """
@@ -25,9 +25,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.fence import EVERYWHERE
 from rlstack.rpc import codec
 from rlstack.rpc.courier import Channel, Server
+from rlstack.rpc.fence import EVERYWHERE
 from rlstack.rpc.futures import Futures, Threads
 from rlstack.rpc.service import (
     ERROR,

@@ -13,7 +13,7 @@ import queue
 import weakref
 from typing import Any
 
-from rlstack.fence import EVERYWHERE, fence
+from rlstack.rpc.fence import EVERYWHERE, fence
 from rlstack.rpc.service import Service
 
 _GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case

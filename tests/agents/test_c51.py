@@ -12,7 +12,7 @@ from agents import AGENTS
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
-from rlstack.n_step import n_step
+from rlstack.math.n_step import n_step
 from rlstack.networks import Network, NetworkConfig, distributional_q_network, q_network
 from rlstack.optimizers import OptimizerConfig
 from tests.agent_cases import (

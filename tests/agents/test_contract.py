@@ -13,11 +13,13 @@ import pytest
 import agents
 from agents.bc import BC
 from agents.reinforce import Reinforce
-from rlstack import checkpoint, distributions, returns
+from rlstack import distributions
+from rlstack.families.normalised import Normalised
+from rlstack.families.off_policy import PolicyAndCriticsAgent
+from rlstack.families.policy_gradient import PolicyGradientAgent
+from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
-from rlstack.normalised import Normalised
-from rlstack.off_policy import PolicyAndCriticsAgent
-from rlstack.policy_gradient import PolicyGradientAgent
+from rlstack.storage import checkpoint
 from tests.agent_cases import (
     BATCH,
     FIRST,

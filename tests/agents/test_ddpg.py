@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from agents.ddpg import DDPG, DDPGConfig
-from rlstack.deterministic import DeterministicOutput, behaviour_policy
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
+from rlstack.families.deterministic import DeterministicOutput, behaviour_policy
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
     DISCOUNT,

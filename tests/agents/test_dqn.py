@@ -11,9 +11,9 @@ import pytest
 from agents import AGENTS
 from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
+from rlstack.families.q_learning import QOutput
 from rlstack.networks import Network, NetworkConfig, q_network
 from rlstack.optimizers import OptimizerConfig
-from rlstack.q_learning import QOutput
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
     FIRST,

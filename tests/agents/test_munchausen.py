@@ -6,7 +6,7 @@ import pytest
 
 from agents.munchausen import Munchausen, MunchausenConfig
 from rlstack.exploration import Greedy
-from rlstack.n_step import n_step
+from rlstack.math.n_step import n_step
 from tests.agent_cases import LAST, MID, ONE_OF_4, VECTOR, quick_jit
 from tests.agents.test_dqn import DISCOUNT, KEY, ONLINE, TARGET, linear_network, make_batch
 

@@ -18,9 +18,9 @@ from agents.impala import Impala, ImpalaConfig
 from agents.reinforce import Reinforce, ReinforceConfig
 from programs.presets import preset
 from rlstack.exploration import Sample
+from rlstack.families.policy_gradient import PolicyGradientOutput, masked_mean, standardised
 from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
-from rlstack.policy_gradient import PolicyGradientOutput, masked_mean, standardised
 from rlstack.types import Batch, TimeStep, Trajectory
 from tests.agent_cases import (
     FIRST,

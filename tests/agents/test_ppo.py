@@ -10,10 +10,10 @@ import pytest
 
 from agents.ppo import PPO, PPOConfig, PPORows
 from rlstack.exploration import Sample
-from rlstack.learner import Learner, LearnerConfig
+from rlstack.families.policy_gradient import PolicyGradientOutput
+from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
-from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.replay import Sample as ReplaySample
 from rlstack.types import TimeStep
 from tests.agent_cases import (

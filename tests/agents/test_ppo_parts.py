@@ -9,8 +9,8 @@ from agents.ppo import PPO, PPOConfig, PPORows
 from rlstack import distributions
 from rlstack.distributions import parts
 from rlstack.exploration import Sample
+from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.networks import ActorCriticOutput, Network
-from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import quick_jit
 

@@ -13,7 +13,7 @@ from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.networks import Network, NetworkConfig, implicit_q_network
 from tests.agent_cases import LAST, MID, ONE_OF_4, VECTOR, assert_close, quick_jit, random_timesteps
 from tests.agents.test_dqn import make_batch
-from tests.test_value_distributions import slow_quantile_loss
+from tests.math.test_value_distributions import slow_quantile_loss
 
 KEY = jax.random.PRNGKey(0)
 N = 3

@@ -10,10 +10,10 @@ import pytest
 
 from agents import AGENTS
 from agents.r2d2 import R2D2, R2D2Config, R2D2Output, R2D2State
-from rlstack.actor import Actor
+from rlstack.acting.actor import Actor
+from rlstack.acting.inferencer import Inferencer, InferencerConfig
 from rlstack.envs import SyncEnv
 from rlstack.exploration import EpsilonGreedy, Greedy, initial_counts
-from rlstack.inferencer import Inferencer, InferencerConfig
 from rlstack.networks import Network, NetworkConfig, q_network
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import InProcessReplay, ReplayConfig

@@ -10,13 +10,13 @@ import pytest
 from agents.ppo import PPOConfig, PPORows
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
-from programs.components import make_agent
-from programs.environments import make_env
+from programs.build.components import make_agent
+from programs.build.environments import make_env
 from programs.experiment import EnvConfig
-from rlstack import returns
+from rlstack.families.policy_gradient import PolicyGradientOutput
+from rlstack.math import returns
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
-from rlstack.policy_gradient import PolicyGradientOutput
 from rlstack.types import TimeStep
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from agents.bc import BCConfig
 from agents.fixed import ScriptedConfig
-from programs import train
-from programs.offline import resolved
 from programs.presets import preset
-from programs.record import record
+from programs.run import train
+from programs.run.offline import resolved
+from programs.run.record import record
 from rlstack.optimizers import OptimizerConfig
 from tests.learning.test_learning import SEEDS, toy
 

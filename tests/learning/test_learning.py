@@ -14,13 +14,13 @@ from agents.ppo import PPO, PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
 from programs.presets.registry import on_policy
-from programs.session import Session
-from programs.single_process import SingleProcess
-from rlstack.evaluator import EvaluatorConfig
-from rlstack.loggers import InMemoryLogger
+from programs.run.single_process import SingleProcess
+from programs.session.session import Session
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
+from rlstack.storage.loggers import InMemoryLogger
 
 SEEDS = (1, 2, 3)
 # Three-step transitions, for Q-learning on toys.

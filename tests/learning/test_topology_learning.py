@@ -13,10 +13,10 @@ import tempfile
 
 import pytest
 
-from programs import train
 from programs.experiment import ProgramConfig
 from programs.presets import preset
-from rlstack.evaluator import EvaluatorConfig
+from programs.run import train
+from rlstack.acting.evaluator import EvaluatorConfig
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")
 SOLVED = 475.0

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from rlstack import checkpoint
+from rlstack.storage import checkpoint
 from tests.programs.running import failures, metrics
 
 FAST = ("--log-period", "1000", "--evaluator.episodes", "2", "--evaluator.num-envs", "2")

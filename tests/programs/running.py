@@ -14,15 +14,15 @@ import numpy as np
 import psutil
 
 from agents.ppo import PPOConfig
-from programs import train
-from programs.environments import make_env
+from programs.build.environments import make_env
+from programs.build.restored import read_params
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
 from programs.presets import preset
-from programs.restored import read_params
-from rlstack import checkpoint
-from rlstack.evaluator import EvaluatorConfig
+from programs.run import train
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
+from rlstack.storage import checkpoint
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")
 SHARED_MEMORY = ("heavy_env", "light_env")

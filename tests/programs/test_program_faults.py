@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from agents.ppo import PPOConfig
-from programs import train
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
-from programs.session import ProgramError
-from rlstack.evaluator import EvaluatorConfig
+from programs.run import train
+from programs.session.session import ProgramError
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.replay import ReplayConfig
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import SHARED_MEMORY, TOPOLOGIES, failures, nothing_left, series

@@ -8,9 +8,9 @@ import pytest
 
 from programs.experiment import from_json
 from programs.nodes import line
-from programs.session import Result
-from rlstack import checkpoint
-from rlstack.learner import Learner
+from programs.session.session import Result
+from rlstack.learning.learner import Learner
+from rlstack.storage import checkpoint
 from tests.programs.running import (
     SHARED_MEMORY,
     TOPOLOGIES,

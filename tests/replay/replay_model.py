@@ -35,7 +35,7 @@ def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
     )
 
 
-# One environment's step, as `rlstack.actor.transition_spec` describes it.
+# One environment's step, as `rlstack.acting.actor.transition_spec` describes it.
 SPEC = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), make_transition([0], [0], [MID])
 )

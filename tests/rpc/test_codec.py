@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.inferencer import Inference
+from rlstack.acting.inferencer import Inference
 from rlstack.rpc import codec
 from rlstack.rpc.header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, plan_of
 from rlstack.types import Batch, StepType, TimeStep, Transition

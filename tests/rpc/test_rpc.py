@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.inferencer import Inference
+from rlstack.acting.inferencer import Inference
 from rlstack.rpc import RemoteObject, codec, serve
 from rlstack.rpc import courier as transport
 from rlstack.rpc.header import DTYPES

@@ -2,8 +2,8 @@
 
 A game's author writes ``play(agents)``, which calls ``agent.act(observation)`` and
 ``agent.game_over(observation)`` where it suits the game. The same loop then runs with random
-agents, with a trained one (``programs.game_agent``), or, by `PythonGame` and `SocketGame`, as the
-environments that everything else here trains on. docs/game_protocol.md is for games in other
+agents, with a trained one (``programs.run.game_agent``), or, by `PythonGame` and `SocketGame`, as
+the environments that everything else here trains on. docs/game_protocol.md is for games in other
 languages.
 """
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rlstack.math.running_statistics import RunningStatistics, initial_statistics, update_statistics
 from rlstack.networks.base import Standardiser, dummy_timestep
 from rlstack.networks.ragged.config import RaggedTransformerConfig, TranslationConfig
 from rlstack.networks.ragged.geometry import columns, direction, places, turned
@@ -22,7 +23,6 @@ from rlstack.networks.ragged.layout import (
     observation_rows,
     take,
 )
-from rlstack.normalise import RunningStatistics, initial_statistics, update_statistics
 from rlstack.types import PyTree
 
 PLACES = "places"  # the entry of a seen observation that holds untouched positions

@@ -45,7 +45,7 @@ class BatchService:
           address: the server's.
           packing: of the items.
           cfg: the table.
-          answers_at: the address at which to answer; see `rlstack.fence`.
+          answers_at: the address at which to answer; see `rlstack.rpc.fence`.
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._lock, self._closed = threading.Lock(), False

@@ -68,7 +68,8 @@ class ReverbReplayBuffer:
           server: the server's address ``host:port``, or the server itself: then this process is
             taken for its only user, ``make_dataset`` ends when there is nothing to sample, and
             ``load`` works.
-          spec: shapes and dtypes of one environment's step (`rlstack.actor.transition_spec`).
+          spec: shapes and dtypes of one environment's step, from
+            `rlstack.acting.actor.transition_spec`.
           env_ids: ids that this process adds steps of; None for all.
           num_actors: that share the environments evenly, for rounds.
           prefetch: items sampled ahead by Reverb's threads, beside the one batch that is kept

@@ -47,7 +47,7 @@ class Packing:
 
         Args:
           spec: shapes and dtypes of one environment's step, without the batch axis, as
-            `rlstack.actor.transition_spec` gives them.
+            `rlstack.acting.actor.transition_spec` gives them.
         """
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(spec)
         self._names = [jax.tree_util.keystr(path) for path, _ in paths]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlstack.fence import EVERYWHERE, fence
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batches import BatchService
@@ -24,6 +23,7 @@ from rlstack.replay.reverb.tables import (
     put_number,
     table_infos,
 )
+from rlstack.rpc.fence import EVERYWHERE, fence
 from rlstack.types import PyTree, Transition
 
 
@@ -50,7 +50,7 @@ class ReverbServer:
         Args:
           cfg: the table.
           num_envs: environments that write, of all actors together.
-          spec: of one environment's step (`rlstack.actor.transition_spec`).
+          spec: of one environment's step (`rlstack.acting.actor.transition_spec`).
           port: to listen on; None for a free one.
           checkpoint_dir: where checkpoints are kept. If there is one, the table begins with its
             contents. None: no checkpoints, no ``save``.

@@ -66,8 +66,8 @@ class SharedMemReplayBuffer:
           cfg: the table.
           num_envs: environments that write, of all actors; ids are in ``[0, num_envs)``.
           seed: of the sampler's own random generator.
-          spec: shapes and dtypes of one environment's step, as `rlstack.actor.transition_spec`
-            gives them.
+          spec: shapes and dtypes of one environment's step, from
+            `rlstack.acting.actor.transition_spec`.
           num_actors: that share the environments evenly, in order, for rounds.
 
         Raises:

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from agents.ppo import PPOConfig
-from programs.components import make_agent, make_evaluator
+from programs.build.components import make_agent, make_evaluator
+from programs.build.restored import newest_checkpoint, read_params
 from programs.experiment import EnvConfig, Experiment, to_json
-from programs.game_agent import from_run, team_from_run
-from programs.restored import newest_checkpoint, read_params
-from programs.run_dir import RunDir
-from rlstack import checkpoint, distributions
+from programs.run.game_agent import from_run, team_from_run
+from programs.session.run_dir import RunDir
+from rlstack import distributions
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.entity import ObsSpace
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import SyncEnv
-from rlstack.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.networks.base import ActorCriticOutput, recurrent
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.replay import ReplayConfig
+from rlstack.storage import checkpoint
 from tests.entity.inverted import games
 
 GAME = "tests.entity.inverted.games:mine_sweeper"

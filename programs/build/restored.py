@@ -1,0 +1,57 @@
+"""What a run left behind: its config, its newest checkpoint and the params in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from programs.build.components import make_agent
+from programs.experiment import Experiment, from_json
+from programs.session.run_dir import RunDir
+from rlstack.storage import checkpoint
+from rlstack.types import EnvSpec, Params
+
+
+def read_config(directory: RunDir) -> Experiment:
+    """Returns the experiment of a run.
+
+    Raises:
+      ValueError: its config is not one.
+    """
+    return from_json(directory.config.read_text(), directory.config)
+
+
+def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
+    """Returns the path of a run's newest checkpoint.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = checkpoint.latest(directory.checkpoints)
+    if path is None:
+        raise ValueError(
+            f"{directory.path} has no checkpoint. Start the run again with "
+            f"rlstack train {experiment.preset}."
+        )
+    return path
+
+
+def read_params(
+    path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False
+) -> Params:
+    """Reads a checkpoint's params and nothing else of it.
+
+    Args:
+      path: of the checkpoint.
+      experiment: of the run.
+      spec: of its environments.
+      on_host: whether they stay numpy arrays, so that no device is taken.
+    """
+    agent = make_agent(experiment, spec)
+    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    if on_host:
+        params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)
+    saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
+    return saved["learner"]["params"]

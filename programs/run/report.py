@@ -1,0 +1,205 @@
+"""`rlstack report`: one table and one learning curve a preset, from finished run directories."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from programs.experiment import Experiment, from_json
+from programs.session.run_dir import RunDir
+from programs.session.session import Result
+
+_COLUMNS = (
+    "preset",
+    "agent",
+    "environment",
+    "frames",
+    "return: mean ± deviation (median)",
+    "by seed",
+    "seconds a run",
+    "frames/s",
+    "commit",
+)
+_FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
+_HEAD = """\
+# Results
+
+Greedy returns at the end of training, one row a preset. Written by `{command}` from the run
+directories alone; a run is repeated by `rlstack train PRESET --seed SEED`.
+
+"""
+_CURVES = ("evaluator/episode_return", "actor/episode_return")  # the better one first
+_POINTS = 200  # of a drawn curve
+
+
+class Run(NamedTuple):
+    """A finished run."""
+
+    experiment: Experiment
+    result: Result
+    frames: np.ndarray  # [N]
+    returns: np.ndarray  # [N] of training episodes that ended near these frames, or evaluations
+    restarts: int  # of nodes that were lost
+    lost_frames: int  # that these had made and nobody learned from
+
+
+def write(run_dirs: Sequence[str | Path], out: str | Path, command: str) -> list[str]:
+    """Writes a table to ``out`` and the curves beside it, in a folder of its stem's name.
+
+    Args:
+      run_dirs: of finished runs; those of one preset are its seeds.
+      out: a Markdown file.
+      command: that the text says it was written by.
+
+    Returns:
+      The presets reported.
+
+    Raises:
+      ValueError: a directory holds no finished run, a seed comes twice, or there is no matplotlib.
+    """
+    presets: dict[str, list[Run]] = defaultdict(list)
+    for path in run_dirs:
+        run = read(path)
+        presets[run.result.preset].append(run)
+    out = Path(out)
+    folder = out.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, pictures = [], []
+    for name, runs in sorted(presets.items()):
+        runs.sort(key=lambda run: run.result.seed)
+        _check_seeds(name, runs)
+        rows.append(row(name, runs))
+        draw(name, runs, folder / f"{name}.png")
+        pictures.append(f"![{name}]({folder.name}/{name}.png)")
+    parts = [_HEAD.format(command=command), *_table(_COLUMNS, rows)]
+    if faults := [fault for name in sorted(presets) for fault in _faults(presets[name])]:
+        parts += ["\n## Nodes that were lost\n", *_table(_FAULTS, faults)]
+    parts += ["\n## Learning curves\n", *pictures]
+    out.write_text("\n".join(parts) + "\n")
+    return sorted(presets)
+
+
+def read(path: str | Path) -> Run:
+    """Reads a run directory.
+
+    Raises:
+      ValueError: it holds no finished run.
+    """
+    directory = RunDir.open(path)
+    experiment = from_json(directory.config.read_text(), directory.config)
+    try:
+        result = Result(**json.loads((directory.path / "result.json").read_text()))
+    except (FileNotFoundError, TypeError) as error:
+        raise ValueError(
+            f"rlstack report: {path} must hold a finished run; its result.json is missing or of "
+            f"another version. Finish it by rlstack train --resume {path}."
+        ) from error
+    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    for curve in _CURVES:
+        points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
+        if len(points) > 1:
+            break
+    frames, returns = np.array(points, float).reshape((-1, 2)).T
+    restarts, lost = (_newest(lines, f"program/{name}") for name in ("restarts", "lost_frames"))
+    return Run(experiment, result, frames, returns, restarts, lost)
+
+
+def row(name: str, runs: Sequence[Run]) -> str:
+    """Returns a preset's line of the table."""
+    results = [run.result for run in runs]
+    returns = [result.eval_return_mean for result in results]
+    experiment = runs[0].experiment
+    spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    digits = 1 if max(map(abs, returns)) >= 10 else 3
+
+    def shown(value: float) -> str:
+        return f"{value:,.{digits}f}"
+
+    mean, median = shown(statistics.mean(returns)), shown(statistics.median(returns))
+    cells: list[Any] = [
+        name,
+        type(experiment.agent).__name__.removesuffix("Config"),
+        experiment.env.name.rsplit(":")[-1],
+        f"{results[0].env_frames:,}",
+        f"{mean} ± {shown(spread)} ({median})",
+        ", ".join(f"{result.seed}: {shown(result.eval_return_mean)}" for result in results),
+        f"{statistics.median(result.wall_seconds for result in results):,.0f}",
+        f"{statistics.median(result.frames_per_second for result in results):,.0f}",
+        ", ".join(sorted({result.git_commit[:7] for result in results})),
+    ]
+    return _row(cells)
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Returns the last value of a log, 0 if there is none."""
+    return next((int(line[name]) for line in reversed(lines) if name in line), 0)
+
+
+def _faults(runs: Sequence[Run]) -> list[str]:
+    """Returns a line for each run that had to start nodes again."""
+    return [
+        _row(
+            [
+                run.result.preset,
+                run.result.seed,
+                run.result.topology,
+                run.experiment.program.launch,
+                f"{run.restarts:,}",
+                f"{run.lost_frames:,}",
+            ]
+        )
+        for run in runs
+        if run.restarts
+    ]
+
+
+def draw(name: str, runs: Sequence[Run], path: Path) -> None:
+    """Draws the curve of every seed, thin, and their mean.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "rlstack report: it draws with matplotlib, which is not installed here. "
+            "Install the extra: pip install -e .[report]"
+        ) from error
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    runs = [run for run in runs if len(run.frames) > 1]
+    for run in runs:
+        axes.plot(run.frames, run.returns, linewidth=0.7, alpha=0.5, color="tab:blue")
+    if runs:
+        grid = np.linspace(
+            max(run.frames[0] for run in runs), min(run.frames[-1] for run in runs), _POINTS
+        )
+        mean = np.mean([np.interp(grid, run.frames, run.returns) for run in runs], axis=0)
+        axes.plot(grid, mean, linewidth=2, color="tab:blue")
+    axes.set(title=f"{name}, {len(runs)} seeds", xlabel="frames", ylabel="episode return")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
+def _table(columns: Sequence[str], rows: Sequence[str]) -> list[str]:
+    return [_row(columns), _row(["---"] * len(columns)), *rows]
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _check_seeds(name: str, runs: Sequence[Run]) -> None:
+    seeds = [run.result.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"rlstack report: each seed of a preset must come once; {name} came with seeds "
+            f"{', '.join(map(str, seeds))}. Leave all but one of their directories out."
+        )

@@ -1,0 +1,124 @@
+"""One process: acting and learning in turn, everything local, for debugging and small machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from programs.build.components import make_agent, make_evaluator, make_replay
+from programs.build.environments import make_env, make_evaluation_env
+from programs.build.seeds import acting_key, role_key, role_seed
+from programs.experiment import Experiment
+from programs.session.session import Session
+from rlstack.acting.actor import Actor, transition_spec
+from rlstack.acting.evaluator import Evaluation
+from rlstack.acting.inferencer import Inferencer
+from rlstack.learning.learner import Learner
+from rlstack.storage import checkpoint
+from rlstack.types import PyTree
+
+
+class SingleProcess:
+    """The parts of an experiment in one process, and the loop that moves them."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        seed = experiment.seed
+        self._restarts = 0
+        self._base_frames = 0
+        self.env = make_env(experiment.env, role_seed(seed, "env"))
+        try:
+            agent = make_agent(experiment, self.env.spec)
+            self.step_spec = transition_spec(agent, self.env.spec)
+            self.replay = make_replay(experiment, self.step_spec)
+            self.learner = Learner(
+                experiment.learner, agent, self.replay, role_key(seed, "learner")
+            )
+            self.inferencer = Inferencer(
+                experiment.inferencer,
+                agent,
+                self.learner,
+                experiment.env.num_envs,
+                acting_key(seed, rank=0),
+            )
+            self.actor = Actor(self.env, self.inferencer, self.replay)
+            self._evaluator = make_evaluator(experiment, self.env.spec)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def train(self, session: Session, stop: Callable[[], bool]) -> None:
+        """Acts and learns until the experiment's frames are made, or told to stop."""
+        actor, replay, learner = self.actor, self.replay, self.learner
+        env_steps = range(self.experiment.steps_per_update)
+        while self.env_frames < self.experiment.frames and not stop():
+            for _ in env_steps:
+                session.log(actor.step())
+            while replay.can_sample():
+                session.log(learner.step(replay.sample()), "learner/")
+            session.tick(self.env_frames, self.stats)
+
+    @property
+    def env_frames(self) -> int:
+        """Environment steps so far, of this run and of those that it resumed."""
+        return self._base_frames + self.actor.env_frames
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters to log."""
+        replay = {f"replay/{name}": value for name, value in self.replay.stats().items()}
+        return {"learner/steps": self.learner.version, **replay}
+
+    def evaluate(self) -> Evaluation:
+        """Judges the current params with the greedy policy, in environments of its own."""
+        with make_evaluation_env(self.experiment) as env:
+            return self._evaluator.evaluate(self.learner.params, env)
+
+    def save(self) -> PyTree:
+        """Returns everything that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        return {
+            "learner": self.learner.save(),
+            "inferencer": self.inferencer.save(),
+            "replay": self.replay.save() if self.experiment.checkpoint_replay else (),
+            "counters": {
+                "env_frames": np.int64(self.env_frames),
+                "restarts": np.int64(self._restarts),
+            },
+        }
+
+    def template(self) -> PyTree:
+        """Returns the template of `save`'s result, for `rlstack.storage.checkpoint.restore`."""
+        tree = self.save()
+        return tree | {"replay": jax.tree.map(lambda _: checkpoint.ANY_ARRAY, tree["replay"])}
+
+    def load(self, saved: PyTree) -> None:
+        """Takes back what `save` returned, and starts new episodes."""
+        self.learner.load(saved["learner"])
+        if self.experiment.checkpoint_replay:
+            self.replay.load(saved["replay"])
+        self._base_frames = int(saved["counters"]["env_frames"])
+        self._restarts = int(saved["counters"]["restarts"])
+        self.actor.env_frames = 0
+        self.restart_environments()
+        self.inferencer.load(saved["inferencer"])
+
+    def restart_environments(self) -> None:
+        """Abandons the running episodes and starts others: what resuming does to environments.
+
+        EnvPool's environments cannot be saved, so a resumed run goes on with new episodes, from
+        seeds of their own. A run that restarts its environments at the same frame learns the same.
+        """
+        self._restarts += 1
+        self._base_frames = self.env_frames
+        self.env.close()
+        seed = role_seed(self.experiment.seed, "env", self._restarts)
+        self.env = make_env(self.experiment.env, seed)
+        self.replay.gap(None)
+        self.actor = Actor(self.env, self.inferencer, self.replay)
+
+    def close(self) -> None:
+        """Frees the environments and the replay."""
+        self.env.close()
+        self.replay.close()

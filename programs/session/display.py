@@ -1,0 +1,201 @@
+"""How a run looks while it goes: one live display, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from rlstack.storage.loggers import Scalar, to_scalar
+
+_LIVE_PERIOD = 0.25  # seconds between two drawings: smooth to the eye, nothing beside an update
+_RATE_WINDOW = 15.0  # seconds that frames per second are taken over
+_MAX_SHOWN = 8
+
+
+class ProgressDisplay:
+    """A logger that shows frames, frames/s, time left, episode returns and losses.
+
+    On a terminal it draws one display that updates in place; what else is printed appears above it.
+    Elsewhere it prints a line at most every `line_period` seconds. `close` (also reached by leaving
+    a `with` block, and at exit) puts the terminal back as it was.
+    """
+
+    def __init__(
+        self,
+        total_frames: int,
+        stream: TextIO | None = None,
+        *,
+        start_frames: int = 0,
+        line_period: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Show nothing yet.
+
+        Args:
+          total_frames: the run's budget, at least 1.
+          stream: where to; standard error by default.
+          start_frames: frames of the runs that this one resumes.
+          line_period: seconds between two plain lines.
+          clock: seconds from any start.
+
+        Raises:
+          ValueError: if `total_frames` is below 1.
+        """
+        if total_frames < 1:
+            raise ValueError(
+                f"ProgressDisplay: total_frames must be at least 1; got {total_frames}."
+            )
+        self._total = total_frames
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._period = _LIVE_PERIOD if self._terminal else line_period
+        self._clock = clock
+        self._frames = start_frames
+        self._logs: dict[str, Scalar] = {}
+        self._nodes: Mapping[str, Mapping[str, Any]] = {}
+        self._history: deque[tuple[float, int]] = deque([(clock(), start_frames)])
+        self._shown_at: float | None = None
+        self._pending = False
+        self._live: Any = None
+        self._closed = False
+
+    def __enter__(self) -> ProgressDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Take new logs, and show them if it is time.
+
+        Raises:
+          TypeError: if a log is not one number.
+        """
+        for name, value in logs.items():
+            self._logs[name] = to_scalar("ProgressDisplay.write", name, value)
+        self._frames = max(self._frames, int(step))
+        now = self._clock()
+        self._history.append((now, self._frames))
+        while len(self._history) > 2 and self._history[1][0] < now - _RATE_WINDOW:
+            self._history.popleft()
+        self._pending = True
+        if not self._closed and (self._shown_at is None or now - self._shown_at >= self._period):
+            self._show(now)
+
+    def write_nodes(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take what is known of each node of a program: columns by name, the same or fewer."""
+        self._nodes = nodes
+
+    def close(self) -> None:
+        """Show what came last and give the terminal back; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._pending:
+                self._show(self._clock())
+        finally:
+            if self._live is not None:
+                self._live.stop()
+                atexit.unregister(self.close)
+
+    def frames_per_second(self) -> float:
+        """Frames per second over the last seconds; 0 before anything is known."""
+        (then, before), (now, frames) = self._history[0], self._history[-1]
+        return (frames - before) / (now - then) if now > then else 0.0
+
+    def line(self) -> str:
+        """What a plain line says."""
+        parts = [
+            f"frames {self._frames:,}/{self._total:,} ({self._share():.0%})",
+            f"{self.frames_per_second():,.0f} frames/s",
+            *(f"{name} {_number(value)}" for name, value in self._chosen()),
+            f"{self._time_left()} left",
+            *self._troubles(),
+        ]
+        return " | ".join(parts)
+
+    def _show(self, now: float) -> None:
+        self._shown_at = now
+        self._pending = False
+        if self._terminal:
+            self._draw()
+        else:
+            print(self.line(), file=self._stream, flush=True)
+
+    def _draw(self) -> None:
+        from rich.console import Console  # only here: plain lines need not wait for rich
+        from rich.live import Live
+
+        if self._live is None:
+            # No refresh thread: the display changes when logs come, and not otherwise.
+            console = Console(file=self._stream)
+            self._live = Live(console=console, auto_refresh=False, transient=False)
+            atexit.register(self.close)
+            self._live.start()
+        self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            ProgressBar(total=self._total, completed=min(self._frames, self._total), width=30),
+            f"{self._frames:,}/{self._total:,} frames",
+            f"{self.frames_per_second():,.0f} frames/s",
+            f"{self._time_left()} left",
+        )
+        body = Table.grid(padding=(0, 2))
+        for name, value in self._chosen():
+            body.add_row(name, _number(value))
+        return Group(head, body, self._render_nodes()) if self._nodes else Group(head, body)
+
+    def _render_nodes(self) -> Any:
+        from rich.table import Table
+
+        columns = list(dict.fromkeys(name for node in self._nodes.values() for name in node))
+        table = Table("node", *columns, box=None, padding=(0, 2, 0, 0))
+        for name, node in self._nodes.items():
+            cells = (node.get(column, "") for column in columns)
+            table.add_row(name, *(c if isinstance(c, str) else _number(c) for c in cells))
+        return table
+
+    def _troubles(self) -> list[str]:
+        """Nodes that are silent, and restarts, for a plain line."""
+        silent = [name for name, node in self._nodes.items() if node.get("state") == "silent"]
+        restarts = sum(int(node.get("restarts", 0)) for node in self._nodes.values())
+        parts = [f"silent: {', '.join(silent)}"] if silent else []
+        return [*parts, f"{restarts} restarts"] if restarts else parts
+
+    def _share(self) -> float:
+        return min(1.0, self._frames / self._total)
+
+    def _time_left(self) -> str:
+        rate = self.frames_per_second()
+        left = self._total - self._frames
+        if left <= 0:
+            return "0:00"
+        if rate <= 0:
+            return "?"
+        minutes, seconds = divmod(round(left / rate), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+    def _chosen(self) -> list[tuple[str, Scalar]]:
+        """Returns first, then losses: what one looks at to see whether it learns."""
+        order = [
+            [name for name in self._logs if word in name.rsplit("/", 1)[-1]]
+            for word in ("return", "loss")
+        ]
+        names = list(dict.fromkeys(name for group in order for name in group))
+        return [(name, self._logs[name]) for name in names[:_MAX_SHOWN]]
+
+
+def _number(value: Scalar) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

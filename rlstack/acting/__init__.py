@@ -1,0 +1,4 @@
+"""Acting: the actor, local and served inference, the way of params to it, and the evaluator.
+
+May import: rlstack, rlstack.exploration, rlstack.networks.
+"""

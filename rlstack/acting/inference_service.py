@@ -1,0 +1,285 @@
+"""The inference service: many actors' requests become one batch of one Inferencer.
+
+Each call blocks its own thread. A batch goes at once when it is full or when every live client
+waits, and then the caller who came last acts for all; else it goes when its first request has
+waited long enough, and a worker thread acts. There is no transport here: remote calls arrive in
+threads of their own.
+
+With greedy policies an environment's answers do not depend on who shares its batch (beyond the
+rounding of other batch sizes); with sampling ones only the noise does. A batch of all environments
+gives, bit for bit, what one Inferencer gives for all of them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+import time
+import traceback
+
+import numpy as np
+
+from rlstack.acting.batching import BatchJoiner, Layout, ladder
+from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig, ParamsSource
+from rlstack.acting.request_queue import Name, Request, RequestQueue, Taken
+from rlstack.agent import Agent
+from rlstack.types import PRNGKey, PyTree, TimeStep
+
+_WINDOW = 2048  # requests and batches on which means and percentiles look back
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceConfig(InferencerConfig):
+    """How requests are collected; a call, in ``sync_interval``, is a batch."""
+
+    max_batch: int = 256
+    """Environments at which a batch is full; a greater request makes a batch of its own."""
+    max_wait_ms: float = 1.0
+    """How long a request waits for others at most."""
+    live_s: float = 1.0
+    """How long a client that does not call is waited for."""
+    lock_step: bool = False
+    """Whether a batch goes only when every environment is there: reproducible with any number of
+    actors, and as slow as the slowest."""
+    batch_sizes: tuple[int, ...] = ()
+    """Sizes to which batches are padded, growing; none for powers of two up to max_batch."""
+    timeout_s: float = 60.0
+    """How long a caller waits for its answer before it gets an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_least(1, "max_batch")
+        self.require_at_least(0, "max_wait_ms", "live_s")
+        self.require("timeout_s", self.timeout_s > 0, "positive")
+        sizes = itertools.pairwise((0, *self.batch_sizes))
+        grow = all(small < large for small, large in sizes)
+        self.require("batch_sizes", grow, "positive sizes that grow")
+
+
+class InferenceError(RuntimeError):
+    """Acting failed; the traceback is in the text, which survives a network."""
+
+
+class InferenceService:
+    """Acts for many clients at once; safe to call from any number of threads."""
+
+    def __init__(
+        self,
+        cfg: ServiceConfig,
+        agent: Agent,
+        params_source: ParamsSource,
+        num_envs: int,
+        rng_key: PRNGKey,
+        global_ids: np.ndarray | None = None,
+    ) -> None:
+        """Starts the worker thread; the arguments are `Inferencer`'s.
+
+        ``params_source`` is asked between batches and should answer at once: see
+        `rlstack.acting.params.BackgroundParams`. Closing it is the caller's business.
+        """
+        self._timeout = min(cfg.timeout_s, threading.TIMEOUT_MAX)
+        self._num_envs = num_envs
+        self._all_ids = np.arange(num_envs, dtype=np.int32)
+        self._inferencer = Inferencer(cfg, agent, params_source, num_envs, rng_key, global_ids)
+        self._acting = threading.Lock()  # guards the inferencer
+        self._layout = None if agent.obs_spec is None else Layout.of(agent.obs_spec)
+        self._joiner = BatchJoiner(ladder(cfg.batch_sizes, cfg.max_batch, num_envs), num_envs)
+        self._statistics = _Statistics(min(cfg.max_batch, num_envs))
+        self._queue = RequestQueue(
+            num_envs, cfg.max_batch, cfg.max_wait_ms / 1e3, cfg.live_s, cfg.lock_step
+        )
+        self._worker = threading.Thread(target=self._work, name="inference", daemon=True)
+        self._worker.start()
+
+    def inference(
+        self, client: Name, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
+    ) -> Inference:
+        """Acts on some of a client's environments; blocks until the answer is there.
+
+        Args:
+          client: the actor's name or rank.
+          incarnation: grows each time the actor is restarted. At the first call with a new one,
+            its environments start from a fresh agent state, and older callers are refused.
+          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order.
+          timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
+
+        Returns:
+          numpy arrays ``[B, ...]``; read-only, and not written to later.
+
+        Raises:
+          ValueError: ids or timestep are not what they must be, or another client's.
+          StaleIncarnationError: the actor has come back as a later incarnation.
+          TimeoutError: others gave no answer within ``timeout_s``. A request that was being acted
+            on may have moved its environments' agent state.
+          InferenceError: acting failed, for the whole batch; the service goes on.
+          ServiceClosedError: the service was closed.
+        """
+        leaves = (self._layout or self._learn_layout(timestep)).leaves(timestep)
+        request = Request(self._checked(env_ids, len(leaves[0])), leaves)
+        if (taken := self._queue.submit(request, client, incarnation)) is not None:
+            self._serve(taken)
+        if not request.done.wait(self._timeout) and (state := self._queue.withdraw(request)):
+            raise TimeoutError(
+                f"InferenceService.inference: an answer must come within {self._timeout:g} s; the "
+                f"request of client {client!r} {state}. Raise timeout_s, or look what hangs."
+            )
+        return request.result()
+
+    def stats(self) -> dict[str, float]:
+        """Returns counts since the start, and means and percentiles over the latest requests.
+
+        Queue time is from a request's arrival to the start of its batch, latency to its answer.
+        Fill is environments over ``max_batch``, padding the share of rows computed for nobody.
+        """
+        queued, live = self._queue.counts()
+        return {
+            **self._statistics.read(),
+            "service/queued": queued,
+            "service/live_clients": live,
+            "service/compiled_sizes": len(self._joiner.sizes_seen),
+        }
+
+    @property
+    def sizes_seen(self) -> tuple[int, ...]:
+        """The different sizes of batches so far, each of them compiled once."""
+        return tuple(sorted(self._joiner.sizes_seen))
+
+    def save(self) -> PyTree:
+        """Returns what a resumed run needs to act on as before, as of the end of a batch."""
+        with self._acting:
+            return self._inferencer.save()
+
+    def load(self, saved: PyTree) -> None:
+        """Takes back what `save` returned; the next batch looks for params of any version."""
+        with self._acting:
+            self._inferencer.load(saved)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Wakes every caller with an error and ends the worker, once the present batch is done.
+
+        Raises:
+          TimeoutError: that batch does not end.
+        """
+        self._queue.close()
+        self._worker.join(timeout)
+        if self._worker.is_alive():
+            raise TimeoutError(
+                f"InferenceService.close: the present batch must end within {timeout:g} s; it "
+                "still runs."
+            )
+
+    def _learn_layout(self, timestep: TimeStep) -> Layout:
+        """For agents that do not say what they observe: the first request decides."""
+        with self._acting:
+            self._layout = self._layout or Layout(timestep)
+            return self._layout
+
+    def _checked(self, env_ids: np.ndarray | None, size: int) -> np.ndarray:
+        """Returns the ids as int32 ``[size]``, or raises ValueError."""
+        ids = self._all_ids if env_ids is None else np.asarray(env_ids)
+        where = "InferenceService.inference"
+        if ids.shape != (size,) or size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"{where}: env_ids must be integers, one for each of the {size} rows and at least "
+                f"one; got {ids.dtype} {list(ids.shape)}."
+            )
+        grows = bool((ids[1:] > ids[:-1]).all())
+        low, high = (ids[0], ids[-1]) if grows else (ids.min(), ids.max())
+        if low < 0 or high >= self._num_envs or not (grows or len(np.unique(ids)) == size):
+            raise ValueError(
+                f"{where}: env_ids must be distinct and in [0, {self._num_envs}); got {ids}."
+            )
+        return ids.astype(np.int32, copy=False)
+
+    def _work(self) -> None:
+        """The worker: batch after batch until closed."""
+        try:
+            while (taken := self._queue.take()) is not None:
+                self._serve(taken)
+        finally:
+            self._queue.close()  # whatever ended it, nobody waits in vain
+
+    def _serve(self, taken: Taken) -> None:
+        start = time.perf_counter()
+        try:
+            env_ids, answer = self._act(taken)
+        except BaseException as raised:  # told to the callers; their service lives on
+            error = raised
+            text = (
+                f"InferenceService: acting failed for a batch of {len(taken.requests)} requests.\n"
+                f"{traceback.format_exc()}"
+            )
+
+            def make_error() -> Exception:
+                told = InferenceError(text)
+                told.__cause__ = error
+                return told
+
+            self._queue.settle(None, make_error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._statistics.add(taken.requests, len(env_ids), start)
+            self._queue.settle(answer)
+
+    def _act(self, taken: Taken) -> tuple[np.ndarray, Inference]:
+        assert self._layout is not None  # no request without one
+        with self._acting:
+            if taken.to_reset is not None:
+                self._inferencer.reset(taken.to_reset)
+            before = self._inferencer.save()
+            try:
+                env_ids, timestep = self._joiner.join(taken.requests, self._layout)
+                return env_ids, self._inferencer.inference(env_ids, timestep)
+            except BaseException:
+                # JAX may report a failure only after it has handed out arrays that will never be.
+                self._inferencer.load(before)
+                raise
+
+
+class _Statistics:
+    """Counts, and a sliding window over the latest requests and batches."""
+
+    def __init__(self, full: int) -> None:
+        self._lock = threading.Lock()
+        self._full = full
+        self._batches = self._requests = self._envs = 0
+        self._fills: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._paddings: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._queued: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._latencies: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+
+    def add(self, requests: list[Request], size: int, start: float) -> None:
+        """Counts a batch of ``size`` rows whose work began at ``start`` and has just ended."""
+        end = time.perf_counter()
+        envs = sum(len(request.env_ids) for request in requests)
+        with self._lock:
+            self._batches += 1
+            self._requests += len(requests)
+            self._envs += envs
+            self._fills.append(envs / self._full)
+            self._paddings.append(1 - envs / size)
+            self._queued.extend(start - request.arrived for request in requests)
+            self._latencies.extend(end - request.arrived for request in requests)
+
+    def read(self) -> dict[str, float]:
+        with self._lock:
+            stats: dict[str, float] = {
+                "service/batches": self._batches,
+                "service/requests": self._requests,
+                "service/envs": self._envs,
+            }
+            windows = [
+                np.array(window or [0.0])
+                for window in (self._fills, self._paddings, self._queued, self._latencies)
+            ]
+        fills, paddings, queued, latencies = windows
+        stats["service/fill_mean"] = float(fills.mean())
+        stats["service/fill_p50"] = float(np.percentile(fills, 50))
+        stats["service/padding_mean"] = float(paddings.mean())
+        for name, seconds in (("queue_ms", queued), ("latency_ms", latencies)):
+            for percent, value in zip((50, 99), np.percentile(seconds, (50, 99)), strict=True):
+                stats[f"service/{name}_p{percent}"] = 1e3 * float(value)
+        return stats

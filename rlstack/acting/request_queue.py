@@ -1,0 +1,297 @@
+"""The queue of an inference service: who calls, whose turn it is, and when a batch goes.
+
+The caller whose request makes a batch complete acts for all of it in its own thread: handing it to
+another thread and back takes longer than acting on a small network. A worker thread takes the
+batches that time alone makes complete.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rlstack.acting.inferencer import Inference
+
+Name = str | int  # of a client; an actor's rank, say
+
+
+class StaleIncarnationError(RuntimeError):
+    """A request came from an actor that has been restarted since."""
+
+
+class ServiceClosedError(RuntimeError):
+    """The service was closed before or while a caller waited."""
+
+
+class Request:
+    """One call that waits for its answer."""
+
+    __slots__ = ("answer", "arrived", "client", "done", "env_ids", "error", "leaves", "start")
+
+    def __init__(self, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
+        self.env_ids = env_ids  # [n] int32
+        self.leaves = leaves  # of its timestep, each [n, ...]
+        self.arrived = time.perf_counter()
+        self.client: Client
+        self.start = 0  # its first row in the batch
+        self.done = threading.Event()
+        self.answer: Inference | None = None  # to the whole batch
+        self.error: Exception | None = None
+
+    def result(self) -> Inference:
+        """Returns its rows of the batch's answer, or raises its error."""
+        if self.error is not None:
+            raise self.error
+        start, stop = self.start, self.start + len(self.env_ids)
+        leaves, structure = jax.tree_util.tree_flatten(self.answer)
+        return structure.unflatten([leaf[start:stop] for leaf in leaves])
+
+
+class Client:
+    """One actor as the service sees it."""
+
+    __slots__ = ("incarnation", "index", "seen", "waiting")
+
+    def __init__(self, index: int, incarnation: int) -> None:
+        self.index = index  # its mark in the table of owners
+        self.incarnation = incarnation
+        self.seen = 0.0  # when it last called or was answered
+        self.waiting = 0  # its requests in the queue
+
+
+class Clients:
+    """Who holds which environments, and in which incarnation."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._clients: dict[Name, Client] = {}
+        self._owner = np.full(num_envs, -1, np.int32)
+
+    def admit(
+        self, name: Name, incarnation: int, env_ids: np.ndarray
+    ) -> tuple[Client, np.ndarray | None]:
+        """Lets a client act on environments, which are its own from then on.
+
+        Returns:
+          The client; and where it has come back in a new incarnation, which environments were its
+          own until now, ``[num_envs]`` bool, else None.
+
+        Raises:
+          StaleIncarnationError: the client has been seen in a later incarnation.
+          ValueError: another client holds one of the environments.
+        """
+        client = self._clients.get(name)
+        if client is None:
+            client = Client(len(self._clients), incarnation)
+        elif incarnation < client.incarnation:
+            raise StaleIncarnationError(
+                f"InferenceService.inference: client {name!r} must call as incarnation "
+                f"{client.incarnation}, as which it has come back; got {incarnation}. The caller "
+                "has been replaced and should end."
+            )
+        owners = self._owner[env_ids]
+        if not (owners == client.index).all():
+            self._claim(client, name, env_ids, owners)
+        released = None
+        if incarnation > client.incarnation:
+            client.incarnation = incarnation
+            released = self._owner == client.index
+            self._owner[released] = -1
+        self._owner[env_ids] = client.index
+        self._clients[name] = client
+        return client, released
+
+    def all_wait(self, live_since: float) -> bool:
+        """Whether every client seen since then has a request in the queue."""
+        return all(c.waiting or c.seen < live_since for c in self._clients.values())
+
+    def count(self, live_since: float) -> int:
+        """How many clients have been seen since then."""
+        return sum(c.seen >= live_since for c in self._clients.values())
+
+    def _claim(self, client: Client, name: Name, ids: np.ndarray, owners: np.ndarray) -> None:
+        taken = (owners >= 0) & (owners != client.index)
+        if taken.any():
+            env_id, owner = ids[taken][0], owners[taken][0]
+            other = next(key for key, c in self._clients.items() if c.index == owner)
+            raise ValueError(
+                "InferenceService.inference: an environment belongs to one client; got "
+                f"{env_id} from {name!r}, but it is of {other!r}. Give actors ranks of their own."
+            )
+
+
+class Taken(NamedTuple):
+    """What the worker is to do next."""
+
+    requests: list[Request]  # in the order of their environments
+    to_reset: np.ndarray | None  # [num_envs] bool, environments to start afresh before
+
+
+class RequestQueue:
+    """Requests in the order of their arrival; one batch is out at a time, until it is settled."""
+
+    def __init__(
+        self, num_envs: int, max_batch: int, max_wait_s: float, live_s: float, lock_step: bool
+    ) -> None:
+        """Starts empty; the arguments are explained at `ServiceConfig`."""
+        self._num_envs = num_envs
+        self._max_batch = num_envs if lock_step else min(max_batch, num_envs)
+        self._max_wait = math.inf if lock_step else max_wait_s
+        self._live, self._lock_step = live_s, lock_step
+        self._condition = threading.Condition()  # guards all; the worker alone waits on it
+        self._queue: list[Request] = []
+        self._running: list[Request] = []
+        self._clients = Clients(num_envs)
+        self._to_reset: np.ndarray | None = None
+        self._busy = self._closed = False
+        self._wakes_at = math.inf  # when the worker looks again without being woken
+
+    def submit(self, request: Request, name: Name, incarnation: int) -> Taken | None:
+        """Puts a client's request in the queue, or raises: see `Clients.admit`.
+
+        Returns:
+          The batch which that has made complete, for the caller to act on and `settle`, or None.
+        """
+        with self._condition:
+            if self._closed:
+                raise ServiceClosedError("InferenceService.inference: the service is closed.")
+            client, released = self._clients.admit(name, incarnation, request.env_ids)
+            if released is not None:
+                self._replace(client, released, name)
+            elif client.waiting:
+                self._refuse_twice(client, request, name)
+            request.client = client
+            client.seen = request.arrived
+            client.waiting += 1
+            self._queue.append(request)
+            if self._busy:
+                return None
+            if self._is_full():
+                return self._pop()
+            self._wake_in_time()
+            return None
+
+    def withdraw(self, request: Request) -> str:
+        """Gives up on a request; returns what it waited for, empty where it has been answered."""
+        with self._condition:
+            if request.done.is_set():
+                return ""
+            if request not in self._queue:
+                return "is being acted on"
+            self._queue.remove(request)
+            request.client.waiting -= 1
+            return f"waits with {len(self._queue)} others for its turn"
+
+    def take(self) -> Taken | None:
+        """Waits for the next batch that nobody else acts on; None when closed and all done."""
+        with self._condition:
+            while self._busy or not self._closed:
+                wait = math.inf
+                if self._queue and not self._busy:
+                    wait = self._seconds_to_wait()
+                    if wait <= 0:
+                        return self._pop()
+                    # Looks again when clients may no longer count as live.
+                    wait = min(wait, max(self._live, 0.001), 1.0)
+                self._wakes_at = time.perf_counter() + wait
+                self._condition.wait(None if wait == math.inf else wait)
+            return None
+
+    def settle(
+        self, answer: Inference | None, make_error: Callable[[], Exception] | None = None
+    ) -> None:
+        """Answers the batch taken last, or tells each of its callers an error of its own."""
+        now = time.perf_counter()
+        with self._condition:
+            for request in self._running:
+                request.client.seen = now
+                if not request.done.is_set():  # it was closed, or its caller has gone
+                    request.answer = answer
+                    request.error = None if make_error is None else make_error()
+            running, self._running = self._running, []
+            self._busy = False
+            if self._closed or self._is_full():
+                self._condition.notify()
+            else:
+                self._wake_in_time()
+        for request in running:
+            request.done.set()
+
+    def close(self) -> None:
+        """Wakes every caller with an error; the worker gets no more."""
+        with self._condition:
+            self._closed = True
+            for request in self._queue + self._running:
+                self._fail(request, ServiceClosedError("InferenceService: it has been closed."))
+            self._queue.clear()
+            self._condition.notify()
+
+    def counts(self) -> tuple[int, int]:
+        """How many requests are queued and how many clients are live."""
+        with self._condition:
+            live_since = time.perf_counter() - self._live
+            return len(self._queue), self._clients.count(live_since)
+
+    def _wake_in_time(self) -> None:
+        """Wakes the worker where it would sleep past the time of the first request."""
+        if self._queue and self._queue[0].arrived + self._max_wait < self._wakes_at:
+            self._condition.notify()
+
+    def _seconds_to_wait(self) -> float:
+        """Until the batch goes."""
+        if self._is_full():
+            return 0.0
+        return self._queue[0].arrived + self._max_wait - time.perf_counter()
+
+    def _is_full(self) -> bool:
+        envs = sum(len(request.env_ids) for request in self._queue)
+        if envs >= self._max_batch or envs == 0 or self._lock_step:
+            return envs >= self._max_batch
+        return self._clients.all_wait(time.perf_counter() - self._live)
+
+    def _pop(self) -> Taken:
+        envs = count = 0
+        for request in self._queue:
+            envs += len(request.env_ids)
+            if count and envs > self._max_batch:
+                break
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        for request in batch:
+            request.client.waiting -= 1
+        # Where all are there they are in the order of a lone Inferencer, whatever came first.
+        batch.sort(key=lambda request: request.env_ids[0])
+        self._running, self._busy = batch, True
+        # Taken together with the batch: a restarted actor's rows start afresh after what is
+        # left of its predecessor has been acted on, never before.
+        to_reset, self._to_reset = self._to_reset, None
+        return Taken(batch, to_reset)
+
+    def _replace(self, client: Client, released: np.ndarray, name: Name) -> None:
+        """Ends what an earlier incarnation has in the queue, and its rows in the table."""
+        self._to_reset = released if self._to_reset is None else self._to_reset | released
+        for request in self._queue:
+            if request.client is client:
+                text = f"InferenceService: client {name!r} has come back in a new incarnation."
+                self._fail(request, StaleIncarnationError(text))
+        self._queue = [request for request in self._queue if request.client is not client]
+        client.waiting = 0
+
+    def _refuse_twice(self, client: Client, request: Request, name: Name) -> None:
+        for other in self._queue:
+            if other.client is client and np.isin(request.env_ids, other.env_ids).any():
+                raise ValueError(
+                    f"InferenceService.inference: client {name!r} must wait for an environment's "
+                    f"answer before it asks again; got {request.env_ids} while "
+                    f"{other.env_ids} wait."
+                )
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if not request.done.is_set():
+            request.error = error
+            request.done.set()

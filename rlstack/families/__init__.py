@@ -1,0 +1,6 @@
+"""What agents of one family share: policy gradient, Q-learning, off-policy actor-critic.
+
+Pure.
+
+May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.math, rlstack.networks.
+"""

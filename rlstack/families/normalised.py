@@ -1,0 +1,271 @@
+"""Any agent over standardised observations and scaled rewards, by wrapping it.
+
+The statistics travel with the params. They change between updates only, so that every minibatch of
+an update, and the acting whose log-probabilities it compares with, see the same normalisation, and
+evaluation sees what acting last saw. The agent inside knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from dm_env import specs
+
+from rlstack.agent import Agent, EpochAgent
+from rlstack.checks import Checked
+from rlstack.math.running_statistics import (
+    RunningStatistics,
+    initial_statistics,
+    normalise,
+    update_statistics,
+)
+from rlstack.networks import Standardiser
+from rlstack.networks.torsos import ACTION_MASK, action_mask
+from rlstack.types import (
+    AgentOut,
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    LearnerState,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+RewardScale = Literal["none", "reward", "return"]
+_REWARD_SCALES: tuple[str, ...] = get_args(RewardScale)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalisationConfig(Checked):
+    """What an agent sees of observations and rewards; reported returns are never touched."""
+
+    observations: bool = False
+    """Whether float observations are standardised by running statistics."""
+    observation_clip: float = 10.0
+    """Standardised observations are clipped to plus or minus this."""
+    rewards: RewardScale = "none"
+    """Whether rewards are divided by the running standard deviation of rewards, or of discounted
+    returns."""
+    return_discount: float = 0.99
+    """Discount of the returns whose deviation rewards are divided by."""
+    reward_scale: float = 1.0
+    """Factor on rewards."""
+    reward_clip: float = 0.0
+    """Rewards, scaled, are clipped to plus or minus this; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        self.require("observation_clip", self.observation_clip > 0, "positive")
+        self.require_one_of("rewards", _REWARD_SCALES)
+        self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
+        self.require_at_least(0, "reward_clip")
+
+
+class Statistics(NamedTuple):
+    """What is known so far of what the environments show."""
+
+    observation: Any  # a RunningStatistics, or what the network's own Standardiser keeps
+    reward: RunningStatistics  # of rewards, or of discounted returns
+
+
+class NormalisedParams(NamedTuple):
+    """What the learner publishes."""
+
+    agent: Params
+    statistics: Statistics
+
+
+class NormalisedLearnerState(NamedTuple):
+    """What the learner keeps."""
+
+    agent: LearnerState
+    pending: Statistics  # join the params when the update is done
+
+
+class NormalisedState(NamedTuple):
+    """What is remembered of each environment where returns are counted."""
+
+    agent: AgentState
+    discounted_return: Array  # [B] float32, of the episode, up to the step before this one
+
+
+class Normalised(Agent):
+    """An agent whose observations and rewards are normalised."""
+
+    def __init__(self, agent: Agent, cfg: NormalisationConfig) -> None:
+        """Wraps an agent; `normalised` takes the right class."""
+        self.agent, self.normalisation = agent, cfg
+        self.cfg = agent.cfg
+        self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
+        self.network, self.policy = agent.network, agent.policy
+        self._counts_returns = cfg.rewards == "return"
+        own = getattr(agent.network, "standardiser", None)
+        self._standardiser = own or _by_entry(agent.obs_spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.agent, self.normalisation)
+
+    def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
+        """Returns the agent's fresh parameters and empty statistics."""
+        statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR))
+        return NormalisedParams(self.agent.initial_params(rng_key), statistics)
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Returns the agent's own, with returns of 0 where they are counted."""
+        state = self.agent.initial_state(batch_size)
+        return NormalisedState(state, jnp.zeros(batch_size)) if self._counts_returns else state
+
+    def reset_state(self, state: AgentState, first: Array) -> AgentState:
+        """Lets the agent start its rows afresh; returns begin at 0."""
+        if not self._counts_returns:
+            return self.agent.reset_state(state, first)
+        return NormalisedState(
+            self.agent.reset_state(state.agent, first), jnp.where(first, 0, state.discounted_return)
+        )
+
+    def initial_learner_state(
+        self, rng_key: PRNGKey, params: NormalisedParams
+    ) -> NormalisedLearnerState:
+        """Returns the agent's own, with empty statistics."""
+        state = self.agent.initial_learner_state(rng_key, params.agent)
+        return NormalisedLearnerState(state, params.statistics)
+
+    def lay_out(self, timestep: TimeStep) -> TimeStep:
+        """Lets the agent lay out what it is to see."""
+        return self.agent.lay_out(timestep)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
+    ) -> tuple[AgentOut, AgentState]:
+        """Lets the agent act on what it is to see of ``[B, ...]`` steps."""
+        seen = self._seen(params.statistics, timestep)
+        if not self._counts_returns:
+            return self.agent.actor_step(rng_key, params.agent, seen, state)
+        output, agent_state = self.agent.actor_step(rng_key, params.agent, seen, state.agent)
+        return output, NormalisedState(agent_state, self._returns(state, timestep))
+
+    def learner_step(
+        self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
+    ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
+        """Lets the agent learn from the batch as its params see it, then adds the batch."""
+        learner_state, batch = self._take(params, learner_state, batch)
+        agent_params, agent_state, output = self.agent.learner_step(
+            params.agent, learner_state.agent, batch
+        )
+        params = NormalisedParams(agent_params, learner_state.pending)
+        return params, learner_state._replace(agent=agent_state), output
+
+    def _take(
+        self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
+    ) -> tuple[NormalisedLearnerState, Batch]:
+        """Returns the learner state that knows of this batch, and the batch as the agent sees it.
+
+        The last step of each item is left out of the statistics: it is the next item's first.
+        """
+        trajectory, pending = batch.trajectory, learner_state.pending
+        before = jax.tree.map(lambda x: x[:-1], trajectory)
+        if self.normalisation.observations:
+            seen = before.timestep.observation
+            observation = self._standardiser.update(pending.observation, seen)
+            pending = pending._replace(observation=observation)
+        if self.normalisation.rewards != "none":
+            amount = before.timestep.reward
+            if self._counts_returns:
+                amount = self._returns(before.agent_state, before.timestep)
+            # The first step of an episode has no reward: nothing has been done yet.
+            reward = update_statistics(pending.reward, amount, ~before.timestep.first())
+            pending = pending._replace(reward=reward)
+        if self._counts_returns:
+            trajectory = trajectory._replace(agent_state=trajectory.agent_state.agent)
+        trajectory = trajectory._replace(
+            timestep=self._seen(params.statistics, trajectory.timestep)
+        )
+        return learner_state._replace(pending=pending), batch._replace(trajectory=trajectory)
+
+    def _returns(self, state: NormalisedState, timestep: TimeStep) -> Array:
+        return state.discounted_return * self.normalisation.return_discount + timestep.reward
+
+    def _seen(self, statistics: Statistics, timestep: TimeStep) -> TimeStep:
+        """Returns steps as the agent sees them."""
+        cfg = self.normalisation
+        observation, reward = timestep.observation, timestep.reward * cfg.reward_scale
+        if cfg.observations:
+            observation = self._standardiser.apply(
+                statistics.observation, observation, cfg.observation_clip
+            )
+        if cfg.rewards != "none":
+            # Rewards keep their zero: a shift would change which policy is best.
+            reward = reward * jax.lax.rsqrt(statistics.reward.variance[0] + 1e-8)
+        if cfg.reward_clip:
+            reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
+        return timestep._replace(observation=observation, reward=reward)
+
+
+class NormalisedEpochs(Normalised, EpochAgent):
+    """An epoch agent whose observations and rewards are normalised, once a batch."""
+
+    agent: EpochAgent
+
+    def prepare(
+        self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
+    ) -> tuple[NormalisedLearnerState, PyTree, Array]:
+        """Lets the agent prepare the batch as its params see it."""
+        learner_state, batch = self._take(params, learner_state, batch)
+        agent_state, rows, schedule = self.agent.prepare(params.agent, learner_state.agent, batch)
+        return learner_state._replace(agent=agent_state), rows, schedule
+
+    def update(
+        self, params: NormalisedParams, learner_state: NormalisedLearnerState, minibatch: PyTree
+    ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
+        """Lets the agent take a gradient step; the statistics stay."""
+        agent_params, agent_state, output = self.agent.update(
+            params.agent, learner_state.agent, minibatch
+        )
+        return (
+            params._replace(agent=agent_params),
+            learner_state._replace(agent=agent_state),
+            output,
+        )
+
+    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
+        """Lets the agent lay out what it is to learn from."""
+        return self.agent.lay_out_rows(minibatch)
+
+    def finish(
+        self, params: NormalisedParams, learner_state: NormalisedLearnerState
+    ) -> tuple[NormalisedParams, NormalisedLearnerState]:
+        """Lets the next acting and learning see the statistics of this batch."""
+        agent_params, agent_state = self.agent.finish(params.agent, learner_state.agent)
+        return (
+            NormalisedParams(agent_params, learner_state.pending),
+            learner_state._replace(agent=agent_state),
+        )
+
+    learner_step = EpochAgent.learner_step
+
+
+def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
+    """Returns the agent wrapped, or itself when nothing is to be normalised."""
+    if cfg == NormalisationConfig():
+        return agent
+    return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
+
+
+def _by_entry(obs_spec: PyTree) -> Standardiser:
+    """Standardises every float entry on its own, but for the action mask, which is no number."""
+
+    def apply(statistics: RunningStatistics, observation: PyTree, clip: float) -> PyTree:
+        shown = normalise(statistics, observation, clip)
+        if action_mask(observation) is not None:
+            shown = {**shown, ACTION_MASK: observation[ACTION_MASK]}
+        return shown
+
+    return Standardiser(lambda: initial_statistics(obs_spec), update_statistics, apply)
+
+
+_SCALAR = specs.Array((), "float32")

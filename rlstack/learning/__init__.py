@@ -1,0 +1,4 @@
+"""Learning: the learner, which samples batches, makes updates and publishes params.
+
+May import: rlstack.
+"""

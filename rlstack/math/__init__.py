@@ -1,0 +1,6 @@
+"""Functions of arrays: returns, n-step transitions, value distributions, statistics, shuffles.
+
+Pure.
+
+May import: rlstack.
+"""

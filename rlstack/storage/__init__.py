@@ -1,0 +1,4 @@
+"""Files: checkpoints, datasets and logs.
+
+May import: rlstack, rlstack.envs, rlstack.replay.
+"""

@@ -1,0 +1,169 @@
+"""dataset.json: what a dataset holds, and whether that fits an environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from dm_env import specs
+
+from rlstack.envs.nest import Nest
+from rlstack.storage.loggers import to_json
+from rlstack.types import EnvSpec, PyTree
+
+NAME = "dataset.json"
+_FORMAT = 1
+
+
+class DatasetError(ValueError):
+    """A directory that is no readable dataset, or one that does not fit its use."""
+
+
+class Shard(NamedTuple):
+    """One file of steps."""
+
+    file: str
+    steps: int  # rows
+    episodes: int
+
+
+class Header(NamedTuple):
+    """What a dataset says of itself."""
+
+    env: Mapping[str, Any]  # name, type and options of the environments
+    spec: EnvSpec
+    frames: int  # environment steps, as everywhere; an episode of n has n + 1 rows
+    steps: int  # rows
+    episodes: int
+    return_mean: float
+    return_std: float
+    shards: tuple[Shard, ...]
+    source: Mapping[str, Any]  # who played: run, preset, policy, ...
+
+
+def encode(header: Header) -> str:
+    """Returns the text of ``dataset.json``."""
+    fields = header._asdict()
+    spec = fields.pop("spec")
+    fields |= {"observation": _spec_to_json(spec.observation), "action": _spec_to_json(spec.action)}
+    fields["shards"] = [shard._asdict() for shard in header.shards]
+    return json.dumps(to_json({"format": _FORMAT, **fields}), indent=2, allow_nan=False) + "\n"
+
+
+def decode(text: str, where: Path) -> Header:
+    """Returns the header of a text.
+
+    Raises:
+      DatasetError: it is no header of a format that is known here.
+    """
+    try:
+        fields = json.loads(text)
+        if fields.pop("format") != _FORMAT:
+            raise DatasetError(
+                f"Dataset: the format of {where} must be {_FORMAT}. "
+                "Read it with the version of rlstack that wrote it."
+            )
+        spec = EnvSpec(
+            _spec_from_json(fields.pop("observation")), _spec_from_json(fields.pop("action"))
+        )
+        shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
+        header = Header(spec=spec, shards=shards, **fields)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise DatasetError(
+            f"Dataset: {where} must be the header of a dataset; {type(error).__name__}: {error}. "
+            "Record it again with rlstack record."
+        ) from error
+    return header._replace(
+        return_mean=float(header.return_mean), return_std=float(header.return_std)
+    )
+
+
+def columns(spec: EnvSpec) -> dict[str, specs.Array]:
+    """Returns the spec of one step of every column of a shard, by the column's name."""
+    found = {
+        "step_type": specs.Array((), np.int32),
+        "reward": specs.Array((), np.float32),
+        "discount": specs.Array((), np.float32),
+    }
+    for name, tree in spec._asdict().items():
+        nest = Nest(tree)
+        found |= {f"{name}{path}": leaf for path, leaf in zip(nest.paths, nest.leaves, strict=True)}
+    return found
+
+
+def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
+    """Checks that steps of one environment can be learned from for another.
+
+    Structure, shapes and dtypes must agree, and the range of integers: bounds of real numbers may
+    differ.
+
+    Args:
+      recorded: of the environment that the steps come from.
+      spec: of the environment to act in.
+      where: begins the message.
+
+    Raises:
+      DatasetError: at the first entry that differs.
+    """
+    wanted, held = columns(spec), columns(recorded)
+    for name in [*wanted, *held]:
+        sides = [_describe(side[name]) if name in side else "nothing" for side in (wanted, held)]
+        if sides[0] != sides[1]:
+            raise DatasetError(
+                f"{where}: the recorded steps must be of the environment's spec; {name} is "
+                f"{sides[0]} there and {sides[1]} in the dataset. Choose the environment and its "
+                "options as in the header, or other data."
+            )
+
+
+def _describe(spec: specs.Array) -> str:
+    text = f"{np.dtype(spec.dtype).name}{list(spec.shape)}"
+    if np.issubdtype(spec.dtype, np.integer) and isinstance(spec, specs.BoundedArray):
+        text += f" in {_bound(spec.minimum)}..{_bound(spec.maximum)}"
+    return text
+
+
+def _bound(bound: Any) -> Any:
+    """One number where all are alike, which is so for nearly all bounds."""
+    bound = np.asarray(bound)
+    alike = bound.size and (bound == bound.flat[0]).all()
+    return bound.flat[0].item() if alike else bound.tolist()
+
+
+def _spec_to_json(tree: PyTree) -> dict[str, Any]:
+    if isinstance(tree, Mapping):
+        if not all(isinstance(key, str) for key in tree):
+            raise DatasetError(
+                f"DatasetWriter: keys of nested specs must be strings; got {list(tree)}. "
+                "Rename them in an environment adapter."
+            )
+        return {"dict": {key: _spec_to_json(value) for key, value in tree.items()}}
+    if isinstance(tree, tuple | list):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_spec_to_json(value) for value in tree]}
+    found = {"shape": list(tree.shape), "dtype": np.dtype(tree.dtype).name, "name": tree.name}
+    if isinstance(tree, specs.DiscreteArray):
+        return {**found, "num_values": int(tree.num_values)}
+    if isinstance(tree, specs.BoundedArray):
+        return {**found, "minimum": _bound(tree.minimum), "maximum": _bound(tree.maximum)}
+    return found
+
+
+def _spec_from_json(value: Mapping[str, Any]) -> PyTree:
+    if "dict" in value:
+        return {key: _spec_from_json(part) for key, part in value["dict"].items()}
+    if "list" in value:
+        return [_spec_from_json(part) for part in value["list"]]
+    if "tuple" in value:
+        return tuple(_spec_from_json(part) for part in value["tuple"])
+    shape, dtype, name = tuple(value["shape"]), np.dtype(value["dtype"]), value["name"]
+    if "num_values" in value:
+        return specs.DiscreteArray(value["num_values"], dtype, name)
+    if "minimum" in value:
+        # Infinities are strings in JSON, and numpy reads them as numbers.
+        low, high = (np.array(value[bound], dtype) for bound in ("minimum", "maximum"))
+        return specs.BoundedArray(shape, dtype, low, high, name)
+    return specs.Array(shape, dtype, name)

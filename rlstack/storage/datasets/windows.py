@@ -1,0 +1,169 @@
+"""Draws windows of a dataset in epochs: what an offline learner has in replay's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig, Sample, as_logs
+from rlstack.storage.datasets.header import DatasetError, check_specs
+from rlstack.storage.datasets.reader import Dataset
+from rlstack.types import (
+    AgentState,
+    Batch,
+    EnvSpec,
+    Logs,
+    PyTree,
+    StepType,
+    TimeStep,
+    Transition,
+)
+
+
+class Windows:
+    """Samples of recorded steps, each window once an epoch, in an order that the seed decides.
+
+    A window is what a replay's item is: ``unroll_length + 1`` consecutive steps, which may reach
+    from one episode into the next, since LAST -> FIRST is no transition for anybody who learns.
+    Of the config it takes batch_size, unroll_length, period, context and starts, and the last
+    window ends with the last step. A batch that an epoch does not fill takes the rest from the next
+    one. Recorded steps have no agent state: each carries the initial one, so that a recurrent agent
+    begins every window afresh.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cfg: ReplayConfig,
+        spec: EnvSpec,
+        step: Transition,
+        initial_state: AgentState,
+        seed: int,
+    ) -> None:
+        """Lists the windows.
+
+        Args:
+          dataset: where they come from.
+          cfg: their sizes.
+          spec: of the environment that the agent acts in.
+          step: what the agent learns from, as `rlstack.acting.actor.transition_spec` gives it.
+          initial_state: the agent's, ``[batch_size, ...]``.
+          seed: of the order.
+
+        Raises:
+          DatasetError: the dataset is of another environment, is shorter than a window, or lacks
+            what the agent learns from.
+          ValueError: the sampler is prioritized.
+        """
+        self._check(dataset, cfg, spec, step)
+        self._dataset, self._cfg, self._spec = dataset, cfg, spec
+        self._output: Any = type(step.agent_output)
+        steps = cfg.unroll_length + 1
+        self._state = jax.tree.map(
+            lambda x: np.broadcast_to(x, (steps, *np.shape(x))), initial_state
+        )
+        self._starts = _window_starts(dataset.step_type, cfg)
+        if not len(self._starts):
+            raise DatasetError(
+                f"Windows: {dataset.path} must hold a window of unroll_length + 1 ({steps}) steps; "
+                f"it has {dataset.header.steps} steps. Lower --replay.unroll-length, or record "
+                "more."
+            )
+        self._seed = seed
+        self._drawn = 0  # windows in all: the epoch and the place in it follow
+        self._orders: dict[int, np.ndarray] = {}
+
+    @staticmethod
+    def _check(dataset: Dataset, cfg: ReplayConfig, spec: EnvSpec, step: Transition) -> None:
+        check_specs(dataset.header.spec, spec, f"Windows of {dataset.path}")
+        output = type(step.agent_output)
+        if output._fields != ("action",):
+            raise DatasetError(
+                f"Windows: recorded steps hold actions alone, but {output.__name__} needs "
+                f"{', '.join(output._fields)}. Learn with an agent that takes anybody's actions, "
+                "such as bc, dqn or sac."
+            )
+        if cfg.sampler == "prioritized":
+            raise ValueError(
+                "Windows: a dataset is drawn in epochs, without priorities; got replay.sampler "
+                "prioritized. Use --replay.sampler uniform."
+            )
+
+    @property
+    def num_windows(self) -> int:
+        """Windows in an epoch."""
+        return len(self._starts)
+
+    def sample(self) -> Sample:
+        """Returns the next batch; its arrays are fresh."""
+        numbers = self._drawn + np.arange(self._cfg.batch_size)
+        epochs, places = np.divmod(numbers, self.num_windows)
+        which = np.concatenate(
+            [self._order(int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)]
+        )
+        self._drawn += self._cfg.batch_size
+        steps = self._starts[which] + np.arange(self._cfg.unroll_length + 1)[:, None]
+        timestep, action = self._dataset.read(steps, self._spec)
+        return Sample(self._batch(timestep, action), which.astype(np.uint64))
+
+    def _batch(self, timestep: TimeStep, action: PyTree) -> Batch:
+        version = np.zeros(timestep.step_type.shape, np.int32)
+        trajectory = Transition(timestep, self._output(action), self._state, version)
+        return Batch(trajectory, np.ones(self._cfg.batch_size, np.float32))
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Does nothing: an epoch has no priorities."""
+
+    def make_dataset(self) -> Iterator[Sample]:
+        """Yields samples for ever."""
+        while True:
+            yield self.sample()
+
+    def stats(self) -> Logs:
+        """Returns how often the dataset has been gone through, and its windows."""
+        return as_logs(epochs=self._drawn / self.num_windows, windows=self.num_windows)
+
+    def save(self) -> PyTree:
+        """Returns the place in the dataset, and which dataset it is."""
+        return {
+            "drawn": np.int64(self._drawn),
+            "num_windows": np.int64(self.num_windows),
+            "fingerprint": np.int64(self._dataset.fingerprint),
+        }
+
+    def load(self, saved: PyTree) -> None:
+        """Goes on where `save` was called.
+
+        Raises:
+          DatasetError: the dataset or its windows are others than then.
+        """
+        for name, value in self.save().items():
+            if name != "drawn" and int(saved[name]) != int(value):
+                raise DatasetError(
+                    f"Windows.load: {self._dataset.path} must be the dataset that the run began "
+                    f"with, cut into the same windows; its {name} was {int(saved[name])} and is "
+                    f"{int(value)}. Put the old one back, or start a new run."
+                )
+        self._drawn = int(saved["drawn"])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            if len(self._orders) > 1:  # a batch spans two epochs; older ones never come back
+                del self._orders[min(self._orders)]
+            rng = np.random.default_rng([self._seed, epoch])
+            self._orders[epoch] = rng.permutation(self.num_windows)
+        return self._orders[epoch]
+
+
+def _window_starts(step_type: np.ndarray, cfg: ReplayConfig) -> np.ndarray:
+    """Returns the first step of every window, int64 ``[windows]``."""
+    final = len(step_type) - 1 - cfg.unroll_length
+    if final < 0:
+        return np.zeros(0, np.int64)
+    starts = np.append(np.arange(0, final, cfg.step_period), final)
+    if cfg.starts == "not_last":
+        starts = starts[step_type[starts + cfg.context] != StepType.LAST]
+    return starts.astype(np.int64)

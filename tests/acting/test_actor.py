@@ -1,0 +1,233 @@
+"""The Actor: who is called with what, in which order, and what is counted."""
+
+import functools
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from rlstack.acting.actor import Actor, transition_spec
+from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig
+from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.types import EnvSpec, TimeStep
+from tests.agent_cases import FIRST, LAST, MID, SETTINGS, case
+
+
+class Output(NamedTuple):
+    action: Any
+
+
+class Countdown(gymnasium.Env):
+    """Seeded with s, episodes of s + 1 steps; step t gives reward t; the observation is [s, t]."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(100)
+
+    def __init__(self, seed):
+        self.name, self.t = seed, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.array([self.name, 0], np.float32), {}
+
+    def step(self, action):
+        assert action == 10 * self.name + self.t, "the answer to another environment or step"
+        self.t += 1
+        observation = np.array([self.name, self.t], np.float32)
+        return observation, float(self.t), self.t == self.name + 1, False, {}
+
+
+class Echo:
+    """Answers with 10 times the environment's name plus its time, which `Countdown` expects."""
+
+    def __init__(self, journal=None):
+        self.journal = [] if journal is None else journal
+
+    def inference(self, env_ids, timestep):
+        self.journal.append(("inference", env_ids, timestep))
+        rows = len(timestep.step_type)
+        action = (timestep.observation @ np.array([10, 1])).astype(np.int32)
+        version = np.full(rows, 3, np.int32)
+        return Inference(Output(action), {"state": np.arange(rows)}, version)
+
+
+class Memory:
+    """A replay that writes down what it is given."""
+
+    def __init__(self, journal=None):
+        self.journal = [] if journal is None else journal
+        self.added = []
+
+    def add(self, env_ids, transition):
+        self.journal.append(("add", env_ids, transition))
+        self.added.append((env_ids, transition))
+
+
+class ScriptedEnv:
+    """Shows rows of a script and writes down what it is asked."""
+
+    def __init__(self, script, journal, is_sync=True, ids=None):
+        self.script, self.journal, self.is_sync = iter(script), journal, is_sync
+        self.ids = ids and iter(ids)
+        self.num_envs = 2
+        self.env_ids = np.arange(2, dtype=np.int32)
+
+    def reset(self):
+        self.journal.append(("reset",))
+        return next(self.script)
+
+    def async_reset(self):
+        self.journal.append(("async_reset",))
+
+    def recv(self):
+        self.journal.append(("recv",))
+        if self.is_sync:
+            return next(self.script)
+        return np.array(next(self.ids), np.int32), next(self.script)
+
+    def send(self, *ids_and_action):
+        self.journal.append(("send", *ids_and_action))
+
+
+def rows(step_type, reward):
+    step_type = np.array(step_type, np.int32)
+    observation = np.zeros((len(step_type), 2), np.float32)
+    ones = np.ones(len(step_type), np.float32)
+    return TimeStep(step_type, np.array(reward, np.float32), ones, observation)
+
+
+def test_a_sync_step_remembers_while_the_environments_step():
+    journal = []
+    script = [rows([FIRST, FIRST], [0, 0]), rows([MID, LAST], [1, 2]), rows([MID, FIRST], [4, 0])]
+    actor = Actor(ScriptedEnv(script, journal), Echo(journal), Memory(journal))
+    assert actor.step() is None
+    logs = actor.step()
+    names = [entry[0] for entry in journal]
+    assert names == ["reset", *["inference", "send", "add", "recv"] * 2]
+    assert journal[1][1] is None and journal[3][1] is None  # all in order
+    seen, transition = journal[1][2], journal[3][2]
+    assert transition.timestep is seen is script[0]
+    assert transition.params_version.tolist() == [3, 3]
+    assert transition.agent_state["state"].tolist() == [0, 1]
+    assert transition.agent_output.action is journal[2][1]
+    assert logs["actor/episode_return"].tolist() == [2]
+    assert logs["actor/episode_length"].tolist() == [1]
+    assert (actor.env_frames, actor.episodes) == (2, 1)  # FIRST answers no action
+
+
+def test_an_async_step_sends_to_whom_it_received_from():
+    journal = []
+    script = [rows([FIRST], [0]), rows([FIRST], [0]), rows([LAST], [5]), rows([FIRST], [0])]
+    env = ScriptedEnv(script, journal, is_sync=False, ids=[[1], [0], [1], [1]])
+    actor = Actor(env, Echo(journal), Memory(journal), rank=3)
+    logs = [actor.step() for _ in range(3)]
+    names = [entry[0] for entry in journal]
+    assert names == ["async_reset", "recv", *["inference", "send", "add", "recv"] * 3]
+    assert [entry[1].tolist() for entry in journal if entry[0] == "send"] == [[1], [0], [1]]
+    # Global ids are rank * num_envs + id.
+    assert [entry[1].tolist() for entry in journal if entry[0] == "add"] == [[7], [6], [7]]
+    assert logs[:2] == [None, None]
+    assert logs[2]["actor/episode_return"].tolist() == [5]
+
+
+def test_a_sync_actor_of_higher_rank_names_its_environments():
+    journal = []
+    script = [rows([FIRST, FIRST], [0, 0])] * 2
+    Actor(ScriptedEnv(script, journal), Echo(journal), None, rank=2).step()
+    assert journal[1][1].tolist() == [4, 5]
+
+
+def by_hand(num_envs, num_steps):
+    """What environment i has done after it was shown `num_steps` steps: frames and episodes."""
+    frames = episodes = 0
+    for length in range(1, num_envs + 1):
+        whole, rest = divmod(num_steps, length + 1)  # an episode of n actions shows n + 1 steps
+        frames += whole * length + max(rest - 1, 0)
+        episodes += whole
+    return frames, episodes
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_real_environments_in_step(rank):
+    with SyncEnv(Countdown, 3, "for_loop") as env:
+        actor, returns = Actor(env, Echo(), Memory(), rank), []
+        for _ in range(24):
+            logs = actor.step()
+            if logs:
+                length = logs["actor/episode_length"]
+                np.testing.assert_array_equal(
+                    logs["actor/episode_return"], length * (length + 1) / 2
+                )
+                returns += logs["actor/episode_return"].tolist()
+    assert (actor.env_frames, actor.episodes) == by_hand(3, 24)
+    assert sorted(returns) == [1] * 12 + [3] * 8 + [6] * 6
+
+
+@pytest.mark.timeout(60)
+def test_real_environments_in_threads():
+    memory = Memory()
+    with AsyncEnv(Countdown, 3, 2, "thread") as env:
+        actor, episodes = Actor(env, Echo(), memory), []
+        for _ in range(60):
+            logs = actor.step()
+            if logs:
+                episodes += zip(
+                    logs["actor/episode_length"], logs["actor/episode_return"], strict=True
+                )
+    assert all(total == length * (length + 1) / 2 for length, total in episodes)
+    assert len(episodes) == actor.episodes
+    # Each environment's steps, in the order in which replay was given them, are its own and whole.
+    streams = {0: [], 1: [], 2: []}
+    for env_ids, transition in memory.added:
+        for row, env_id in enumerate(env_ids):
+            streams[int(env_id)].append(jax.tree.map(lambda x, i=row: x[i], transition))
+    frames = 0
+    for env_id, stream in streams.items():
+        for t, transition in enumerate(stream):
+            at = t % (env_id + 2)
+            assert transition.timestep.observation.tolist() == [env_id, at]
+            assert transition.timestep.first() == (at == 0)
+            assert transition.timestep.last() == (at == env_id + 1)
+            frames += at > 0
+    assert frames == actor.env_frames
+
+
+def test_run_goes_on_until_told_to_stop():
+    answers = iter([False] * 5 + [True])
+    memory = Memory()
+    with SyncEnv(Countdown, 2, "for_loop") as env:
+        Actor(env, Echo(), memory).run(stop=functools.partial(next, answers))
+    assert len(memory.added) == 5
+
+
+@pytest.mark.parametrize("name", ["ppo-lstm", "ppo-structured", "dqn"])
+def test_the_transition_spec_is_what_an_actor_writes(name):
+    c = case(name)
+    spec = EnvSpec(SETTINGS[name].obs_spec, SETTINGS[name].action_spec)
+
+    class Source:
+        def get_params(self, newer_than=-1):
+            return 0, c.params
+
+    class Env:
+        num_envs, is_sync = 2, True
+
+        def reset(self):
+            return jax.tree.map(lambda x: x[0, :2], c.batch.trajectory.timestep)
+
+        def send(self, action):
+            pass
+
+        def recv(self):
+            return self.reset()
+
+    memory = Memory()
+    inferencer = Inferencer(InferencerConfig(), c.agent, Source(), 2, c.key)
+    Actor(Env(), inferencer, memory).step()
+    expected = transition_spec(c.agent, spec)
+    (_, written), *_ = memory.added
+    assert jax.tree.structure(written) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(written), jax.tree.leaves(expected), strict=True):
+        assert (x.shape[1:], x.dtype) == (y.shape, y.dtype)

@@ -1,0 +1,196 @@
+"""Normalisation around agents: what the agent inside sees, and when the statistics move."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from agents.dqn import DQN
+from agents.ppo import PPO
+from rlstack.agent import EpochAgent
+from rlstack.exploration import Greedy, Sample
+from rlstack.families.normalised import (
+    NormalisationConfig,
+    Normalised,
+    NormalisedEpochs,
+    Statistics,
+    normalised,
+)
+from rlstack.math.running_statistics import RunningStatistics
+from rlstack.networks import actor_critic, q_network
+from tests.agent_cases import (
+    DQN_SMALL,
+    FIRST,
+    LAST,
+    MASKED,
+    MID,
+    ONE_OF_4,
+    PPO_SMALL,
+    SMALL,
+    VECTOR,
+    Case,
+    Setting,
+    acted_batch,
+    assert_close,
+    case,
+    quick_jit,
+    random_timesteps,
+    step_types,
+)
+
+DISCOUNT = 0.9
+ALL = NormalisationConfig(
+    observations=True, rewards="return", return_discount=DISCOUNT, reward_scale=2.0, reward_clip=1.5
+)
+MOMENTS = Statistics(
+    RunningStatistics(
+        np.float32(10), [np.array([1.0, -2.0, 0.5], np.float32)], [np.array([4.0, 0.25, 1.0], "f4")]
+    ),
+    RunningStatistics(np.float32(10), [np.float32(3.0)], [np.float32(16.0)]),
+)
+
+
+def plain(kind, obs_spec=VECTOR):
+    cfg, make, network, policy = {
+        "ppo": (PPO_SMALL, PPO, actor_critic, Sample),
+        "dqn": (DQN_SMALL, DQN, q_network, Greedy),
+    }[kind]
+    return make(cfg, obs_spec, ONE_OF_4, functools.partial(network, cfg=SMALL), policy)
+
+
+def data(agent, params, step_type, seed=0):
+    """A batch that this agent acted, with whatever state it keeps."""
+    c = Case(Setting(agent.cfg, agent.obs_spec, ONE_OF_4))
+    c.agent, c.act = agent, quick_jit(agent.actor_step)
+    return acted_batch(c, params, step_type, seed)
+
+
+def by_hand(timestep):
+    """What `ALL` shows under `MOMENTS`."""
+    observation = (timestep.observation - [1.0, -2.0, 0.5]) / [2.0, 0.5, 1.0]
+    reward = np.clip(timestep.reward * 2.0 / 4.0, -1.5, 1.5)
+    return timestep._replace(
+        observation=np.clip(observation, -10, 10).astype("f4"), reward=reward.astype("f4")
+    )
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn"])
+def test_the_agent_inside_learns_from_what_is_shown_to_it(kind):
+    inside = plain(kind)
+    agent = normalised(inside, ALL)
+    assert isinstance(agent, EpochAgent) == (kind == "ppo")
+    key = jax.random.PRNGKey(0)
+    params = agent.initial_params(key)._replace(statistics=MOMENTS)
+    state = agent.initial_learner_state(key, params)
+    batch = data(agent, params, step_types())
+    shown = batch.trajectory._replace(
+        timestep=by_hand(batch.trajectory.timestep),
+        agent_state=batch.trajectory.agent_state.agent,
+    )
+    expected = quick_jit(inside.learner_step)(
+        params.agent, state.agent, batch._replace(trajectory=shown)
+    )
+    new_params, new_state, output = quick_jit(agent.learner_step)(params, state, batch)
+    assert_close((new_params.agent, new_state.agent, output), expected)
+    assert_close(new_params.statistics, new_state.pending)
+
+
+def test_acting_sees_the_statistics_of_its_params_and_counts_returns():
+    inside = plain("ppo")
+    agent = normalised(inside, ALL)
+    key = jax.random.PRNGKey(0)
+    params = agent.initial_params(key)._replace(statistics=MOMENTS)
+    timestep = random_timesteps(VECTOR, [MID, FIRST, LAST, MID])
+    state = agent.initial_state(4)._replace(discounted_return=np.array([1.0, 7.0, -1.0, 0.0], "f4"))
+    state = agent.reset_state(state, timestep.first())
+    np.testing.assert_array_equal(state.discounted_return, [1.0, 0.0, -1.0, 0.0])
+    output, after = agent.actor_step(key, params, timestep, state)
+    expected, _ = inside.actor_step(key, params.agent, by_hand(timestep), ())
+    assert_close(output, expected)
+    kept = np.array([1.0, 0.0, -1.0, 0.0]) * DISCOUNT + timestep.reward
+    np.testing.assert_allclose(after.discounted_return, kept, rtol=1e-6)
+
+
+def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_after():
+    agent = normalised(plain("ppo"), ALL)
+    assert isinstance(agent, NormalisedEpochs)
+    key = jax.random.PRNGKey(0)
+    params = agent.initial_params(key)
+    state = agent.initial_learner_state(key, params)
+    batches = [data(agent, params, step_types(), seed) for seed in (1, 2)]
+    prepared, rows, _ = agent.prepare(params, state, batches[0])
+    between, _, _ = quick_jit(agent.update)(params, prepared, rows)
+    assert_close(between.statistics, params.statistics, 0, 0)
+    learn = quick_jit(agent.learner_step)
+    for batch in batches:
+        params, state, _ = learn(params, state, batch)
+    steps = [jax.tree.map(lambda x: x[:-1], b.trajectory) for b in batches]
+    seen = np.concatenate([s.timestep.observation.reshape((-1, 3)) for s in steps])
+    found = params.statistics.observation
+    assert found.num_seen == len(seen) == 40
+    np.testing.assert_allclose(found.mean[0], seen.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found.variance[0], seen.var(0), rtol=1e-5)
+    returns = np.concatenate(
+        [
+            (s.agent_state.discounted_return * DISCOUNT + s.timestep.reward)[
+                s.timestep.step_type != FIRST
+            ]
+            for s in steps
+        ]
+    )
+    found = params.statistics.reward
+    assert found.num_seen == len(returns) == 40 - 2 * 3
+    np.testing.assert_allclose(found.variance[0], returns.var(), rtol=1e-4)
+    # Acting with them is what learning compares with.
+    acted = data(agent, params, step_types(), seed=3)
+    rows = agent.prepare(params, state, acted)[1]
+    _, logs = agent.agent.loss(params.agent, rows)
+    assert abs(logs["kl"]) < 1e-6
+
+
+def test_returns_are_discounted_along_the_stored_states():
+    agent = normalised(plain("ppo"), ALL)
+    params = agent.initial_params(jax.random.PRNGKey(0))
+    steps = data(agent, params, step_types()).trajectory
+    total = steps.agent_state.discounted_return[0]
+    for t in range(6):
+        total = np.where(steps.timestep.step_type[t] == FIRST, 0, total)
+        np.testing.assert_allclose(steps.agent_state.discounted_return[t], total, rtol=1e-5)
+        total = total * DISCOUNT + steps.timestep.reward[t]
+
+
+def test_a_mask_of_floats_passes_as_it_is():
+    c = case("ppo-normalised")
+    params = c.params
+    for seed in range(3):
+        params, _, _ = c.learn(params, c.learner_state, acted_batch(c, params, step_types(), seed))
+    batch = acted_batch(c, params, step_types(), seed=9)
+    mask = batch.trajectory.timestep.observation["action_mask"]
+    taken = np.take_along_axis(mask, batch.trajectory.agent_output.action[..., None], axis=-1)
+    assert taken.all() and not mask.all()
+    assert set(MASKED) == {"observation", "action_mask"}
+
+
+def test_nothing_to_normalise_is_no_wrapper():
+    agent = plain("dqn")
+    assert normalised(agent, NormalisationConfig()) is agent
+    only_clipped = normalised(agent, NormalisationConfig(reward_clip=1.0))
+    assert isinstance(only_clipped, Normalised)
+    counts = only_clipped.initial_state(2)
+    assert jax.tree.structure(counts) == jax.tree.structure(agent.initial_state(2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observation_clip": 0.0},
+        {"rewards": "returns"},
+        {"return_discount": 1.5},
+        {"reward_clip": -1.0},
+    ],
+)
+def test_configs_out_of_range_are_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        dataclasses.replace(NormalisationConfig(), **changes)

@@ -1,0 +1,126 @@
+"""The command line, as a user types it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from programs.__main__ import USAGE, main
+from programs.cli import commands as cli
+from programs.presets import PRESETS
+
+
+def rlstack(*args, timeout=120, cwd=None):
+    """Runs the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "programs", *args],
+        capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False,
+    )  # fmt: skip
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == USAGE
+    for command in ("train", "eval", "record", "list", "doctor", "rerun", "--resume"):
+        assert command in shown
+
+
+def test_list_shows_every_preset(capsys):
+    assert cli.main("list", []) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert {"cartpole-ppo", "cartpole-dqn", "pong-ppo", "cartpole-bc"} <= set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["train", "cartpol-ppo"], "did you mean 'cartpole-ppo'"),
+        (["trian", "cartpole-ppo"], "did you mean 'train'"),
+        (["eval", "no/such/run"], "no/such/run"),
+        (["train", "cartpole-ppo", "--env.name", "CartPol-v1"], "CartPole-v1"),
+        (["train", "cartpole-dqn", "--network.core", "lstm"], "must be feed-forward"),
+        (["train", "pendulum-ppo", "--agent.num-minibatches", "100000"], "at most the 2048 rows"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_way_out(args, hint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 1
+    shown = capsys.readouterr().err
+    assert hint in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["--frames", "0"], "frames must be at least 1"),
+        (["--framess", "10"], "--frames"),
+        (["--topology", "ring"], "single_process"),
+        (["--agent.discount", "2"], "must be in [0, 1]"),
+    ],
+)
+def test_a_wrong_option_says_the_rule(args, hint, capsys):
+    try:
+        code = cli.main("train", ["cartpole-ppo", *args])
+    except SystemExit as error:
+        code = error.code
+    shown = capsys.readouterr()
+    text = " ".join((shown.out + shown.err).replace("│", " ").split())
+    assert code in (1, 2)
+    assert hint in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.timeout(180)
+def test_train_then_eval(tmp_path):
+    run_dir = tmp_path / "run"
+    trained = rlstack(
+        "train", "cartpole-ppo", "--frames", "2000", "--run-dir", str(run_dir),
+        "--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--env.num-workers", "1",
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    assert "greedy return" in trained.stdout
+    assert "gym" not in trained.stderr.lower()
+    result = json.loads((run_dir / "result.json").read_text())
+    judged = rlstack("eval", str(run_dir))
+    assert judged.returncode == 0, judged.stderr
+    assert json.loads(judged.stdout)["eval_return_mean"] == result["eval_return_mean"]
+    again = rlstack("train", "cartpole-ppo", "--run-dir", str(run_dir))
+    assert again.returncode == 1
+    assert "--resume" in again.stderr
+
+
+_FULL_DISK = """
+import resource, signal, sys
+from programs.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit, run_dir = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow further
+sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_dir,
+               "--checkpoint-period", "10000", "--log-period", "1000"]))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("limit", "refused"),
+    [
+        (500, r"config\.json"),
+        (8000, r"metrics\.jsonl|tensorboard"),
+        (60_000, "checkpoints"),
+    ],
+)
+def test_a_full_disk_ends_the_run_with_the_file_and_the_way_out(tmp_path, limit, refused):
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(limit), str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    line = next(line for line in done.stderr.splitlines() if line.startswith("rlstack train:"))
+    assert re.search(refused, line) and "ree space" in line
+    assert ("--resume" in line) == (limit > 500)  # without a config there is nothing to resume
+    assert not list((tmp_path / "run").glob("**/.partial*"))

@@ -1,0 +1,110 @@
+"""What launchers see of a program, and how they end one."""
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from programs.launchers import processes
+from programs.launchers.watch import Watch
+from programs.nodes.coordination import OVER, SAVING, Coordinator
+from programs.presets import preset
+from programs.session.display import ProgressDisplay
+from programs.session.run_dir import RunDir
+from programs.session.session import Signals
+from rlstack.rpc import serve
+from rlstack.rpc.fence import LOOPBACK
+from rlstack.storage.loggers import InMemoryLogger
+from tests.programs.running import nothing_left
+
+pytest.importorskip("courier")
+pytestmark = [pytest.mark.reference, pytest.mark.timeout(60, method="thread")]
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(sys.argv[1], end="", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    with nothing_left():
+        yield
+
+
+class Display(ProgressDisplay):
+    """One that tells what it was shown."""
+
+    def __init__(self):
+        super().__init__(100, io.StringIO())
+        self.nodes = {}
+
+    def write_nodes(self, nodes):
+        self.nodes = nodes
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    directory = RunDir.create(tmp_path / "run", "test", 1)
+    return Coordinator(preset("cartpole-ppo"), directory, InMemoryLogger())
+
+
+def free_address():
+    """Where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def wait_for(condition):
+    until = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted():
+    watch = Watch(free_address(), Display())
+    begun = time.monotonic()
+    assert watch.interrupt(signal.SIGINT) == OVER
+    assert time.monotonic() - begun < 1.0  # none to wait for
+    watch.close()
+
+
+@pytest.mark.parametrize(("learns", "phase"), [(True, SAVING), (False, OVER)])
+def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, phase):
+    if learns:
+        coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {})
+    coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {})
+    address, display = free_address(), Display()
+    watch = Watch(address, display)
+    time.sleep(1.0)  # it asks in vain, and goes on asking
+    with serve(coordinator, port=int(address.rsplit(":", 1)[1]), answers_at=LOOPBACK):
+        wait_for(lambda: "actor/0" in display.nodes)
+        assert watch.interrupt(signal.SIGINT) == phase
+        assert coordinator.interrupted == signal.SIGINT
+    assert watch.interrupt(signal.SIGINT) == ""  # silent now, but something may be there to save
+    watch.close()
+
+
+@pytest.mark.parametrize("told", ["", "launched\n"])
+def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, told], stdout=subprocess.PIPE, start_new_session=True
+    )
+    os.set_blocking(launcher.stdout.fileno(), False)
+    signals = Signals()
+    signals.received = signal.SIGTERM
+    time.sleep(0.5)  # it begins to ignore the signal
+    begun = time.monotonic()
+    processes._watch(launcher, free_address(), signals, Display())
+    assert 2.0 < time.monotonic() - begun < 8.0
+    assert launcher.returncode == -signal.SIGKILL
+    launcher.stdout.close()

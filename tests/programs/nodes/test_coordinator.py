@@ -1,0 +1,215 @@
+"""The coordinator: what it counts, and what it tells whom when."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from programs.experiment import to_json
+from programs.nodes.coordination import JUDGING, OVER, RUNNING, SAVING, Coordinator
+from programs.presets import preset
+from programs.session.run_dir import RunDir
+from rlstack.storage.loggers import InMemoryLogger
+
+
+class Desk:
+    """A coordinator with what it writes."""
+
+    def __init__(self, tmp_path, start_frames=0, **changes):
+        periods = {"log_period": 100, "checkpoint_period": 250, "frames": 1000, **changes}
+        experiment = dataclasses.replace(preset("cartpole-ppo"), topology="heavy_env", **periods)
+        evaluator = dataclasses.replace(experiment.evaluator, period=400)
+        experiment = dataclasses.replace(experiment, evaluator=evaluator)
+        self.directory = RunDir.create(tmp_path / "run", "test", 1)
+        self.directory.write_config(to_json(experiment))
+        self.logger = InMemoryLogger()
+        self.coordinator = Coordinator(experiment, self.directory, self.logger, start_frames)
+
+    def report(self, node="actor/0", incarnation=0, logs=None, gauges=None, **counts):
+        return self.coordinator.report(
+            node, incarnation, 100 + incarnation, counts, gauges or {}, logs or {}
+        )
+
+    def logged(self, name):
+        return [value for _, value in self.logger.series(name)]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+def test_frames_are_the_sum_of_all_actors_and_of_all_their_incarnations(desk):
+    assert desk.report(env_frames=30)["env_frames"] == 30
+    assert desk.report(env_frames=50)["env_frames"] == 50
+    assert desk.report("actor/1", env_frames=7)["env_frames"] == 57
+    # Restarted, it counts from 0 again; what it made before stays.
+    assert desk.report(incarnation=1, env_frames=0)["env_frames"] == 57
+    assert desk.report(incarnation=1, env_frames=20)["env_frames"] == 77
+    assert desk.report(incarnation=3, env_frames=5)["env_frames"] == 82
+
+
+def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
+    desk.report(env_frames=30)
+    desk.report(incarnation=1, env_frames=10)
+    late = desk.report(incarnation=0, env_frames=900)
+    assert (late["env_frames"], late["phase"]) == (40, OVER)  # it may live still, cut off for long
+    latest = desk.report(incarnation=1, env_frames=15)
+    assert (latest["env_frames"], latest["phase"]) == (45, RUNNING)
+
+
+def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(desk, monkeypatch):
+    """Unrolls of 32 steps, 8 environments; and what it makes between two reports 0.2 s apart."""
+    now = [100.0]
+    monkeypatch.setattr("programs.nodes.coordination.time.monotonic", lambda: now[0])
+    desk.report(env_frames=0)
+    now[0] += 10.0
+    desk.report(env_frames=8 * (3 * 32 + 5))
+    desk.report(incarnation=1, env_frames=0)
+    desk.report("learner", learner_steps=3)
+    desk.report(incarnation=2, env_frames=400)  # had made nothing yet
+    begun, between = 8 * 5, 0.2 * 8 * (3 * 32 + 5) / 10
+    assert desk.logged("program/lost_frames")[-1] == pytest.approx(begun + between)
+
+
+def test_nodes_that_moved_are_found(desk):
+    assert desk.coordinator.locate("inferencer/0") == ""
+    desk.coordinator.relocate("inferencer/0", "10.0.0.2:1234")
+    desk.coordinator.relocate("inferencer/1", "10.0.0.3:1234")
+    desk.coordinator.relocate("inferencer/0", "10.0.0.4:4321")
+    assert desk.coordinator.locate("inferencer/0") == "10.0.0.4:4321"
+
+
+def test_a_lost_report_loses_no_frames(desk):
+    desk.report(env_frames=10)
+    assert desk.report(env_frames=60)["env_frames"] == 60  # that of 30 never came
+
+
+def test_frames_go_on_from_those_of_the_run_that_is_resumed(tmp_path):
+    desk = Desk(tmp_path, start_frames=600)
+    assert desk.report(env_frames=0) == {
+        "phase": RUNNING, "env_frames": 600, "checkpoints": 0, "evaluations": 0,
+    }  # fmt: skip
+    assert desk.report(env_frames=399)["phase"] == RUNNING
+    assert desk.report(env_frames=400)["phase"] == SAVING
+
+
+def test_checkpoints_and_evaluations_become_due_by_frames(desk):
+    def due(frames):
+        answer = desk.report(env_frames=frames)
+        return answer["checkpoints"], answer["evaluations"]
+
+    assert [due(f) for f in (249, 250, 399, 401, 499, 780, 790)] == [
+        (0, 0), (1, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 1),
+    ]  # fmt: skip
+    # Whoever asks hears the same.
+    assert desk.report("evaluator")["evaluations"] == 1
+
+
+def test_the_phases_come_in_order_and_the_result_is_filed(desk):
+    desk.report("learner", learner_steps=3)
+    assert desk.report(env_frames=999)["phase"] == RUNNING
+    assert desk.report(env_frames=1004)["phase"] == SAVING
+    assert desk.report("learner", learner_steps=4)["phase"] == SAVING
+    desk.coordinator.saved()
+    assert desk.report("evaluator")["phase"] == JUDGING
+    # One that was ordered before and comes late does not end anything.
+    desk.coordinator.judged(800, np.array([5.0]), np.array([5]), last=False)
+    assert desk.report("evaluator")["phase"] == JUDGING
+    assert not desk.coordinator.wait_until_over(0.0)
+    desk.coordinator.judged(1004, np.array([10.0, 30.0]), np.array([10, 30]), last=True)
+    assert desk.report("evaluator")["phase"] == OVER
+    assert desk.coordinator.wait_until_over(0.0)
+    result = json.loads(desk.directory.result.read_text())
+    assert (result["eval_return_mean"], result["eval_return_std"]) == (20.0, 10.0)
+    assert (result["env_frames"], result["learner_steps"]) == (1004, 4)
+    assert result["topology"] == "heavy_env"
+    assert desk.logged("evaluator/episode_return") == [5.0, 20.0]
+
+
+def test_frames_that_come_after_the_budget_are_counted_but_order_nothing_more(desk):
+    desk.report(env_frames=1001)
+    answer = desk.report("actor/1", env_frames=300)
+    assert answer["env_frames"] == 1301
+    assert answer["phase"] == SAVING
+
+
+def test_the_learners_last_updates_are_logged_though_no_frames_came_since(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1004)
+    desk.report("learner", logs={"learner/loss": [2.0, 4.0]}, learner_steps=3)
+    desk.coordinator.saved()
+    assert desk.logged("learner/loss") == [3.0]
+    assert desk.logged("learner/steps") == [1, 3]
+    assert len(desk.logged("actor/frames_per_second")) == 1
+
+
+def test_logs_and_gauges_are_averaged_over_nodes(desk):
+    desk.report(logs={"actor/episode_return": [10.0, 20.0]}, env_frames=40)
+    desk.report("actor/1", incarnation=2, logs={"actor/episode_return": [60.0]}, env_frames=40)
+    desk.report("learner", learner_steps=6, gauges={"replay/size": 9.0})
+    desk.report("inferencer/0", gauges={"service/fill": 0.5})
+    desk.report("inferencer/1", gauges={"service/fill": 0.7})
+    desk.report(env_frames=60)
+    (frames, logs) = desk.logger.records[-1]
+    assert frames == 100
+    assert logs["actor/episode_return"] == 30.0
+    assert logs["learner/steps"] == 6
+    assert logs["replay/size"] == 9.0
+    assert logs["service/fill"] == pytest.approx(0.6)
+    assert logs["program/restarts"] == 2
+    assert logs["actor/frames_per_second"] > 0
+
+
+def test_an_interruption_before_there_is_a_learner_ends_the_program_at_once(desk):
+    desk.report(env_frames=1)
+    assert desk.coordinator.interrupt(2) == OVER
+    assert desk.report(env_frames=2)["phase"] == OVER
+    assert desk.coordinator.interrupted == 2
+
+
+def test_an_interruption_saves_but_does_not_judge(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=300)
+    assert desk.coordinator.interrupt(15) == SAVING
+    assert desk.report(env_frames=310)["phase"] == SAVING
+    desk.coordinator.interrupt(15)  # a repeated call changes nothing
+    assert desk.report(env_frames=310)["phase"] == SAVING
+    desk.coordinator.saved()
+    assert desk.report(env_frames=310)["phase"] == OVER
+    assert not desk.directory.result.exists()
+
+
+def test_an_interruption_while_the_last_params_are_judged_ends_that(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1000)
+    desk.coordinator.saved()
+    desk.coordinator.interrupt(2)
+    assert desk.report("evaluator")["phase"] == OVER
+    assert not desk.directory.result.exists()
+
+
+def test_it_waits_for_nodes_that_have_neither_left_nor_heard_of_the_end(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1000, ended=1)
+    desk.report("actor/1", env_frames=1)
+    desk.coordinator.saved()
+    desk.coordinator.judged(1000, np.array([5.0]), np.array([5]), last=True)
+    assert not desk.coordinator.wait_until_left(0)
+    assert desk.report("learner")["phase"] == OVER
+    assert not desk.coordinator.wait_until_left(0)
+    desk.report("actor/1", incarnation=1)  # as it comes back it hears of it, too
+    assert desk.coordinator.wait_until_left(0)
+    desk.coordinator.interrupt(15)  # of which nodes that start just now have not heard
+    assert not desk.coordinator.wait_until_left(0)
+
+
+def test_the_status_tells_of_every_node(desk):
+    desk.report(env_frames=30)
+    desk.report("learner", incarnation=0, learner_steps=2)
+    status = desk.coordinator.status()
+    assert status["phase"] == RUNNING
+    assert status["env_frames"] == 30
+    assert set(status["nodes"]) == {"actor/0", "learner"}
+    assert status["nodes"]["actor/0"]["pid"] == 100

@@ -1,0 +1,69 @@
+"""`rlstack report`: what it makes of run directories, and what it refuses."""
+
+import dataclasses
+import io
+import json
+import shutil
+
+import pytest
+
+from programs.cli.commands import main
+from programs.run import report, train
+from tests.programs.run.test_train import small
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    made = []
+    for seed in (1, 2):
+        path = root / f"s{seed}"
+        train.run(dataclasses.replace(small(), seed=seed), path, stream=io.StringIO())
+        made.append(path)
+    return made
+
+
+def test_a_preset_is_one_row_and_one_picture(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "results.md"
+    assert main("report", [*map(str, runs), "--out", str(out)]) == 0
+    text = out.read_text()
+    found = [report.read(path) for path in runs]
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {small().preset} |")]
+    returns = [run.result.eval_return_mean for run in found]
+    assert f"{sum(returns) / 2:,.1f} ± {abs(returns[0] - returns[1]) / 2**0.5:,.1f}" in row
+    assert f"1: {returns[0]:,.1f}, 2: {returns[1]:,.1f}" in row
+    assert f"{found[0].result.env_frames:,}" in row
+    assert found[0].result.git_commit[:7] in row
+    picture = tmp_path / "results" / f"{small().preset}.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"(results/{small().preset}.png)" in text
+
+
+def test_lost_nodes_are_counted(runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "results.md"
+    report.write(runs, out, "")
+    assert "lost" not in out.read_text()
+    faulty = shutil.copytree(runs[0], tmp_path / "faulty")
+    with (faulty / "metrics.jsonl").open("a") as file:
+        for restarts, lost in ((1, 40), (3, 1066)):
+            logs = {"program/restarts": restarts, "program/lost_frames": lost}
+            file.write(json.dumps({"env_frames": 9, **logs}) + "\n")
+        file.write(json.dumps({"env_frames": 10, "learner/loss": 0.5}) + "\n")
+    report.write([faulty, runs[1]], out, "")
+    assert f"| {small().preset} | 1 | single_process | processes | 3 | 1,066 |" in out.read_text()
+
+
+def test_what_is_no_finished_run_and_a_seed_given_twice_are_refused(runs, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = ["--out", str(tmp_path / "r.md")]
+    assert main("report", [str(runs[0]), str(runs[0]), *out]) == 1
+    assert "seeds 1, 1" in capsys.readouterr().err
+    assert main("report", [str(tmp_path), *out]) == 1
+    assert "no config.json" in capsys.readouterr().err
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text((runs[0] / "config.json").read_text())
+    assert main("report", [str(unfinished), *out]) == 1
+    assert "--resume" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Run directories: fresh names, early refusals, whole files, the commit."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from programs.session import run_dir
+from programs.session.run_dir import RunDir, RunDirError
+
+
+def test_a_fresh_directory_is_named_after_preset_and_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = RunDir.create(None, "cartpole-ppo", 1)
+    assert made.path.parent == tmp_path / "runs"
+    assert re.fullmatch(r"cartpole-ppo-s1-\d{8}-\d{6}", made.path.name)
+    assert list(made.path.iterdir()) == []
+
+
+@pytest.mark.timeout(30)
+def test_runs_that_start_in_the_same_second_get_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20260102-030405")
+    found = []
+
+    def create():
+        found.append(RunDir.create(None, "p", 0, root=tmp_path).path)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(set(found)) == 8
+    assert tmp_path / "p-s0-20260102-030405-8" in found
+
+
+def test_a_chosen_directory_is_taken_new_or_empty(tmp_path):
+    assert RunDir.create(tmp_path / "a" / "b", "p", 0).path == tmp_path / "a" / "b"
+    assert RunDir.create(str(tmp_path / "a" / "b"), "p", 0).path.is_dir()
+
+
+def test_a_directory_that_holds_a_run_is_refused_with_both_ways_out(tmp_path):
+    RunDir.create(tmp_path, "p", 0).write_config("{}")
+    with pytest.raises(RunDirError, match=r"holds a run already.*--resume .*--run-dir"):
+        RunDir.create(tmp_path, "p", 0)
+
+
+def test_a_directory_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunDirError, match=r"it holds thesis\.tex.*--run-dir"):
+        RunDir.create(tmp_path, "p", 0)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match=r"file/run must be .*Not a directory.*--run-dir"):
+        RunDir.create(tmp_path / "file" / "run", "p", 0)
+    with pytest.raises(RunDirError, match=r"must be a directory that can be written.*--run-dir"):
+        RunDir.create(None, "p", 0, root=tmp_path / "file")
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_dir.tempfile, "TemporaryFile", full)
+    with pytest.raises(RunDirError, match="No space left"):
+        RunDir.create(tmp_path / "new", "p", 0)
+
+
+def test_open_needs_a_run(tmp_path):
+    with pytest.raises(RunDirError, match="no such directory"):
+        RunDir.open(tmp_path / "missing")
+    with pytest.raises(RunDirError, match=r"no config\.json"):
+        RunDir.open(tmp_path)
+    RunDir(tmp_path).write_config('{"seed": 1}\n')
+    found = RunDir.open(tmp_path)
+    assert json.loads(found.config.read_text()) == {"seed": 1}
+    names = [found.metrics, found.tensorboard, found.checkpoints, found.result]
+    assert [p.name for p in names] == ["metrics.jsonl", "tensorboard", "checkpoints", "result.json"]
+
+
+def test_dumps_do_not_overwrite_each_other(tmp_path):
+    here = RunDir(tmp_path)
+    assert [here.dump(7).name for _ in range(3)] == ["dump-7", "dump-7.1", "dump-7.2"]
+    assert all(path.is_dir() for path in tmp_path.iterdir())
+
+
+def test_results_are_json_and_whole(tmp_path, monkeypatch):
+    here = RunDir(tmp_path)
+    here.write_result({"eval_return_mean": np.float32(475.5), "std": float("nan"), "n": 20})
+    want = {"eval_return_mean": 475.5, "std": "nan", "n": 20}
+    assert json.loads(here.result.read_text()) == want
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_dir.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        here.write_result({"n": 21})
+    with pytest.raises(TypeError):
+        here.write_result({"n": object()})
+    assert json.loads(here.result.read_text()) == want
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def _git(root, *args):
+    who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    command = ["git", "-C", str(root), *who, *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.timeout(60)
+def test_the_commit_says_dirty_and_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert run_dir._commit_of(tmp_path) == "unknown"
+    _git(tmp_path, "init", "-q")
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-qm", "first")
+    commit = _git(tmp_path, "rev-parse", "HEAD")
+    assert run_dir._commit_of(tmp_path) == commit
+    (tmp_path / "a").write_text("2")
+    assert run_dir._commit_of(tmp_path) == f"{commit}-dirty"
+    # Installed inside somebody else's checkout: that commit says nothing about this source.
+    (tmp_path / "site-packages").mkdir()
+    assert run_dir._commit_of(tmp_path / "site-packages") == "unknown"
+    monkeypatch.setenv("PATH", "")
+    assert run_dir._commit_of(tmp_path) == "unknown"
+    assert run_dir.git_commit() == "unknown"
+
+
+@pytest.mark.timeout(60)
+def test_importing_run_dir_and_display_loads_neither_jax_nor_rich():
+    code = (
+        "import io, sys, programs.session.run_dir, programs.session.display\n"
+        "shown = programs.session.display.ProgressDisplay(10, io.StringIO())\n"
+        "shown.write(1, {}); shown.close()\n"
+        "sys.exit(str({'jax', 'rich', 'numpy'} & set(sys.modules)) if "
+        "{'jax', 'rich', 'numpy'} & set(sys.modules) else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=50, capture_output=True, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr

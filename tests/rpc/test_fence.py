@@ -1,0 +1,143 @@
+"""Servers that listen everywhere answer at one address only."""
+
+import socket
+import threading
+
+import psutil
+import pytest
+
+from rlstack.rpc.fence import EVERYWHERE, LOOPBACK, address_of, fence
+from tests.programs.running import ppo, run
+
+pytestmark = pytest.mark.timeout(90, method="thread")
+
+
+def own_address():
+    """An IPv4 address of this host that is none of the loopback's."""
+    for addresses in psutil.net_if_addrs().values():
+        for found in addresses:
+            if found.family == socket.AF_INET and not found.address.startswith("127."):
+                return found.address
+    pytest.skip("this host has no address but the loopback's")
+
+
+def six():
+    """A global or link-local address of IPv6, without its zone."""
+    for addresses in psutil.net_if_addrs().values():
+        for found in addresses:
+            if found.family == socket.AF_INET6 and found.address[:2] == "fd":
+                return found.address
+    return None
+
+
+@pytest.fixture
+def server():
+    """Listens on all addresses, and sends back what comes."""
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(connection.recv(100_000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def answers(host, port):
+    try:
+        with socket.create_connection((host, port), timeout=0.5) as client:
+            client.sendall(b"word" * 1000)
+            return client.recv(4) == b"word"
+    except OSError:
+        return False
+
+
+def test_loopback_alone(server):
+    own, hosts = own_address(), ("127.0.0.1", "127.0.0.2", "::1")
+    assert all(answers(host, server) for host in (*hosts, own))
+    fence(server, LOOPBACK)
+    assert [answers(host, server) for host in hosts] == [True] * 3
+    assert not answers(own, server)
+    if six():
+        assert not answers(six(), server)
+
+
+def test_one_address_and_loopback(server):
+    own = own_address()
+    fence(server, own)
+    assert answers(own, server)
+    assert answers("127.0.0.1", server)
+    fence(server, "192.0.2.77")  # none of this host's
+    assert not answers(own, server)
+
+
+def test_everywhere_is_left_as_it_is(server):
+    fence(server, EVERYWHERE)
+    assert answers(own_address(), server)
+
+
+def test_a_port_without_a_listener_is_refused():
+    with socket.socket() as silent:
+        silent.bind(("localhost", 0))
+        with pytest.raises(OSError, match="must listen on port"):
+            fence(silent.getsockname()[1], LOOPBACK)
+
+
+def test_interfaces_have_addresses():
+    assert address_of("lo") == "127.0.0.1"
+    assert address_of("192.0.2.7") == "192.0.2.7"
+    with pytest.raises(ValueError, match=r"an interface that has one \(.*lo.*\); got 'nosuch0'"):
+        address_of("nosuch0")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("interface", ["", pytest.param(EVERYWHERE, marks=pytest.mark.slow)])
+def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
+    tmp_path, monkeypatch, interface
+):
+    pytest.importorskip("launchpad")
+    reached = {}  # by port: at an own address, and at loopback
+
+    def fence_and_try(port, address):
+        fence(port, address)
+        reached[port] = tuple(can_connect(host, port) for host in (own_address(), LOOPBACK))
+
+    monkeypatch.setattr("rlstack.rpc.courier.fence", fence_and_try)
+    monkeypatch.setattr("rlstack.replay.reverb.server.fence", fence_and_try)
+    listened, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(0.05):
+            listened.update(listening_ports() - before)
+
+    before, looking = listening_ports(), threading.Thread(target=look)
+    looking.start()
+    try:
+        run(ppo("distributed", program={"interface": interface, "num_actors": 1}), tmp_path / "run")
+    finally:
+        over.set()
+        looking.join()
+    assert len(reached) >= 4  # coordinator, learner, service, replay
+    assert set(reached.values()) == {(bool(interface), True)}
+    assert listened <= reached.keys()  # there is no server that was never fenced
+
+
+def listening_ports():
+    connections = psutil.Process().net_connections("tcp")
+    return {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}
+
+
+def can_connect(host, port):
+    try:
+        socket.create_connection((host, port), timeout=0.3).close()
+        return True
+    except OSError:
+        return False
