@@ -4,8 +4,8 @@ https://doi.org/10.1162/neco.1991.3.1.88).
 The loss is the mean negative log likelihood of the actions taken, under the distribution that fits
 the action: one choice or several, masked, real numbers (a Gaussian) or a structure of these. It
 learns from windows of a dataset (`rlstack.storage.datasets`), without an environment or a replay;
-the action at the end of an episode, which nobody obeyed, counts for nothing. A recurrent network starts
-every window from the state that comes with it, which is the initial one in recorded data, so
+the action at the end of an episode, which nobody obeyed, counts for nothing. A recurrent network
+starts every window from the state that comes with it, which is the initial one in recorded data, so
 windows should be long then.
 
 One deviation from plain maximum likelihood: an expert whose actions are a function of what it sees

@@ -2,8 +2,8 @@
 
 The network's output is the values of fixed quantiles of each action's return. By config: double
 learning (not in the paper), n-step targets, prioritized replay, duelling and noisy networks, as
-`rlstack.families.q_learning` says. Deviation: the Huber loss is divided by its kappa, as the authors
-do later (arXiv:1806.06923, equation 3); at the paper's kappa of 1 the two are one.
+`rlstack.families.q_learning` says. Deviation: the Huber loss is divided by its kappa, as the
+authors do later (arXiv:1806.06923, equation 3); at the paper's kappa of 1 the two are one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Does the stack's learner cost more than the same loss and optimizer written inline?
 
 Ours is `rlstack.learning.learner.Learner.step`, as every program runs it: the agent's hooks, the
-logs on the host, the check for NaN. The reference is a loop around one jitted function that takes the gradient
-of the agent's public ``loss``, applies optax, moves the targets, and waits for the loss. Networks,
-batch sizes and hyperparameters are the presets'; batches are random numbers.
+logs on the host, the check for NaN. The reference is a loop around one jitted function that takes
+the gradient of the agent's public ``loss``, applies optax, moves the targets, and waits for the
+loss. Networks, batch sizes and hyperparameters are the presets'; batches are random numbers.
 
 Both are given the same numpy batch and both keep the params of one update for the next. The
 reference does the least that learns: it fetches no loss, logs nothing, computes no gradient norm

@@ -36,7 +36,7 @@ class InProcessReplay:
           num_envs: environments that write; ids are in ``[0, num_envs)``.
           seed: of the sampler's own random generator.
           spec: shapes and dtypes of one environment's step, from
-            `rlstack.acting.actor.transition_spec`; without it they are those of the first step added.
+            `rlstack.acting.actor.transition_spec`; without it, those of the first step added.
           num_actors: that share the environments evenly, in order, for rounds.
 
         Raises:
