@@ -194,13 +194,10 @@ def _devices(probed: list[dict[str, Any]]) -> list[Check]:
 
 
 def _topologies(checks: list[Check]) -> list[Check]:
-    """Each topology is usable if it is part of this version and all that it needs is usable."""
+    """Each topology is usable if all that it needs is usable."""
     usable = {check.name: check.usable for check in checks}
     found = []
     for name, services in TOPOLOGIES.items():
-        if importlib.util.find_spec(f"programs.{name}") is None:
-            found.append(Check(f"topology {name}", "", False, "not in this version of rlstack."))
-            continue
         missing = [need for need in ("Python", *CORE, *services) if not usable[need]]
         why = f"needs {', '.join(missing)}: see above." if missing else ""
         found.append(Check(f"topology {name}", "", not missing, why))

@@ -265,7 +265,7 @@ def test_a_kill_while_writing_leaves_the_previous_one_and_the_next_save_cleans_u
 def test_saving_prints_nothing_and_importing_does_not_load_orbax(tmp_path):
     code = (
         "import sys, numpy as np, jax.numpy as jnp\n"
-        "from rlstack import checkpoint\n"
+        "from rlstack.storage import checkpoint\n"
         "assert 'orbax' not in sys.modules\n"
         "tree = {'x': np.arange(3), 'y': jnp.ones(2)}\n"
         "path = checkpoint.save(sys.argv[1], 1, tree, {})\n"
