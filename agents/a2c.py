@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from agents.registry import register
 from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
 from rlstack.math import returns
+from rlstack.networks import actor_critic
 from rlstack.types import Array, Batch, Logs, Params
 
 
@@ -37,6 +39,7 @@ class A2CConfig(PolicyGradientConfig):
         self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
 
 
+@register(A2CConfig, network=actor_critic)
 class A2C(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

@@ -22,11 +22,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
+from rlstack.networks.policy import policy_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
@@ -72,6 +74,7 @@ class BCLearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
+@register(BCConfig, network=policy_network, offline=True)
 class BC(OneOptimizer, Agent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of a policy."""
 

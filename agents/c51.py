@@ -17,9 +17,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from agents.registry import register
+from rlstack.families.q_learning import (
+    ItemLosses,
+    QLearning,
+    QLearningConfig,
+    behaviour_policy,
+    of_actions,
+)
 from rlstack.math.n_step import NStep
 from rlstack.math.value_distributions import categorical_kl, project
+from rlstack.networks import distributional_q_network
 from rlstack.types import Array, Params, PRNGKey
 
 
@@ -38,6 +46,7 @@ class C51Config(QLearningConfig):
         self.require("min_value", below, f"below max_value ({self.max_value})")
 
 
+@register(C51Config, network=distributional_q_network, policy=behaviour_policy)
 class C51(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 

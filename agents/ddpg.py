@@ -17,12 +17,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.registry import register
 from rlstack.families.deterministic import (
     DeterministicAgent,
     DeterministicConfig,
     DeterministicParams,
+    behaviour_policy,
 )
 from rlstack.math.n_step import n_step
+from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import OneOptimizer, component_optimizer
 from rlstack.types import Array, Batch, LearnerOutput, Logs, PRNGKey, PyTree
 
@@ -44,6 +47,7 @@ class DDPGLearnerState(NamedTuple):
     target_params: DeterministicParams
 
 
+@register(DDPGConfig, network=deterministic_policy_and_critic, policy=behaviour_policy)
 class DDPG(OneOptimizer, DeterministicAgent):
     """The agent; construct it with `deterministic_policy_and_critic` networks."""
 

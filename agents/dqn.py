@@ -12,8 +12,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from agents.registry import register
+from rlstack.families.q_learning import (
+    ItemLosses,
+    QLearning,
+    QLearningConfig,
+    behaviour_policy,
+    of_actions,
+)
 from rlstack.math.n_step import NStep, n_step
+from rlstack.networks import q_network
 from rlstack.types import Array, Params, PRNGKey, Trajectory
 
 
@@ -29,6 +37,7 @@ class DQNConfig(QLearningConfig):
         self.require_at_least(0, "huber_delta")
 
 
+@register(DQNConfig, network=q_network, policy=behaviour_policy)
 class DQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 

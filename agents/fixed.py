@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import Agent
 from rlstack.checks import Checked
@@ -85,6 +86,18 @@ class Fixed(Agent):
         return params, learner_state, LearnerOutput({})
 
 
+def no_network(obs_spec: PyTree, action_spec: PyTree, cfg: Any = None) -> Network:
+    """Returns a network without parameters or output, for agents that need none."""
+    del obs_spec, action_spec, cfg
+
+    def apply(rng_key: Any, params: Params, timestep: TimeStep, state: AgentState) -> Any:
+        del rng_key, params, timestep
+        return (), state
+
+    return Network(lambda rng_key: (), apply, apply, lambda batch_size: ())
+
+
+@register(RandomConfig, network=no_network)
 class Random(Fixed):
     """Acts at random, all legal actions alike, when it is judged too.
 
@@ -109,6 +122,7 @@ class Random(Fixed):
         return FixedOutput(jax.tree.unflatten(treedef, drawn)), state
 
 
+@register(ScriptedConfig, network=no_network)
 class Scripted(Fixed):
     """Follows a rule, exploring or judged."""
 
@@ -139,17 +153,6 @@ class Scripted(Fixed):
             lambda spec, x: jnp.asarray(x).astype(spec.dtype), self.action_spec, answer
         )
         return FixedOutput(action), state
-
-
-def no_network(obs_spec: PyTree, action_spec: PyTree, cfg: Any = None) -> Network:
-    """Returns a network without parameters or output, for agents that need none."""
-    del obs_spec, action_spec, cfg
-
-    def apply(rng_key: Any, params: Params, timestep: TimeStep, state: AgentState) -> Any:
-        del rng_key, params, timestep
-        return (), state
-
-    return Network(lambda rng_key: (), apply, apply, lambda batch_size: ())
 
 
 def _draw(rng_key: PRNGKey, spec: specs.Array, mask: Array | None, batch_size: int) -> Array:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from agents.registry import register
 from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
 from rlstack.math import returns
+from rlstack.networks import actor_critic
 from rlstack.types import Array, Batch, Logs, Params
 
 
@@ -42,6 +44,7 @@ class ImpalaConfig(PolicyGradientConfig):
         self.require("vtrace_lambda", 0 <= self.vtrace_lambda <= 1, "in [0, 1]")
 
 
+@register(ImpalaConfig, network=actor_critic)
 class Impala(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

@@ -14,10 +14,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from agents.registry import register
+from rlstack.families.q_learning import (
+    ItemLosses,
+    QLearning,
+    QLearningConfig,
+    behaviour_policy,
+    of_actions,
+)
 from rlstack.math.n_step import NStep
 from rlstack.math.value_distributions import quantile_huber_loss
-from rlstack.networks import AtFractions
+from rlstack.networks import AtFractions, implicit_q_network
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 
 
@@ -40,6 +47,7 @@ class IQNConfig(QLearningConfig):
         self.require_at_least(0, "huber_delta")
 
 
+@register(IQNConfig, network=implicit_q_network, policy=behaviour_policy, older_runtime=False)
 class IQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 

@@ -15,9 +15,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.registry import register
 from rlstack import distributions
-from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from rlstack.families.q_learning import (
+    ItemLosses,
+    QLearning,
+    QLearningConfig,
+    behaviour_policy,
+    of_actions,
+)
 from rlstack.math.n_step import NStep
+from rlstack.networks import q_network
 from rlstack.networks.torsos import action_mask
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 
@@ -40,6 +48,7 @@ class MunchausenConfig(QLearningConfig):
         self.require("bonus_clip", self.bonus_clip <= 0, "at most 0")
 
 
+@register(MunchausenConfig, network=q_network, policy=behaviour_policy)
 class Munchausen(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 

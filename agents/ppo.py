@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import EpochAgent
 from rlstack.families.policy_gradient import (
@@ -27,6 +28,7 @@ from rlstack.families.policy_gradient import (
     standardised,
 )
 from rlstack.math import returns, shuffle
+from rlstack.networks import actor_critic
 from rlstack.types import (
     AgentState,
     Array,
@@ -89,6 +91,7 @@ class PPORows(NamedTuple):
     entropy_cost: Array | tuple = ()  # () where it stays the config's
 
 
+@register(PPOConfig, network=actor_critic)
 class PPO(PolicyGradientAgent, EpochAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

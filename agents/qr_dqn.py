@@ -13,9 +13,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.families.q_learning import ItemLosses, QLearning, QLearningConfig, of_actions
+from agents.registry import register
+from rlstack.families.q_learning import (
+    ItemLosses,
+    QLearning,
+    QLearningConfig,
+    behaviour_policy,
+    of_actions,
+)
 from rlstack.math.n_step import NStep
 from rlstack.math.value_distributions import midpoints, quantile_huber_loss
+from rlstack.networks import distributional_q_network
 from rlstack.types import Array, Params, PRNGKey
 
 
@@ -31,6 +39,7 @@ class QRDQNConfig(QLearningConfig):
         self.require_at_least(0, "huber_delta")
 
 
+@register(QRDQNConfig, network=distributional_q_network, policy=behaviour_policy)
 class QRDQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.registry import register
 from rlstack import distributions
 from rlstack.checks import Checked
 from rlstack.exploration import (
@@ -35,6 +36,7 @@ from rlstack.exploration import (
 )
 from rlstack.families.target_network import TargetLearnerState, TargetNetworkAgent
 from rlstack.math import returns
+from rlstack.networks import q_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import (
@@ -105,6 +107,12 @@ class R2D2State(NamedTuple):
     core: AgentState  # [B, ...] the recurrent core's state
 
 
+def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
+    """Returns epsilon-greedy, with an epsilon of its own for each of all environments."""
+    return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))
+
+
+@register(R2D2Config, network=q_network, policy=behaviour_policy)
 class R2D2(TargetNetworkAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
@@ -213,8 +221,3 @@ class R2D2(TargetNetworkAgent):
         mean = size.sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
         eta = self.cfg.priority_max_share
         return eta * size.max(axis=0) + (1 - eta) * mean
-
-
-def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
-    """Returns epsilon-greedy, with an epsilon of its own for each of all environments."""
-    return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))

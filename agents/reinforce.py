@@ -22,6 +22,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from agents.registry import register
 from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,
@@ -29,6 +30,7 @@ from rlstack.families.policy_gradient import (
     standardised,
 )
 from rlstack.math import returns
+from rlstack.networks import actor_critic
 from rlstack.types import Array, Batch, Logs, Params
 
 
@@ -42,6 +44,7 @@ class ReinforceConfig(PolicyGradientConfig):
     """Whether a batch's returns, less the baseline, are brought to mean 0 and deviation 1."""
 
 
+@register(ReinforceConfig, network=actor_critic)
 class Reinforce(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

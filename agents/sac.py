@@ -20,10 +20,12 @@ import jax.numpy as jnp
 import optax
 from dm_env import specs
 
+from agents.registry import register
 from rlstack import distributions, exploration
 from rlstack.exploration import Counts, next_counts
 from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsConfig
 from rlstack.math.n_step import NStep, n_step
+from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (
@@ -79,6 +81,12 @@ class SACLearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
+def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
+    """Returns sampling, after random actions at the start."""
+    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
+
+
+@register(SACConfig, network=policy_and_critic, policy=behaviour_policy)
 class SAC(OneOptimizer, PolicyAndCriticsAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
@@ -208,8 +216,3 @@ class SAC(OneOptimizer, PolicyAndCriticsAgent):
         target = optax.incremental_update(params.critics, old, self.cfg.target_rate)
         rng_key, _ = jax.random.split(learner_state.rng_key)
         return SACLearnerState(opt_state, target, rng_key)
-
-
-def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
-    """Returns sampling, after random actions at the start."""
-    return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)

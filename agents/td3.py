@@ -17,12 +17,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from agents.registry import register
 from rlstack.families.deterministic import (
     DeterministicAgent,
     DeterministicConfig,
     DeterministicParams,
+    behaviour_policy,
 )
 from rlstack.math.n_step import n_step
+from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import component_optimizer
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
@@ -64,6 +67,7 @@ class TD3LearnerState(NamedTuple):
     rng_key: PRNGKey
 
 
+@register(TD3Config, network=deterministic_policy_and_critic, policy=behaviour_policy)
 class TD3(DeterministicAgent):
     """The agent; construct it with `deterministic_policy_and_critic` networks."""
 

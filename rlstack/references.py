@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -38,3 +39,14 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Imports every module of a package, in alphabetical order, so that each registers itself.
+
+    Args:
+      package: the package's name.
+      path: its ``__path__``.
+    """
+    for module in sorted(found.name for found in pkgutil.iter_modules(path)):
+        importlib.import_module(f"{package}.{module}")

@@ -32,7 +32,7 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         raise ValueError(
             f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
             f"{nearest(type(cfg).__name__, {kind.__name__: kind for kind in AGENTS})}. "
-            "Add a line to agents.AGENTS."
+            "Decorate its class with agents.register."
         )
     entry = AGENTS[type(cfg)]
     network = (

@@ -1,44 +1,17 @@
-"""Ready experiments, named ENV-AGENT. Constants come from the sources named, or were tuned here.
+"""Ready experiments, named ENV-AGENT.
+
+Their constants come from the sources that they name, or were tuned here. To add one, write a
+function in a module of this package and decorate it with `registry.preset`: every module of this
+package is imported here, so there is no list to edit.
 
 May import: agents, programs, rlstack, rlstack.acting, rlstack.families, rlstack.networks,
 rlstack.replay.
 """
 
-from programs.presets import (
-    a2c,
-    bc,
-    c51,
-    dqn,
-    entity,
-    fixed,
-    impala,
-    munchausen,
-    off_policy,
-    ppo,
-    quantile,
-    r2d2,
-    rainbow,
-    reinforce,
-)
 from programs.presets.registry import PRESETS, describe
 from programs.presets.registry import find as preset
+from rlstack.references import import_modules
 
-__all__ = [
-    "PRESETS",
-    "a2c",
-    "bc",
-    "c51",
-    "describe",
-    "dqn",
-    "entity",
-    "fixed",
-    "impala",
-    "munchausen",
-    "off_policy",
-    "ppo",
-    "preset",
-    "quantile",
-    "r2d2",
-    "rainbow",
-    "reinforce",
-]
+import_modules(__name__, __path__)
+
+__all__ = ["PRESETS", "describe", "preset"]
