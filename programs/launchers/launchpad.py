@@ -26,7 +26,7 @@ from programs.nodes.line import Setup, incarnation, set_incarnation
 from programs.nodes.replay import Reverb, ReverbNode
 from rlstack.rpc import RemoteObject, Service
 from rlstack.rpc.courier import Server
-from rlstack.rpc.fence import LOOPBACK, address_of
+from rlstack.rpc.socket_filter import LOOPBACK, address_of
 
 # Seconds in which a node ends after it was told to: those that hold nothing to lose, and others.
 _GRACE, _GRACE_OF_OWNERS = 2.0, 7.0
@@ -138,9 +138,9 @@ class _CourierNode(lp.CourierNode):
 
     def run(self) -> None:
         """Serves until the object's `run` has ended."""
-        port, answers_at = _listen(self.setup, self._address.resolve())
+        port, bind_address = _listen(self.setup, self._address.resolve())
         instance = self._construct_instance()
-        with Server(instance, port, answers_at):
+        with Server(instance, port, bind_address):
             instance.run()
 
 
@@ -219,8 +219,8 @@ def _listen(setup: Setup, bound: str) -> tuple[int, str]:
     """Returns a node's port, and where it answers: by the config, or where others call."""
     host = bound.rsplit(":", 1)[0]
     interface = setup.experiment.program.interface or host
-    answers_at = LOOPBACK if interface == "localhost" else address_of(interface)
-    return lp_address.get_port_from_address(bound), answers_at
+    bind_address = LOOPBACK if interface == "localhost" else address_of(interface)
+    return lp_address.get_port_from_address(bound), bind_address
 
 
 class _ReplayHandle(lp.CourierHandle):

@@ -17,7 +17,7 @@ from typing import Any
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
 from programs.launchers.program import environment
-from rlstack.rpc.fence import EVERYWHERE, address_of
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
 _CODE = ("rlstack", "agents", "programs")
 _STORE_BYTES = 100 << 20  # of Ray's object store, which carries next to nothing here
@@ -91,7 +91,7 @@ def _own_address(head: str, interface: str) -> str:
 
     Ray goes by the default route, but there may be none, or one that leads elsewhere.
     """
-    if interface not in ("", EVERYWHERE):
+    if interface not in ("", ALL_ADDRESSES):
         return address_of(interface)
     host = head.rpartition(":")[0]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -48,14 +48,14 @@ class NodeHost:
         """
         import ray
 
-        from rlstack.rpc.fence import EVERYWHERE, address_of
+        from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
         try:
             token = Path(token_file).read_text()
         except OSError as error:
             token = f"({error.strerror})"
         address = ray.util.get_node_ip_address()
-        if interface not in ("", EVERYWHERE):
+        if interface not in ("", ALL_ADDRESSES):
             address = address_of(interface)
         node_id = ray.get_runtime_context().get_node_id()
         return Berth(address, node_id, os.getpid(), _free_ports(num_ports), token)

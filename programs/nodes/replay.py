@@ -178,14 +178,14 @@ class ReverbNode:
         self._stop = stop
         directory = setup.directory.replay if experiment.checkpoint_replay else None
         cfg, spec = as_stored(experiment, setup.step)
-        port, answers_at = listen
+        port, bind_address = listen
         self._server = ReverbServer(
             cfg,
             experiment.total_envs,
             spec,
             port=port,
             checkpoint_dir=directory,
-            answers_at=answers_at,
+            bind_address=bind_address,
         )
 
     def run(self) -> None:

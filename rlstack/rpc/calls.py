@@ -8,7 +8,7 @@ name the node, the method and what happened there.
 
 Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
 without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port
-can run code. `rlstack.rpc.fence` keeps it to one address; keep that inside a network you trust.
+can run code. `rlstack.rpc.socket_filter` keeps it to one address; use only networks you trust.
 
 Courier itself is imported at the first server or call, by `rlstack.rpc.courier`.
 """
@@ -27,7 +27,6 @@ from typing import Any
 
 from rlstack.rpc import codec
 from rlstack.rpc.courier import Channel, Server
-from rlstack.rpc.fence import EVERYWHERE
 from rlstack.rpc.futures import Futures, Threads
 from rlstack.rpc.service import (
     ERROR,
@@ -41,6 +40,7 @@ from rlstack.rpc.service import (
     UnavailableError,
     methods_of,
 )
+from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.types import PyTree
 
 _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
@@ -51,7 +51,7 @@ def serve(
     instance: Any,
     interface: Interface | None = None,
     port: int | None = None,
-    answers_at: str = EVERYWHERE,
+    bind_address: str = ALL_ADDRESSES,
 ) -> Server:
     """Starts to answer calls of an object's remote methods, from other threads.
 
@@ -59,9 +59,9 @@ def serve(
       instance: the object.
       interface: the class whose marked methods to serve, or rules by name; its own by default.
       port: where to listen; a free port by default.
-      answers_at: the address of this host at which to answer, and at loopback; any by default.
+      bind_address: the address of this host at which to answer, and at loopback; any by default.
     """
-    return Server(Service(instance, interface), port, answers_at)
+    return Server(Service(instance, interface), port, bind_address)
 
 
 class RemoteObject:

@@ -13,8 +13,8 @@ import queue
 import weakref
 from typing import Any
 
-from rlstack.rpc.fence import EVERYWHERE, fence
 from rlstack.rpc.service import Service
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 
 _GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case
 
@@ -23,7 +23,7 @@ class Server:
     """A Courier server that answers for one object, from now until `close`."""
 
     def __init__(
-        self, service: Service, port: int | None = None, answers_at: str = EVERYWHERE
+        self, service: Service, port: int | None = None, bind_address: str = ALL_ADDRESSES
     ) -> None:
         """Serves on `port`, or on a free one, to those who call at an address of this host."""
         self._server = _courier()[0].Server(port=port)
@@ -33,7 +33,7 @@ class Server:
         self._closed = False
         self.address: str = self._server.address
         try:
-            fence(int(self.address.rsplit(":", 1)[1]), answers_at)
+            restrict_listeners(int(self.address.rsplit(":", 1)[1]), bind_address)
         except OSError:
             self.close()
             raise

@@ -36,7 +36,7 @@ class BatchService:
     """
 
     def __init__(
-        self, client: Any, address: str, packing: Packing, cfg: ReplayConfig, answers_at: str
+        self, client: Any, address: str, packing: Packing, cfg: ReplayConfig, bind_address: str
     ):
         """Begins to serve.
 
@@ -45,12 +45,12 @@ class BatchService:
           address: the server's.
           packing: of the items.
           cfg: the table.
-          answers_at: the address at which to answer; see `rlstack.rpc.fence`.
+          bind_address: the address at which to answer; see `rlstack.rpc.socket_filter`.
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._lock, self._closed = threading.Lock(), False
         self._maker: BatchMaker | None = None
-        self._server = serve(self, answers_at=answers_at)
+        self._server = serve(self, bind_address=bind_address)
         put_number(client, BATCH_PORT, int(self._server.address.rsplit(":", 1)[1]))
 
     @remote(idempotent=True)  # a repeated call samples other items, as good as those that are lost

@@ -23,7 +23,7 @@ from rlstack.replay.reverb.tables import (
     put_number,
     table_infos,
 )
-from rlstack.rpc.fence import EVERYWHERE, fence
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 from rlstack.types import PyTree, Transition
 
 
@@ -43,7 +43,7 @@ class ReverbServer:
         *,
         port: int | None = None,
         checkpoint_dir: str | Path | None = None,
-        answers_at: str = EVERYWHERE,
+        bind_address: str = ALL_ADDRESSES,
     ):
         """Starts to serve.
 
@@ -54,14 +54,14 @@ class ReverbServer:
           port: to listen on; None for a free one.
           checkpoint_dir: where checkpoints are kept. If there is one, the table begins with its
             contents. None: no checkpoints, no ``save``.
-          answers_at: the address of this host at which to answer, and at loopback; any by default.
+          bind_address: the address of this host to answer at, beside loopback; all by default.
 
         Raises:
           ValueError: somebody listens on the port, or the checkpoint is of another table.
           ImportError: Reverb is not installed.
         """
         self._reverb = binding.load()
-        self._cfg, self._num_envs, self._answers_at = cfg, num_envs, answers_at
+        self._cfg, self._num_envs, self._bind_address = cfg, num_envs, bind_address
         self._directory = None if checkpoint_dir is None else Path(checkpoint_dir)
         self._packing = Packing(spec)
         step_bytes = self._packing.step_bytes
@@ -97,13 +97,13 @@ class ReverbServer:
             self._directory.mkdir(parents=True, exist_ok=True)
             checkpointer = reverb.create_default_checkpointer(str(self._directory), "", None)
         self._server = reverb.Server(tables, self.port, checkpointer)
-        fence(self.port, self._answers_at)
+        restrict_listeners(self.port, self._bind_address)
         self._client = reverb.Client(self.address)
         if cfg.sampler == "prioritized" and not table_infos(self._client, 5)[LARGEST_PRIORITY].size:
             put_number(self._client, LARGEST_PRIORITY, 1.0)
         if is_batched(cfg, self._packing.step_bytes):
             self._batches = BatchService(
-                self._client, self.address, self._packing, cfg, self._answers_at
+                self._client, self.address, self._packing, cfg, self._bind_address
             )
 
     def checkpoint(self) -> Path:

@@ -18,7 +18,7 @@ from programs.session.display import ProgressDisplay
 from programs.session.run_dir import RunDir
 from programs.session.session import Signals
 from rlstack.rpc import serve
-from rlstack.rpc.fence import LOOPBACK
+from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import nothing_left
 
@@ -86,7 +86,7 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, ph
     address, display = free_address(), Display()
     watch = Watch(address, display)
     time.sleep(1.0)  # it asks in vain, and goes on asking
-    with serve(coordinator, port=int(address.rsplit(":", 1)[1]), answers_at=LOOPBACK):
+    with serve(coordinator, port=int(address.rsplit(":", 1)[1]), bind_address=LOOPBACK):
         wait_for(lambda: "actor/0" in display.nodes)
         assert watch.interrupt(signal.SIGINT) == phase
         assert coordinator.interrupted == signal.SIGINT

@@ -6,7 +6,7 @@ import threading
 import psutil
 import pytest
 
-from rlstack.rpc.fence import EVERYWHERE, LOOPBACK, address_of, fence
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, restrict_listeners
 from tests.programs.running import ppo, run
 
 pytestmark = pytest.mark.timeout(90, method="thread")
@@ -63,7 +63,7 @@ def answers(host, port):
 def test_loopback_alone(server):
     own, hosts = own_address(), ("127.0.0.1", "127.0.0.2", "::1")
     assert all(answers(host, server) for host in (*hosts, own))
-    fence(server, LOOPBACK)
+    restrict_listeners(server, LOOPBACK)
     assert [answers(host, server) for host in hosts] == [True] * 3
     assert not answers(own, server)
     if six():
@@ -72,15 +72,15 @@ def test_loopback_alone(server):
 
 def test_one_address_and_loopback(server):
     own = own_address()
-    fence(server, own)
+    restrict_listeners(server, own)
     assert answers(own, server)
     assert answers("127.0.0.1", server)
-    fence(server, "192.0.2.77")  # none of this host's
+    restrict_listeners(server, "192.0.2.77")  # none of this host's
     assert not answers(own, server)
 
 
 def test_everywhere_is_left_as_it_is(server):
-    fence(server, EVERYWHERE)
+    restrict_listeners(server, ALL_ADDRESSES)
     assert answers(own_address(), server)
 
 
@@ -88,7 +88,7 @@ def test_a_port_without_a_listener_is_refused():
     with socket.socket() as silent:
         silent.bind(("localhost", 0))
         with pytest.raises(OSError, match="must listen on port"):
-            fence(silent.getsockname()[1], LOOPBACK)
+            restrict_listeners(silent.getsockname()[1], LOOPBACK)
 
 
 def test_interfaces_have_addresses():
@@ -99,19 +99,19 @@ def test_interfaces_have_addresses():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("interface", ["", pytest.param(EVERYWHERE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("interface", ["", pytest.param(ALL_ADDRESSES, marks=pytest.mark.slow)])
 def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
     tmp_path, monkeypatch, interface
 ):
     pytest.importorskip("launchpad")
     reached = {}  # by port: at an own address, and at loopback
 
-    def fence_and_try(port, address):
-        fence(port, address)
+    def restrict_and_try(port, address):
+        restrict_listeners(port, address)
         reached[port] = tuple(can_connect(host, port) for host in (own_address(), LOOPBACK))
 
-    monkeypatch.setattr("rlstack.rpc.courier.fence", fence_and_try)
-    monkeypatch.setattr("rlstack.replay.reverb.server.fence", fence_and_try)
+    monkeypatch.setattr("rlstack.rpc.courier.restrict_listeners", restrict_and_try)
+    monkeypatch.setattr("rlstack.replay.reverb.server.restrict_listeners", restrict_and_try)
     listened, over = set(), threading.Event()
 
     def look():
@@ -127,7 +127,7 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
         looking.join()
     assert len(reached) >= 4  # coordinator, learner, service, replay
     assert set(reached.values()) == {(bool(interface), True)}
-    assert listened <= reached.keys()  # there is no server that was never fenced
+    assert listened <= reached.keys()  # there is no server that was never restricted
 
 
 def listening_ports():

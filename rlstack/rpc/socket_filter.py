@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-EVERYWHERE = "0.0.0.0"
+ALL_ADDRESSES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 
 _SO_ATTACH_FILTER, _SIOCGIFADDR = 26, 0x8915
@@ -49,19 +49,19 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def fence(port: int, address: str) -> None:
+def restrict_listeners(port: int, address: str) -> None:
     """Lets this process's listeners on a port answer to one address of this host, and to loopback.
 
     Connections from this host to the address come, too. Call it once they listen.
 
     Args:
       port: where this process listens.
-      address: an IPv4 address; `EVERYWHERE` leaves all as it is.
+      address: an IPv4 address; `ALL_ADDRESSES` leaves all as it is.
 
     Raises:
       OSError: nobody listens on the port, or the kernel has no such filters.
     """
-    if address == EVERYWHERE:
+    if address == ALL_ADDRESSES:
         return
     program = _program(address)
     kept = ctypes.create_string_buffer(program, len(program))
@@ -73,12 +73,13 @@ def fence(port: int, address: str) -> None:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"fence: the kernel must take a filter for port {port}; it says {error.strerror}. "
-                f"An interface of {EVERYWHERE} does without, and answers everybody",
+                f"restrict_listeners: the kernel must accept a filter for port {port}; it answered "
+                f"{error.strerror}. Set the interface to {ALL_ADDRESSES} to listen on all "
+                "addresses without a filter",
             ) from error
         fenced += 1
     if not fenced:
-        raise OSError(f"fence: this process must listen on port {port}; it does not.")
+        raise OSError(f"restrict_listeners: this process must listen on port {port}; it does not.")
 
 
 def _program(address: str) -> bytes:
