@@ -26,7 +26,7 @@ from benchmarks.report import Result, Timed, Timers, alternate, rate
 from programs.build import xla
 from programs.experiment import EnvConfig, Experiment
 from programs.run.single_process import SingleProcess
-from programs.session.session import Session
+from programs.tracking.periodic import PeriodicActions
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
 
@@ -106,7 +106,7 @@ class Ours:
 
     def __init__(self, cfg: Experiment) -> None:
         self.program = SingleProcess(cfg)
-        self.session = Session(
+        self.periodic = PeriodicActions(
             cfg, NoLogger(), evaluate=lambda frames: None, checkpoint=lambda frames: None
         )
 
@@ -125,7 +125,7 @@ class Ours:
             left -= 1  # asked once before each step
             return not left
 
-        self.program.train(self.session, stop)
+        self.program.train(self.periodic, stop)
 
     def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
@@ -138,8 +138,8 @@ class Ours:
             Timed(program.replay, "can_sample", "replay"),
             Timed(program.replay, "sample", "replay"),
             Timed(program.learner, "step", "learn"),
-            Timed(self.session, "log", "logs"),
-            Timed(self.session, "tick", "logs"),
+            Timed(self.periodic, "log", "logs"),
+            Timed(self.periodic, "tick", "logs"),
         ]
 
 

@@ -35,7 +35,7 @@ from benchmarks.report import Comparison, Result, alternate
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json, to_json
 from programs.presets import preset
 from programs.run import train
-from programs.session.session import Interrupted
+from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig

@@ -29,7 +29,7 @@ from programs.nodes.inference import InferenceNode
 from programs.nodes.line import Setup
 from programs.nodes.params import know_records
 from programs.presets import preset
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.rpc import RemoteObject, codec, serve
 from rlstack.types import Array, EnvSpec, TimeStep
 

@@ -16,7 +16,7 @@ from programs.build.pools import make_pool
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.envs import AsyncEnv
 from rlstack.envs.opponents import OpposedAsyncEnv, OpposedSyncEnv, Seating, seat

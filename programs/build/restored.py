@@ -9,7 +9,7 @@ import numpy as np
 
 from programs.build.components import make_agent
 from programs.experiment import Experiment, from_json
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Params
 

@@ -1,4 +1,4 @@
 """The command line: reads options, calls what `programs.run` offers, and prints errors.
 
-May import: programs, programs.presets, programs.run, programs.session, rlstack, rlstack.acting.
+May import: programs, programs.presets, programs.run, programs.tracking, rlstack, rlstack.acting.
 """

@@ -16,7 +16,9 @@ import tyro
 from programs.experiment import Experiment, Option
 from programs.presets import PRESETS, describe, preset
 from programs.run import record, report, train
-from programs.session.session import Interrupted, ProgramError, Result
+from programs.run.launch import ProgramError
+from programs.tracking.result import Result
+from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import by_opponent
 from rlstack.references import nearest
 

@@ -1,6 +1,6 @@
 """Ways to run a program's nodes: one seam, `launch`, and a file for each way behind it.
 
-May import: programs, programs.nodes, programs.session, rlstack.replay, rlstack.rpc,
+May import: programs, programs.nodes, programs.tracking, rlstack.replay, rlstack.rpc,
 rlstack.storage.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from programs.nodes.line import Setup
-    from programs.session.display import ProgressDisplay
+    from programs.tracking.display import ProgressDisplay
 
 
 def launch(setup: Setup, how: str, display: ProgressDisplay) -> int:

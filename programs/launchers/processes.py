@@ -18,9 +18,9 @@ from programs.launchers.program import build, environment
 from programs.launchers.watch import Watch
 from programs.nodes.coordination import OVER, SAVING
 from programs.nodes.line import Setup
-from programs.session.display import ProgressDisplay
-from programs.session.run_dir import RunDir
-from programs.session.session import Signals
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import StopSignals
 
 _LOOK = 0.1  # seconds between two looks at the launcher
 # Seconds after an interruption in which a program ends by itself, and one with nothing to save.
@@ -29,7 +29,7 @@ _PATIENCE, _HURRY = 20.0, 3.0
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes under a launcher of their own; returns the signal that came, or 0."""
-    with Signals() as signals, _launcher(setup.directory) as process:
+    with StopSignals() as signals, _launcher(setup.directory) as process:
         plan = plan_of(setup)  # while the launcher starts
         try:
             _send(plan.commands, process)
@@ -40,7 +40,7 @@ def run_processes(setup: Setup, display: ProgressDisplay) -> int:
 
 
 def _watch(
-    process: subprocess.Popen[bytes], address: str, signals: Signals, display: ProgressDisplay
+    process: subprocess.Popen[bytes], address: str, signals: StopSignals, display: ProgressDisplay
 ) -> None:
     """Until the launcher ends; passes signals on."""
     watch: Watch | None = None

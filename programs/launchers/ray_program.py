@@ -24,8 +24,8 @@ from programs.nodes.coordination import RUNNING as ACTING
 from programs.nodes.coordination import SAVING
 from programs.nodes.line import Setup
 from programs.nodes.supervise import Backoff, record_failure
-from programs.session.display import ProgressDisplay
-from programs.session.session import Signals
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.signals import StopSignals
 from rlstack.storage import checkpoint
 
 _LOOK = 0.1  # seconds between two looks at everything
@@ -50,7 +50,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     setup.directory.node_logs.mkdir(exist_ok=True)
     tries = Backoff(program.max_restarts if program.ray.on_loss == "resume" else 0)
     incarnations: collections.Counter[str] = collections.Counter()
-    with Signals() as signals, ray_cluster.joined(program) as ray:
+    with StopSignals() as signals, ray_cluster.joined(program) as ray:
         while True:
             begun = time.monotonic()
             with _token(setup.directory.path) as token_file:
@@ -101,7 +101,7 @@ class _Program:
         setup: Setup,
         members: Members,
         incarnations: collections.Counter[str],
-        signals: Signals,
+        signals: StopSignals,
     ) -> None:
         """Takes what it needs, and how often each node was started before, to go on counting."""
         self._setup, self._members, self._signals = setup, members, signals

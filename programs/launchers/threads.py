@@ -10,7 +10,7 @@ from programs.launchers import local
 from programs.launchers.program import build
 from programs.launchers.watch import Watch
 from programs.nodes.line import Setup
-from programs.session.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from programs.nodes.coordination import OVER, Coordinator
-from programs.session.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
 _SHOW = 0.5  # seconds between two looks at the coordinator

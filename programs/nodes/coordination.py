@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from programs.experiment import Experiment
-from programs.session.run_dir import RunDir
-from programs.session.session import Session
+from programs.tracking.periodic import PeriodicActions
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation, as_logs
 from rlstack.rpc import remote
 from rlstack.storage.loggers import Fanout, Logger
@@ -88,7 +88,7 @@ class Coordinator:
         self._logger = Fanout([logger, self._newest])
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._session = Session(
+        self._periodic = PeriodicActions(
             experiment,
             self._logger,
             start_frames=start_frames,
@@ -102,7 +102,6 @@ class Coordinator:
         self._nodes: dict[str, _Node] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
-        self._train_seconds = 0.0
 
     @remote()
     def report(
@@ -140,9 +139,9 @@ class Coordinator:
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
             known.counts, known.gauges = counts, gauges
             known.history.append((known.seen, counts.get("env_frames", 0.0)))
-            self._session.log({name: np.asarray(values) for name, values in logs.items()})
+            self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
             if self._orders["phase"] == RUNNING:
-                self._session.tick(self._frames, self._program_logs)
+                self._periodic.tick(self._frames, self._program_logs)
                 if self._frames >= self._experiment.frames:
                     self._move_to(SAVING)
             known.left = self._orders["phase"] == OVER or "ended" in counts
@@ -153,8 +152,7 @@ class Coordinator:
     def saved(self) -> None:
         """Hears from the learner that the last checkpoint is written."""
         with self._lock:
-            self._train_seconds = self._session.seconds
-            self._session.finish(self._frames, self._program_logs())
+            self._periodic.finish(self._frames, self._program_logs())
             self._move_to(OVER if self._interrupted else JUDGING)
 
     @remote()
@@ -171,9 +169,7 @@ class Coordinator:
             evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents))
             self._logger.write(env_frames, as_logs(evaluation))
             if last:
-                result = self._session.result(
-                    evaluation, self._frames, self._learner_steps, self._train_seconds
-                )
+                result = self._periodic.result(evaluation, self._frames, self._learner_steps)
                 self._directory.write_result(result._asdict())
                 self._move_to(OVER)
 

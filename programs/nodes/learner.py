@@ -19,7 +19,7 @@ from programs.nodes.line import Line, Orders, Setup
 from programs.nodes.meeting import Meeting
 from programs.nodes.params import know_records
 from programs.nodes.replay import OpensReplay
-from programs.session.dumps import with_dump
+from programs.tracking.failed_update import saved_on_failure
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -143,7 +143,7 @@ class LearnerNode:
             self._meeting.dismiss(go_on=start + frames < experiment.frames)
 
     def _update(self, sample: Any) -> None:
-        with with_dump(self._setup.directory, self._learner):
+        with saved_on_failure(self._setup.directory, self._learner):
             self._line.log(self._learner.step(sample), "learner/")
         self._replay.set_params_version(self._learner.version)
         self._publish()

@@ -18,7 +18,7 @@ from programs.build.components import make_agent
 from programs.experiment import Experiment
 from programs.nodes.coordination import OVER, REPORT_SECONDS, RUNNING
 from programs.nodes.supervise import INCARNATION
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.rpc import UnavailableError
 from rlstack.types import EnvSpec, Transition

@@ -13,7 +13,7 @@ from programs.build.components import make_agent
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import Experiment
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.agent import Agent
 from rlstack.distributions import Categorical, Joint, MultiCategorical
 from rlstack.exploration import Counts, Greedy

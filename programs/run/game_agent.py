@@ -11,7 +11,7 @@ import numpy as np
 
 from programs.build.components import make_agent
 from programs.build.restored import newest_checkpoint, read_config, read_params
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.entity.environment import Observation
 from rlstack.entity.inverted.agents import Actions, ScoredObservation

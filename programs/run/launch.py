@@ -14,11 +14,16 @@ from programs.build.components import announce_replay
 from programs.build.environments import make_env
 from programs.experiment import Experiment
 from programs.nodes.line import Setup
-from programs.session.display import ProgressDisplay
-from programs.session.run_dir import RunDir
-from programs.session.session import Interrupted, ProgramError, Result
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec
+
+
+class ProgramError(RuntimeError):
+    """A node failed for good and ended its program; the message has the node's error."""
 
 
 def run_program(

@@ -15,7 +15,7 @@ from programs.build.components import make_agent, make_evaluator
 from programs.build.environments import make_evaluation_env
 from programs.build.seeds import role_key, role_seed
 from programs.experiment import Experiment
-from programs.session.session import Session
+from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation
 from rlstack.learning.learner import Learner
@@ -81,13 +81,13 @@ class Offline:
         self._evaluator = make_evaluator(experiment, self.spec)
         self.env_frames = 0
 
-    def train(self, session: Session, stop: Callable[[], bool]) -> None:
+    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
         """Learns until the experiment's frames are learned from, or told to stop."""
         cfg = self.experiment.replay
         while self.env_frames < self.experiment.frames and not stop():
-            session.log(self.learner.step(self.windows.sample()), "learner/")
+            periodic.log(self.learner.step(self.windows.sample()), "learner/")
             self.env_frames += cfg.batch_size * cfg.unroll_length
-            session.tick(self.env_frames, self.stats)
+            periodic.tick(self.env_frames, self.stats)
 
     def describe(self) -> str:
         """Returns one line about the dataset."""

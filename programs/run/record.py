@@ -16,8 +16,8 @@ from programs.build.environments import make_evaluation_env
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import Experiment
-from programs.session.run_dir import RunDir
-from programs.session.session import Interrupted, Signals
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.actor import Actor
 from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.exploration import Counts
@@ -52,7 +52,7 @@ def record(
     Raises:
       ValueError: there is no run or no checkpoint, or the directory holds something.
       rlstack.storage.datasets.DatasetWriteError: the file system refuses; nothing is left behind.
-      programs.session.session.Interrupted: SIGINT or SIGTERM came; nothing is left behind.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; nothing is left behind.
     """
     directory = RunDir.open(run_dir)
     experiment = _played(read_config(directory), frames, seed)
@@ -69,7 +69,7 @@ def record(
     }
     with (
         make_evaluation_env(experiment, "record") as env,
-        Signals() as signals,
+        StopSignals() as signals,
         DatasetWriter(
             path, env.spec, env.num_envs, frames, env=_played_env(experiment), source=source
         ) as writer,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from programs.experiment import Experiment, from_json
-from programs.session.run_dir import RunDir
-from programs.session.session import Result
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
 
 _COLUMNS = (
     "preset",

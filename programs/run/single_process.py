@@ -12,7 +12,7 @@ from programs.build.components import make_agent, make_evaluator, make_replay
 from programs.build.environments import make_env, make_evaluation_env
 from programs.build.seeds import acting_key, role_key, role_seed
 from programs.experiment import Experiment
-from programs.session.session import Session
+from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.evaluator import Evaluation
 from rlstack.acting.inferencer import Inferencer
@@ -50,16 +50,16 @@ class SingleProcess:
             self.env.close()
             raise
 
-    def train(self, session: Session, stop: Callable[[], bool]) -> None:
+    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
         """Acts and learns until the experiment's frames are made, or told to stop."""
         actor, replay, learner = self.actor, self.replay, self.learner
         env_steps = range(self.experiment.steps_per_update)
         while self.env_frames < self.experiment.frames and not stop():
             for _ in env_steps:
-                session.log(actor.step())
+                periodic.log(actor.step())
             while replay.can_sample():
-                session.log(learner.step(replay.sample()), "learner/")
-            session.tick(self.env_frames, self.stats)
+                periodic.log(learner.step(replay.sample()), "learner/")
+            periodic.tick(self.env_frames, self.stats)
 
     @property
     def env_frames(self) -> int:

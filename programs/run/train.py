@@ -20,10 +20,12 @@ from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.offline import Offline, resolved
 from programs.run.single_process import SingleProcess
-from programs.session.display import ProgressDisplay
-from programs.session.dumps import with_dump
-from programs.session.run_dir import RunDir
-from programs.session.session import Interrupted, Result, Session, Signals
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.failed_update import saved_on_failure
+from programs.tracking.periodic import PeriodicActions
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.evaluator import Evaluation, as_logs
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
@@ -47,7 +49,7 @@ def run(
       ValueError: the config contradicts itself or the environment.
       rlstack.learning.learner.NonFiniteError: an update gave NaN; the run directory has a
         dump of it.
-      programs.session.session.Interrupted: SIGINT or SIGTERM came; everything is saved.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
     experiment = opponents.resolved(resolved(experiment))
     opponents.check(experiment)
@@ -183,19 +185,18 @@ def _train(
     def judge(frames: int) -> None:
         logger.write(frames, as_logs(program.evaluate()))
 
-    session = Session(
+    periodic = PeriodicActions(
         experiment,
         logger,
         start_frames=program.env_frames,
         evaluate=judge,
         checkpoint=save,
     )
-    with Signals() as signals:
-        with with_dump(directory, program.learner):
-            program.train(session, stop=lambda: signals.received is not None)
-        seconds = session.seconds
-        session.finish(program.env_frames, program.stats())
+    with StopSignals() as signals:
+        with saved_on_failure(directory, program.learner):
+            program.train(periodic, stop=lambda: signals.received is not None)
+        periodic.finish(program.env_frames, program.stats())
         if signals.received is not None:
             raise Interrupted(signals.received)
     evaluation = program.evaluate()
-    return session.result(evaluation, program.env_frames, program.learner.version, seconds)
+    return periodic.result(evaluation, program.env_frames, program.learner.version)

@@ -15,7 +15,7 @@ from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
 from programs.presets.registry import on_policy
 from programs.run.single_process import SingleProcess
-from programs.session.session import Session
+from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -38,11 +38,11 @@ PRIORITIZED = ReplayConfig(
 def train(experiment):
     """Trains; returns the program, which the caller closes."""
     program = SingleProcess(experiment)
-    session = Session(
+    periodic = PeriodicActions(
         experiment, InMemoryLogger(), evaluate=program.evaluate, checkpoint=lambda frames: None
     )
     try:
-        program.train(session, stop=lambda: False)
+        program.train(periodic, stop=lambda: False)
     except BaseException:
         program.close()
         raise

@@ -12,7 +12,7 @@ import pytest
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
 from programs.run import train
-from programs.session.session import ProgramError
+from programs.run.launch import ProgramError
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.replay import ReplayConfig
 from tests.programs.launched import FAST, Launched

@@ -8,7 +8,7 @@ import pytest
 
 from programs.experiment import from_json
 from programs.nodes import line
-from programs.session.session import Result
+from programs.tracking.result import Result
 from rlstack.learning.learner import Learner
 from rlstack.storage import checkpoint
 from tests.programs.running import (

@@ -13,7 +13,7 @@ from programs.build.components import make_agent, make_evaluator
 from programs.build.restored import newest_checkpoint, read_params
 from programs.experiment import EnvConfig, Experiment, to_json
 from programs.run.game_agent import from_run, team_from_run
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack import distributions
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.entity import ObsSpace

@@ -16,7 +16,7 @@ from programs.cli import commands as cli
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig, from_json, to_json
 from programs.run import train
 from programs.run.single_process import SingleProcess
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.envs import SyncEnv
 from rlstack.envs.opponents import ITSELF

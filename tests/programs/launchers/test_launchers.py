@@ -14,9 +14,9 @@ from programs.launchers import processes
 from programs.launchers.watch import Watch
 from programs.nodes.coordination import OVER, SAVING, Coordinator
 from programs.presets import preset
-from programs.session.display import ProgressDisplay
-from programs.session.run_dir import RunDir
-from programs.session.session import Signals
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import StopSignals
 from rlstack.rpc import serve
 from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.storage.loggers import InMemoryLogger
@@ -100,7 +100,7 @@ def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
         [sys.executable, "-c", STUBBORN, told], stdout=subprocess.PIPE, start_new_session=True
     )
     os.set_blocking(launcher.stdout.fileno(), False)
-    signals = Signals()
+    signals = StopSignals()
     signals.received = signal.SIGTERM
     time.sleep(0.5)  # it begins to ignore the signal
     begun = time.monotonic()

@@ -14,7 +14,7 @@ import pytest
 from programs.cluster_config import RayConfig
 from programs.presets import preset
 from programs.run import train
-from programs.session.session import ProgramError
+from programs.run.launch import ProgramError
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.storage import checkpoint
 from tests.programs.clusters import NODE, cluster, wait_until_empty

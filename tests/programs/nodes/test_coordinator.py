@@ -9,7 +9,7 @@ import pytest
 from programs.experiment import to_json
 from programs.nodes.coordination import JUDGING, OVER, RUNNING, SAVING, Coordinator
 from programs.presets import preset
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
 
 

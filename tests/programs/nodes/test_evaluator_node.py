@@ -12,7 +12,7 @@ from programs.nodes import line
 from programs.nodes.coordination import JUDGING
 from programs.nodes.evaluator import EvaluatorNode
 from programs.nodes.line import Setup
-from programs.session.run_dir import RunDir
+from programs.tracking.run_dir import RunDir
 from rlstack.rpc import codec
 from tests.programs.running import ppo
 

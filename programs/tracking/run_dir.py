@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -193,30 +192,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def git_commit() -> str:
-    """The commit of the source that runs, with "-dirty" if files differ from it.
-
-    "unknown" where the source is no git checkout of its own (an installed wheel, even one that lies
-    inside another project's checkout) or git is missing.
-    """
-    return _commit_of(Path(__file__).resolve().parents[2])
-
-
-def _commit_of(root: Path) -> str:
-    def git(*args: str) -> str:
-        command = ["git", "-C", str(root), *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
-            return "unknown"
-        commit = git("rev-parse", "HEAD")
-        return f"{commit}-dirty" if git("status", "--porcelain") else commit
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
 
 
 def _fresh(root: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from programs.session.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay
 
 
 class Clock:
@@ -90,7 +90,7 @@ def test_bad_arguments():
 
 _ON_A_TERMINAL = """
 import sys
-from programs.session.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay
 display = ProgressDisplay(100, sys.stderr)
 display.write(50, {"episode_return": 12.5, "loss": 0.5})
 if sys.argv[1] == "raise":

@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from programs.session import run_dir
-from programs.session.run_dir import RunDir, RunDirError
+from programs.tracking import run_dir
+from programs.tracking.run_dir import RunDir, RunDirError
 
 
 def test_a_fresh_directory_is_named_after_preset_and_seed(tmp_path, monkeypatch):
@@ -107,37 +107,11 @@ def test_results_are_json_and_whole(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
-def _git(root, *args):
-    who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    command = ["git", "-C", str(root), *who, *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-@pytest.mark.timeout(60)
-def test_the_commit_says_dirty_and_unknown(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert run_dir._commit_of(tmp_path) == "unknown"
-    _git(tmp_path, "init", "-q")
-    (tmp_path / "a").write_text("1")
-    _git(tmp_path, "add", "a")
-    _git(tmp_path, "commit", "-qm", "first")
-    commit = _git(tmp_path, "rev-parse", "HEAD")
-    assert run_dir._commit_of(tmp_path) == commit
-    (tmp_path / "a").write_text("2")
-    assert run_dir._commit_of(tmp_path) == f"{commit}-dirty"
-    # Installed inside somebody else's checkout: that commit says nothing about this source.
-    (tmp_path / "site-packages").mkdir()
-    assert run_dir._commit_of(tmp_path / "site-packages") == "unknown"
-    monkeypatch.setenv("PATH", "")
-    assert run_dir._commit_of(tmp_path) == "unknown"
-    assert run_dir.git_commit() == "unknown"
-
-
 @pytest.mark.timeout(60)
 def test_importing_run_dir_and_display_loads_neither_jax_nor_rich():
     code = (
-        "import io, sys, programs.session.run_dir, programs.session.display\n"
-        "shown = programs.session.display.ProgressDisplay(10, io.StringIO())\n"
+        "import io, sys, programs.tracking.run_dir, programs.tracking.display\n"
+        "shown = programs.tracking.display.ProgressDisplay(10, io.StringIO())\n"
         "shown.write(1, {}); shown.close()\n"
         "sys.exit(str({'jax', 'rich', 'numpy'} & set(sys.modules)) if "
         "{'jax', 'rich', 'numpy'} & set(sys.modules) else 0)\n"

@@ -1,0 +1,37 @@
+"""Files of an update that gave NaN: written when it fails, read to repeat it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+from programs.tracking.run_dir import RunDir
+from rlstack.learning.learner import Learner, NonFiniteError
+
+_FILE = "update.pkl"
+
+
+@contextlib.contextmanager
+def saved_on_failure(directory: RunDir, learner: Learner) -> Iterator[None]:
+    """Saves the inputs of an update that gives NaN, and names the command that repeats it.
+
+    Raises:
+      NonFiniteError: the update gave NaN or infinity; the message ends with the command.
+    """
+    try:
+        yield
+    except NonFiniteError as error:
+        path = directory.dump(learner.version + 1)
+        with open(path / _FILE, "wb") as file:
+            pickle.dump({**error.before, "batch": error.batch}, file)
+        raise NonFiniteError(
+            f"{error} To make that update again: rlstack rerun {path}", error.before, error.batch
+        ) from error
+
+
+def load(dump_dir: Path) -> dict[str, object]:
+    """Returns the inputs of the update: ``params``, ``learner_state`` and ``batch``, in numpy."""
+    with open(dump_dir / _FILE, "rb") as file:
+        return pickle.load(file)

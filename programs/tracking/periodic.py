@@ -1,0 +1,145 @@
+"""Everything that is due every so many frames: lines of logs, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from programs.experiment import Experiment
+from programs.tracking.result import Result, git_commit
+from rlstack.acting.evaluator import Evaluation, by_opponent
+from rlstack.storage.loggers import Logger
+
+
+class PeriodicActions:
+    """Writes logs, evaluates and saves checkpoints, each with its own period in frames.
+
+    The training loop passes the logs of each step to `log`, calls `tick` after each step, and
+    `finish` at the end of training.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        logger: Logger,
+        *,
+        start_frames: int = 0,
+        evaluate: Callable[[int], None],
+        checkpoint: Callable[[int], None],
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          experiment: the periods, and what the result says of the run.
+          logger: the sink of the logs.
+          start_frames: frames of the earlier runs, if this run resumes one.
+          evaluate: evaluates the current params and logs the result; takes the frames so far.
+          checkpoint: saves a checkpoint; takes the frames so far.
+        """
+        self._experiment = experiment
+        self._logger = logger
+        self._evaluate = evaluate
+        self._checkpoint = checkpoint
+        self._averages = _Averages()
+        self._start_frames = start_frames
+        self._start_time = time.monotonic()
+        self._train_seconds = 0.0
+        self._last_log = (start_frames, self._start_time)
+        self._saved_frames = start_frames
+        self._next_log = _next_multiple(start_frames, experiment.log_period)
+        self._next_checkpoint = _next_multiple(start_frames, experiment.checkpoint_period)
+        self._next_evaluation = _next_multiple(start_frames, experiment.evaluator.period)
+
+    def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+        """Adds values to the averages of the next line of logs."""
+        if logs:
+            self._averages.add(logs, prefix)
+
+    def tick(self, frames: int, counters: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes, evaluates and saves what is due at these frames; cheap when nothing is.
+
+        Args:
+          frames: frames so far, of this run and of those that it resumes.
+          counters: returns values to log as they are; called only when a line of logs is due.
+        """
+        if frames >= self._next_log:
+            self._write(frames, counters())
+        if frames >= self._next_evaluation:
+            self._next_evaluation = _next_multiple(frames, self._experiment.evaluator.period)
+            self._evaluate(frames)
+        if frames >= self._next_checkpoint:
+            self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
+            self._save(frames)
+
+    def finish(self, frames: int, counters: Mapping[str, Any]) -> None:
+        """Ends training: writes the last logs and, unless it exists, the last checkpoint."""
+        self._train_seconds = time.monotonic() - self._start_time
+        # A learner may report its last updates after the logs of the last frames were written.
+        if frames > self._last_log[0] or self._averages:
+            self._write(frames, counters)
+        if frames != self._saved_frames:
+            self._save(frames)
+
+    def result(self, evaluation: Evaluation, env_frames: int, learner_steps: int) -> Result:
+        """Returns the result of the run; call it after `finish`."""
+        experiment = self._experiment
+        return Result(
+            eval_return_mean=float(evaluation.returns.mean()),
+            eval_return_std=float(evaluation.returns.std()),
+            eval_episodes=len(evaluation.returns),
+            env_frames=env_frames,
+            learner_steps=learner_steps,
+            wall_seconds=self._train_seconds,
+            frames_per_second=(env_frames - self._start_frames) / self._train_seconds,
+            seed=experiment.seed,
+            topology=experiment.topology,
+            preset=experiment.preset,
+            git_commit=git_commit(),
+            eval_return_by_opponent=by_opponent(evaluation),
+        )
+
+    def _save(self, frames: int) -> None:
+        self._checkpoint(frames)
+        self._saved_frames = frames
+
+    def _write(self, frames: int, counters: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        last_frames, last_time = self._last_log
+        self._last_log = (frames, now)
+        self._next_log = _next_multiple(frames, self._experiment.log_period)
+        logs = {**self._averages.flush(), **counters}
+        if frames > last_frames:
+            logs["actor/frames_per_second"] = (frames - last_frames) / max(now - last_time, 1e-9)
+        self._logger.write(frames, logs)
+
+
+class _Averages:
+    """Means of the values logged since the last flush."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Any]] = collections.defaultdict(list)
+
+    def add(self, logs: Mapping[str, Any], prefix: str) -> None:
+        """Adds scalars, or vectors of which each entry counts as one value."""
+        for name, value in logs.items():
+            self._values[prefix + name].append(value)
+
+    def __len__(self) -> int:
+        """Returns the number of names logged since the last flush."""
+        return len(self._values)
+
+    def flush(self) -> dict[str, float]:
+        """Returns the mean of each name, and forgets the values."""
+        means = {name: float(np.mean(np.hstack(values))) for name, values in self._values.items()}
+        self._values.clear()
+        return means
+
+
+def _next_multiple(frames: int, period: int) -> float:
+    """Returns the first multiple of ``period`` above ``frames``; infinity for period 0."""
+    return (frames // period + 1) * period if period else math.inf

@@ -1,0 +1,33 @@
+"""The commit that a result names."""
+
+import subprocess
+
+import pytest
+
+from programs.tracking import result
+
+
+def _git(root, *args):
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    command = ["git", "-C", str(root), *identity, *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.timeout(60)
+def test_the_commit_says_dirty_and_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert result._commit_of(tmp_path) == "unknown"
+    _git(tmp_path, "init", "-q")
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-qm", "first")
+    commit = _git(tmp_path, "rev-parse", "HEAD")
+    assert result._commit_of(tmp_path) == commit
+    (tmp_path / "a").write_text("2")
+    assert result._commit_of(tmp_path) == f"{commit}-dirty"
+    # Installed inside the checkout of another project: its commit says nothing about this source.
+    (tmp_path / "site-packages").mkdir()
+    assert result._commit_of(tmp_path / "site-packages") == "unknown"
+    monkeypatch.setenv("PATH", "")
+    assert result._commit_of(tmp_path) == "unknown"
+    assert result.git_commit() == "unknown"
