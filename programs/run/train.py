@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.offline import Offline, resolved
 from programs.run.single_process import SingleProcess
+from programs.tracking import failed_update
 from programs.tracking.display import ProgressDisplay
-from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
@@ -125,12 +124,11 @@ def rerun(dump_dir: str | Path) -> Logs:
     """
     path = Path(dump_dir)
     experiment = read_config(RunDir.open(path.parent))
-    with open(path / "update.pkl", "rb") as file:
-        dump = jax.tree.map(jnp.asarray, pickle.load(file))
+    update = jax.tree.map(jnp.asarray, failed_update.load(path))
     alone = dataclasses.replace(experiment.env, eval_opponents=OpponentsConfig())
     with make_evaluation_env(dataclasses.replace(experiment, env=alone)) as env:
         agent = make_agent(experiment, env.spec)
-    *_, output = agent.learner_step(dump["params"], dump["learner_state"], dump["batch"])
+    *_, output = agent.learner_step(update["params"], update["learner_state"], update["batch"])
     return output.logs
 
 
@@ -193,7 +191,7 @@ def _train(
         checkpoint=save,
     )
     with StopSignals() as signals:
-        with saved_on_failure(directory, program.learner):
+        with failed_update.saved_on_failure(directory, program.learner):
             program.train(periodic, stop=lambda: signals.received is not None)
         periodic.finish(program.env_frames, program.stats())
         if signals.received is not None:
