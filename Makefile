@@ -1,5 +1,5 @@
-# Every target sets up what it needs; `make help` lists them. ARGS= is passed on to the program.
-# From another directory: make -C PATH TARGET. Paths are relative, so that PATH may hold spaces.
+# Every target sets up what it needs; `make help` lists the targets. ARGS is passed to the program.
+# From another directory: make -C PATH TARGET. Paths are relative, so PATH may contain spaces.
 MAKEFLAGS += --no-print-directory
 SHELL := bash
 PYTHON := 3.12
@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 INPUTS := pyproject.toml requirements.lock .ci/bootstrap
 
-.PHONY: help venv train test test-slow test-chosen test-core check format bench doctor lock clean
+.PHONY: help venv train test test-slow test-chosen test-core check coverage docs format bench \
+  doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -46,23 +47,33 @@ check: venv  ## check formatting, lint, types and the project's own laws
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -p no:cacheprovider tests/test_laws.py
 
-format: venv  ## put formatting and imports right
+coverage: venv  ## measure which lines the quick tests run, in all processes; pages in htmlcov/
+	@$(BIN)/python -m coverage erase
+	@$(BIN)/python -m coverage run -m pytest $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage html --quiet
+	@$(BIN)/python -m coverage report --skip-covered
+
+docs: venv  ## build the documentation site in site/; a warning or a dead link is an error
+	@$(BIN)/mkdocs build --strict --quiet $(ARGS)
+
+format: venv  ## fix formatting and imports
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 bench: venv  ## run a benchmark (ARGS="single_process --quick")
 	@$(BIN)/python -m benchmarks.$(or $(ARGS),single_process)
 
-doctor: venv  ## say what is usable on this machine and, for the rest, the way out
+doctor: venv  ## check which features work on this machine and how to enable the others
 	@$(BIN)/rlstack doctor $(ARGS)
 
-# The header that uv writes names this very command.
-lock: venv  ## make requirements.lock anew from pyproject.toml
+# uv writes this command into the header of requirements.lock.
+lock: venv  ## update requirements.lock from pyproject.toml
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" uv pip compile --universal --generate-hashes \
-	  --no-emit-index-url --extra dev pyproject.toml -o requirements.lock --python-version 3.10 \
+	  --no-emit-index-url --extra dev --extra docs pyproject.toml -o requirements.lock --python-version 3.10 \
 	  --quiet
 
 clean:  ## remove environments and caches; runs/ stays
 	@rm -rf .venv .venv-core-* .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  build dist *.egg-info
+	  .coverage* build dist htmlcov site *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
