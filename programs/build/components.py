@@ -17,11 +17,10 @@ from rlstack.agent import Agent
 from rlstack.families.normalised import normalised
 from rlstack.references import load_object, nearest
 from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
-from rlstack.replay.frame_stack import FrameStacks
-from rlstack.replay.room import check_room
+from rlstack.replay.frame_stack import FrameStacks, StackedReplay
+from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
-from rlstack.replay.stacked import StackedReplay
 from rlstack.types import EnvSpec, Transition
 
 
@@ -73,12 +72,12 @@ def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) ->
     (cfg, stored), num_envs = as_stored(experiment, spec), experiment.total_envs
     if experiment.topology in ("heavy_env", "light_env"):
         shared, beside = total_bytes(cfg, num_envs, stored)
-        check_room(shared, "replay", FOLDER)
+        check_memory(shared, "replay", FOLDER)
         size = shared + beside
     else:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored)
         size = bytes_needed(cfg, example, num_envs)
-    check_room(size, "replay")
+    check_memory(size, "replay")
     print(f"replay: {size:,} bytes at most", file=stream, flush=True)
 
 

@@ -11,12 +11,12 @@ from rlstack.replay.base import (
     Sample,
 )
 from rlstack.replay.in_process import InProcessReplay
+from rlstack.replay.memory import bytes_needed
 from rlstack.replay.shared_memory import (
     SharedMemHandle,
     SharedMemReplayBuffer,
     SharedMemWriter,
 )
-from rlstack.replay.sizes import bytes_needed
 
 __all__ = [
     "InProcessReplay",

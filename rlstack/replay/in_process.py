@@ -9,14 +9,14 @@ import numpy as np
 
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample
 from rlstack.replay.storage import StepRing
-from rlstack.replay.table import Table
+from rlstack.replay.table import ItemTable
 from rlstack.types import Logs, PyTree, Transition
 
 
 class InProcessReplay:
     """A ``ReplayBuffer`` for one process; see there for what the methods promise.
 
-    It never waits. Calls from several threads are safe, one after the other; batches that are
+    It never waits. CallThread from several threads are safe, one after the other; batches that are
     views (fifo, all environments in step) are not guarded against a thread that goes on adding.
     """
 
@@ -51,10 +51,10 @@ class InProcessReplay:
         self._ring = StepRing(cfg, num_envs)
         if spec is not None:
             self._ring.allocate(spec)
-        self._table = Table(
+        self._table = ItemTable(
             "InProcessReplay", cfg, num_envs, self._ring, seed=seed, num_actors=num_actors
         )
-        self._clock = self._table.clock
+        self._counter = self._table.counter
 
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
@@ -63,34 +63,34 @@ class InProcessReplay:
         with self._lock:
             if self._closed:
                 self._refuse_closed("add")
-            clock = self._clock
+            counter = self._counter
             if env_ids is not None:
-                env_ids = clock.check_ids("InProcessReplay.add", env_ids)
+                env_ids = counter.check_ids("InProcessReplay.add", env_ids)
             if env_ids is None:
                 leaves = self._ring.leaves(transition, self._num_envs)
-                if clock.together or clock.rejoin():
+                if counter.together or counter.rejoin():
                     self._add_all(leaves)
                     return
-                env_ids = clock.envs
+                env_ids = counter.envs
             else:
                 leaves = self._ring.leaves(transition, len(env_ids))
-                clock.part()
+                counter.separate()
             self._add_some(env_ids, leaves)
 
     def _add_all(self, leaves: list) -> None:
         """Adds a step of every environment, all at the same step."""
-        clock = self._clock
-        self._ring.write_all(clock.step, leaves)
-        start = clock.step - self._length
-        clock.step += 1
+        counter = self._counter
+        self._ring.write_all(counter.step, leaves)
+        start = counter.step - self._length
+        counter.step += 1
         if start >= 0 and not start % self._period:
             self._table.complete_all(start)
 
     def _add_some(self, env_ids: np.ndarray, leaves: list) -> None:
         """Adds a step of some environments, each at its own step."""
-        steps = self._clock.steps[env_ids]
+        steps = self._counter.steps[env_ids]
         self._ring.write(steps, env_ids, leaves)
-        self._clock.steps[env_ids] = steps + 1
+        self._counter.steps[env_ids] = steps + 1
         self._table.complete(steps - self._length, env_ids)
 
     def _refuse_closed(self, where: str) -> None:
@@ -103,8 +103,8 @@ class InProcessReplay:
                 self._refuse_closed("gap")
             ids = None
             if env_ids is not None:
-                ids = self._clock.check_ids("InProcessReplay.gap", env_ids)
-            self._table.gap(self._clock.envs if ids is None else ids)
+                ids = self._counter.check_ids("InProcessReplay.gap", env_ids)
+            self._table.gap(self._counter.envs if ids is None else ids)
 
     def flush(self, timeout: float | None = None) -> None:
         """Does nothing: what was added is there."""
@@ -113,7 +113,7 @@ class InProcessReplay:
         """Whether ``sample`` would succeed now."""
         size = self._cfg.batch_size if batch_size is None else batch_size
         with self._lock:
-            return not self._closed and not self._table.obstacle(size)
+            return not self._closed and not self._table.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items, or raises if it cannot now."""
@@ -122,9 +122,9 @@ class InProcessReplay:
         with self._lock:
             if self._closed:
                 self._refuse_closed("sample")
-            obstacle = table.obstacle(size)
-            if obstacle:
-                raise table.explain(obstacle, size)
+            rule = table.blocking_rule(size)
+            if rule:
+                raise table.explain(rule, size)
             keys, odds = table.draw(size)
             starts, env_ids = table.locate(keys)
             if self._cfg.sampler == "fifo" and self._side_by_side(keys):
@@ -138,7 +138,7 @@ class InProcessReplay:
         count, first = len(keys), int(keys[0])
         if first % self._num_envs + count > self._num_envs:
             return False
-        return np.count_nonzero(keys == self._clock.envs[:count] + first) == count
+        return np.count_nonzero(keys == self._counter.envs[:count] + first) == count
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; items that left are ignored."""
@@ -166,7 +166,7 @@ class InProcessReplay:
         with self._lock:
             if self._closed:
                 self._refuse_closed("save")
-            return self._table.save(self._ring.save(int(self._clock.last_steps().max()) + 1))
+            return self._table.save(self._ring.save(int(self._counter.last_steps().max()) + 1))
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""

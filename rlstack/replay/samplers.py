@@ -120,18 +120,18 @@ class Fifo(Sampler):
         self.dropped += before + added - self.size
         keys = keys if valid is None else keys[valid]
         if self._tail + len(keys) > len(self._queue):
-            waiting = self.waiting()
-            self._head, self._tail = 0, len(waiting)
-            self._queue[: self._tail] = waiting
+            queued = self.queued()
+            self._head, self._tail = 0, len(queued)
+            self._queue[: self._tail] = queued
         self._queue[self._tail : self._tail + len(keys)] = keys
         self._tail += len(keys)
         excess = self.size - self._cfg.max_size
         if excess > 0:
-            self.remove(self.waiting()[:excess] % len(self.key_at))
+            self.remove(self.queued()[:excess] % len(self.key_at))
             self.dropped += excess
         return added
 
-    def waiting(self) -> np.ndarray:
+    def queued(self) -> np.ndarray:
         """Returns the keys of the items held, oldest first."""
         keys = self._queue[self._head : self._tail]
         if len(keys) != self.size:
@@ -147,7 +147,7 @@ class Fifo(Sampler):
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Takes the oldest items."""
-        keys = self.waiting()[:batch_size].copy()
+        keys = self.queued()[:batch_size].copy()
         if self.take(keys):
             self._head += batch_size
         return keys, np.ones(batch_size, np.float32)
@@ -163,7 +163,7 @@ class Fifo(Sampler):
 
     def save(self) -> PyTree:
         """Returns the state as arrays."""
-        return super().save() | {"waiting": self.waiting().copy()}
+        return super().save() | {"waiting": self.queued().copy()}
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""

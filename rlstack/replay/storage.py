@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.room import check_room
-from rlstack.replay.sizes import BUFFERS, layout, reader_bytes, step_bytes
+from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
 _SIZES = 4  # batch sizes whose buffers are kept
@@ -28,7 +27,7 @@ class StepRing:
     def __init__(self, cfg: ReplayConfig, num_envs: int):
         self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
-        self.rows, self._mirror, _ = layout(cfg, num_envs)
+        self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
         self._offsets = np.arange(self._length)[:, None]
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
@@ -90,7 +89,7 @@ class StepRing:
         rows = self.rows + self._mirror
         step = step_bytes((x.shape, x.dtype) for x in leaves)
         others = reader_bytes(self._cfg, self._num_envs, step)
-        check_room(rows * self._num_envs * step + others, "InProcessReplay")
+        check_memory(rows * self._num_envs * step + others, "InProcessReplay")
         # Zeroed memory costs nothing before it is written to.
         self._set_rings(
             treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]

@@ -12,12 +12,12 @@ import time
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
-from rlstack.replay.clock import EnvClock
-from rlstack.replay.limits import Counted, exceeds_samples_per_insert, rule_of
+from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
 from rlstack.replay.samplers import Fifo, Sampler, Uniform
-from rlstack.replay.sizes import layout
+from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
+from rlstack.replay.step_counter import StepCounter
 from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
 
@@ -25,7 +25,7 @@ _SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "priori
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 
 
-class Table:
+class ItemTable:
     """Items over a ring of steps: sampler, rate limit, staleness, rounds, counters.
 
     Attributes:
@@ -60,8 +60,8 @@ class Table:
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._context = cfg.context
-        self.items = layout(cfg, num_envs).items
-        self.ring, self.clock = ring, EnvClock(num_envs)
+        self.items = ring_shape(cfg, num_envs).items
+        self.ring, self.counter = ring, StepCounter(num_envs)
         cells = self.items * num_envs
         kept = cfg if drops else dataclasses.replace(cfg, max_size=max(cells, cfg.max_size))
         self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
@@ -79,15 +79,15 @@ class Table:
 
     def complete_all(self, start: int) -> None:
         """Inserts the items of all environments that begin at step ``start``."""
-        clock = self.clock
-        valid = None if start >= clock.last_gap else clock.unbroken <= start
+        counter = self.counter
+        valid = None if start >= counter.last_gap else counter.unbroken <= start
         if self._cfg.starts == "not_last":
             inside = self.ring.step_type[(start + self._context) % self.ring.rows] != _LAST
             valid = inside if valid is None else valid & inside
         index = start // self._period
         cell = index % self.items * self._num_envs
         cells = slice(cell, cell + self._num_envs)
-        self.inserts += self.sampler.insert(cells, clock.envs + index * self._num_envs, valid)
+        self.inserts += self.sampler.insert(cells, counter.envs + index * self._num_envs, valid)
 
     def complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
         """Inserts the items with these starts, where there are any."""
@@ -99,7 +99,7 @@ class Table:
             return
         if count < len(due):
             starts, env_ids = starts[due], env_ids[due]
-        valid = self.clock.unbroken[env_ids] <= starts
+        valid = self.counter.unbroken[env_ids] <= starts
         if self._cfg.starts == "not_last":
             at = (starts + self._context) % self.ring.rows
             valid &= self.ring.step_type[at, env_ids] != _LAST
@@ -112,14 +112,14 @@ class Table:
 
     def gap(self, env_ids: np.ndarray) -> None:
         """Breaks the streams of some environments; their clock is the table's own."""
-        clock = self.clock
-        clock.part()
-        before, after = clock.interrupt(env_ids, self._period)
+        counter = self.counter
+        counter.separate()
+        before, after = counter.interrupt(env_ids, self._period)
         # At most one item would have been completed in the steps jumped over. It is none, but
         # its turn ends the stay of the oldest item.
         skipped = before + (self._length - before) % self._period
         self.complete(np.where(skipped < after, skipped - self._length, -1), env_ids)
-        clock.rejoin()
+        counter.rejoin()
 
     # Items out.
 
@@ -134,7 +134,7 @@ class Table:
             raise ValueError(f"{self._where}.sample: batch_size must be at least 1; got {size}.")
         return size
 
-    def obstacle(self, batch_size: int) -> str:
+    def blocking_rule(self, batch_size: int) -> str:
         """Returns the name of what stands in the way of a sample, or nothing."""
         cfg = self._cfg
         if self.inserts < cfg.min_size:
@@ -152,14 +152,14 @@ class Table:
             return "samples_per_insert"
         return ""
 
-    def explain(self, obstacle: str, batch_size: int) -> Exception:
-        """Returns the error for an obstacle."""
-        counted = Counted(self.inserts, self.samples, self.sampler.size, self.version)
-        rule = rule_of(self._cfg, obstacle, batch_size, counted)
+    def explain(self, rule: str, batch_size: int) -> Exception:
+        """Returns the error for an rule."""
+        counted = Counts(self.inserts, self.samples, self.sampler.size, self.version)
+        rule = explain_rule(self._cfg, rule, batch_size, counted)
         return ReplayTimeoutError(f"{self._where}.sample: {rule} Ask can_sample first.")
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws items, or the planned round; call it only when there is no ``obstacle``.
+        """Draws items, or the planned round; call it only when there is no ``rule``.
 
         Returns:
           Keys [B] int64, and how much likelier than on average each was drawn [B].
@@ -168,7 +168,7 @@ class Table:
         if planned is None or self._rounds is None:
             return self.sampler.draw(batch_size)
         assert isinstance(self.sampler, Fifo)
-        keys = self.sampler.waiting()[planned.take]
+        keys = self.sampler.queued()[planned.take]
         self.sampler.take(keys)
         self._rounds.start_over()
         self._late += planned.late
@@ -191,8 +191,8 @@ class Table:
 
     def newest_version(self) -> int:
         """Returns the newest version told or seen."""
-        rows = self.clock.last_steps() % self.ring.rows
-        newest = int(self.ring.params_version[rows, self.clock.envs].max())
+        rows = self.counter.last_steps() % self.ring.rows
+        newest = int(self.ring.params_version[rows, self.counter.envs].max())
         self.version = max(self.version, newest)
         return self.version
 
@@ -208,7 +208,7 @@ class Table:
         state = (self.newest_version(), self.inserts, self.sampler.size)
         if state == self._refused and not rounds.waits_for_time:
             return
-        keys = self.sampler.waiting()
+        keys = self.sampler.queued()
         starts, env_ids = self.locate(keys)
         self._round = rounds.decide(env_ids, self._versions(starts, env_ids), self.version, now)
         self._refused = state if self._round is None else None
@@ -220,7 +220,7 @@ class Table:
             return
         self._checked = (self.version, self.inserts)
         assert isinstance(sampler, Fifo)
-        keys = sampler.waiting()
+        keys = sampler.queued()
         keys = keys[self.version - self._versions(*self.locate(keys)) > limit]
         sampler.remove(keys % len(sampler.key_at))
         sampler.stale += len(keys)
@@ -253,7 +253,7 @@ class Table:
         counters = [self.inserts, self.samples, self.version, *self._checked, self._late]
         return {
             "steps": steps,
-            "clock": self.clock.save(),
+            "clock": self.counter.save(),
             "sampler": self.sampler.save(),
             "counters": np.array(counters, np.int64),
         }
@@ -261,7 +261,7 @@ class Table:
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned, but for the ring."""
         self.sampler.load(tree["sampler"])
-        self.clock.load(tree["clock"])
+        self.counter.load(tree["clock"])
         self.inserts, self.samples, self.version, *checked = map(int, tree["counters"])
         self._checked, self._late = (checked[0], checked[1]), checked[2]
         self._round = self._refused = None

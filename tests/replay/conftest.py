@@ -3,7 +3,7 @@
 import pytest
 
 from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
-from rlstack.replay.reverb import rules
+from rlstack.replay.reverb import table_config
 from tests.replay import reverb_backend
 from tests.replay.replay_model import SPEC
 from tests.replay.reverb_backend import no_reverb_server_left, pytest_collection_modifyitems
@@ -29,7 +29,7 @@ BACKENDS["reverb"] = reverb_backend.make
 def make(request):
     with pytest.MonkeyPatch.context() as patch:
         # Reverb's items of the suite are small: all would be of one piece, and none made of steps.
-        patch.setattr(rules, "SMALL_ITEM", 0)
+        patch.setattr(table_config, "SMALL_ITEM", 0)
         yield request.param
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstack.replay import InProcessReplay, ReplayConfig
+from rlstack.replay.frame_stack import StackedReplay
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
-from rlstack.replay.stacked import StackedReplay
 from rlstack.types import TimeStep, Transition
 from tests.replay.replay_model import FIRST, LAST, MID
 

@@ -10,8 +10,8 @@ import pytest
 from jax.tree_util import tree_leaves
 
 from rlstack.replay import InProcessReplay, bytes_needed
+from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import SumTree
-from rlstack.replay.sizes import layout
 from tests.replay.replay_model import MID, config, drawn, feed, make_transition
 
 
@@ -51,7 +51,7 @@ def test_lock_step_returns_after_environments_went_apart():
     buffer.add(np.array([1]), make_transition([1], [0], [MID]))
     buffer.add(np.array([0]), make_transition([0], [0], [MID]))
     feed(buffer, 2, 1, 4)
-    assert buffer._clock.together
+    assert buffer._counter.together
     assert drawn(buffer.sample(2)) == [(0, 0), (1, 0)]
 
 
@@ -95,7 +95,7 @@ def test_bytes_needed_is_what_is_taken(sampler):
 
 def test_steps_are_stored_once():
     cfg = config(unroll_length=10, max_size=1000)
-    assert layout(cfg, 4).rows == 250 + 10
+    assert ring_shape(cfg, 4).rows == 250 + 10
 
 
 def test_adding_and_sampling_from_two_threads():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.packing import LARGE, Packing
-from rlstack.replay.reverb.rules import capacity, is_whole, limits
+from rlstack.replay.reverb.table_config import capacity, is_whole, rate_limits
 from tests.replay.replay_model import config, make_transition
 
 
@@ -53,7 +53,7 @@ def test_no_limits_block_both_sides(data):
         samples_per_insert_tolerance=data.draw(st.none() | st.integers(0, 20)),
         max_times_sampled=data.draw(st.none() | st.integers(1, 4)),
     )
-    limit, rng = limits(cfg, 1), np.random.default_rng(0)
+    limit, rng = rate_limits(cfg, 1), np.random.default_rng(0)
     size, limit_times = capacity(cfg, 1), cfg.times_limit or 10**9
     held, inserts, samples, batches = [], 0, 0, 0
     for _ in range(300):

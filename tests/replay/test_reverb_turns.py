@@ -8,8 +8,8 @@ import time
 import pytest
 
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
-from rlstack.replay.reverb.tables import ITEMS, table_info
-from rlstack.replay.reverb.turns import Turns, _bursts
+from rlstack.replay.reverb.batch_service import AlternatingSamplers, _bursts
+from rlstack.replay.reverb.client import ITEMS, table_info
 from tests.replay import reverb_backend
 from tests.replay.replay_model import config, feed
 
@@ -43,7 +43,7 @@ class FakeClient:
 
 def test_turns_change_where_bursts_end():
     client = FakeClient()
-    turns = Turns(client, in_flight=100, samplers=2)
+    turns = AlternatingSamplers(client, prefetch=100, samplers=2)
     assert [size for _, size in client.made] == [50, 50]
     items = [item for count in (1, 30, 20, 0, 145) for item in turns.take(count)]
     a, b = range(98), range(1_000_000, 1_000_098)
@@ -54,7 +54,7 @@ def test_turns_change_where_bursts_end():
 
 def test_one_sampler_gives_its_items_in_order():
     client = FakeClient()
-    turns = Turns(client, in_flight=8, samplers=1)
+    turns = AlternatingSamplers(client, prefetch=8, samplers=1)
     assert turns.take(20) + turns.take(30_000) == list(range(30_020))
     assert [size for _, size in client.made] == [8]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstack.replay import InProcessReplay, ReplayTimeoutError, room, table
+from rlstack.replay import InProcessReplay, ReplayTimeoutError, memory, table
 from rlstack.replay.rounds import Rounds
 from tests.replay.replay_model import MID, config, drawn, feed, make_transition
 
@@ -133,7 +133,7 @@ def test_rounds_that_could_never_go_are_refused():
 
 
 def test_more_than_the_memory_is_refused_before_it_is_taken(monkeypatch):
-    monkeypatch.setattr(room, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10_000)
     with pytest.raises(ValueError, match=r"must fit into what is free of memory; got 10,000"):
         feed(InProcessReplay(config(max_size=1000), 4, seed=0), 4, 0, 1)
     feed(InProcessReplay(config(max_size=8), 4, seed=0), 4, 0, 1)

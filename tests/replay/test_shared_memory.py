@@ -19,7 +19,7 @@ from rlstack.replay import (
     ReplayClosedError,
     ReplayTimeoutError,
     SharedMemReplayBuffer,
-    room,
+    memory,
 )
 from rlstack.replay.shared_memory import writer as shm_writer
 from rlstack.replay.shared_memory.block import FOLDER
@@ -88,7 +88,7 @@ def test_sizes_are_given_and_what_does_not_fit_is_refused_before_anything_is_mad
     with pytest.raises(ValueError, match="must fit into what is free of"):
         make(4, max_size=10**13)
     free = os.statvfs(FOLDER)
-    monkeypatch.setattr(room, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
     with pytest.raises(ValueError, match=f"must fit into what is free of {FOLDER}"):
         make(4, max_size=free.f_bavail * free.f_frsize // 8)
     assert sorted(os.listdir(FOLDER)) == before
@@ -121,7 +121,9 @@ def test_gaps_and_wraps_between_two_looks_are_seen(history, polls):
                 for env in envs:
                     model.gap(env)
         reader, table = buffer._reader, buffer._table
-        missed = reader._turns(reader._numbers.steps) - reader._turns(table.clock.steps)
+        missed = reader._items_ended(reader._numbers.steps) - reader._items_ended(
+            table.counter.steps
+        )
         lapped |= bool((missed > table.items).any())  # broken ones among them count as whole
         if polls.random() < 0.4:
             expected = {item.turn * num_envs + item.env for item in model.items}
@@ -193,7 +195,7 @@ def dies_at(patch, writer, instant) -> None:
     mark = writer._mark_all
     fences = iter([None, die] if instant == 5 else [die])
     if instant in (0, 5):
-        patch.setattr(shm_writer, "fence", lambda: (next(fences) or (lambda: None))())
+        patch.setattr(shm_writer, "memory_fence", lambda: (next(fences) or (lambda: None))())
     if instant == 1:
         patch.setattr(ring, "write_columns", die)
     if instant == 2:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlstack.replay import ReplayClosedError, SharedMemReplayBuffer
-from rlstack.replay.shared_memory.block import FOLDER, birth
+from rlstack.replay.shared_memory.block import FOLDER, start_time
 from tests.replay.replay_model import config
 from tests.replay.shm_actors import SPEC, Actors, check, once
 
@@ -26,9 +26,9 @@ def blocks(pid: int) -> list[str]:
 def ends(pid: int, seconds: float = 10.0) -> bool:
     """Whether a process ends within some time."""
     deadline = time.monotonic() + seconds
-    while birth(pid) >= 0 and time.monotonic() < deadline:
+    while start_time(pid) >= 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    return birth(pid) < 0
+    return start_time(pid) < 0
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_an_environment_has_one_writer_and_a_buffer_that_is_written_is_not_loade
             buffer.handle().writer(0, 2)
         with pytest.raises(ValueError, match="Load before the actors start"):
             buffer.load(tree)
-        with pytest.raises(ValueError, match="rank must be one of num_actors"):
+        with pytest.raises(ValueError, match="rank must be below num_actors"):
             buffer.handle().writer(2, 2)
         actors.kill(0)
         deadline = time.monotonic() + 10

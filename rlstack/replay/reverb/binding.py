@@ -1,10 +1,10 @@
-"""Reverb's C++ binding, without the Python half of TensorFlow.
+"""Reverb's C++ binding, loaded without TensorFlow's Python package.
 
 ``import reverb`` imports TensorFlow, which takes 5 CPU seconds and 320 MB in every process, only to
-describe signatures. The binding itself needs no more than one of TensorFlow's shared libraries. It
-is loaded under its own name, ``reverb.libpybind``, so that a later ``import reverb`` in the same
-process still works and shares it. All this leans on private names of dm-reverb 0.7.3: where
-something is missing, the whole package is imported instead. Only here is Reverb imported at all.
+describe signatures. The binding itself needs just one of TensorFlow's shared libraries. It is
+loaded under its own name, ``reverb.libpybind``, so that a later ``import reverb`` in the same
+process still works and shares it. This relies on private names of dm-reverb 0.7.3; if one is
+missing, the whole package is imported instead. No other module imports Reverb.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import importlib.util
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
 
 _NAME = "reverb.libpybind"
 _NEEDED = (
@@ -33,17 +37,52 @@ _NEEDED = (
 )
 _lock = threading.Lock()
 
+RawItem = list[Any]  # an item as Reverb's sampler returns it; some of its fields:
+KEY, PROBABILITY, TABLE_SIZE, DATA = 0, 1, 2, 4
+
+
+class Sampler(Protocol):
+    """A stream of sampled items."""
+
+    GetNextTrajectory: Callable[[], RawItem]  # blocks until there is an item
+    Close: Callable[[], None]  # makes a blocked call raise
+
+
+class TrajectoryWriter(Protocol):
+    """A stream of steps, and of items that refer to them."""
+
+    Append: Callable[[list[np.ndarray | None]], list[object]]  # a step; returns its references
+    CreateItem: Callable[[str, float, list[list[object]], list[bool]], None]
+    Flush: Callable[[int, int], None]  # items that may stay unsent, milliseconds to wait
+    Close: Callable[[], None]
+
+
+class Client(Protocol):
+    """A connection to a server."""
+
+    NewSampler: Callable[[str, int, int], Sampler]  # table, items in all (-1: no end), prefetch
+    NewTrajectoryWriter: Callable[[object, int], TrajectoryWriter]  # chunking, milliseconds
+    MutatePriorities: Callable[[str, list[tuple[int, float]], list[int]], None]
+    ServerInfo: Callable[[int], list[bytes]]  # a serialised message for each table
+    Checkpoint: Callable[[], str]
+
+
+class Server(Protocol):
+    """A server in this process."""
+
+    Stop: Callable[[], None]
+
 
 def available() -> bool:
     """Whether Reverb is installed; imports nothing."""
     return importlib.util.find_spec("reverb") is not None
 
 
-def load() -> Any:
+def load() -> ModuleType:
     """Returns Reverb's C++ binding as a module; the first call takes a third of a second.
 
     Raises:
-      ImportError: Reverb is not installed, or has not the parts that are used here.
+      ImportError: Reverb is not installed, or lacks a name that this package uses.
     """
     with _lock:
         module = sys.modules.get(_NAME)
@@ -52,13 +91,13 @@ def load() -> Any:
         missing = [name for name in _NEEDED if not hasattr(module, name)]
         if missing:
             raise ImportError(
-                f"rlstack.replay: dm-reverb 0.7.3 is needed; the one installed lacks "
+                f"rlstack.replay: dm-reverb must be version 0.7.3; the installed one lacks "
                 f"{', '.join(missing)}. Install the pinned version."
             )
         return module
 
 
-def _load() -> Any:
+def _load() -> ModuleType:
     if not available():
         raise ImportError(
             "rlstack.replay: ReverbReplayBuffer needs dm-reverb, which is not installed (it has "
@@ -67,7 +106,7 @@ def _load() -> Any:
         )
     try:
         return _binding()
-    except Exception:  # whatever is not where 0.7.3 has it
+    except Exception:  # anything may be missing in a version other than 0.7.3
         sys.modules.pop(_NAME, None)
     _load_libpython()
     with contextlib.suppress(Exception):
@@ -77,9 +116,9 @@ def _load() -> Any:
     return sys.modules[_NAME]
 
 
-def _binding() -> Any:
-    """Loads the binding and the shared library it needs, and nothing else."""
-    # Global symbols would clash with those that the binding brings along: RTLD_LOCAL, the default.
+def _binding() -> ModuleType:
+    """Loads the binding and the one shared library it needs."""
+    # ctypes loads with RTLD_LOCAL. Global symbols would clash with the binding's own copies.
     ctypes.CDLL(str(_folder("tensorflow") / "libtensorflow_framework.so.2"))
     path = _folder("reverb") / "libpybind.so"
     spec = importlib.util.spec_from_file_location(_NAME, path)
@@ -91,7 +130,7 @@ def _binding() -> Any:
 
 
 def _folder(package: str) -> Path:
-    """Where a package lies, without running it."""
+    """Returns the folder of a package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"rlstack.replay: {package} is not installed.")
@@ -99,7 +138,7 @@ def _folder(package: str) -> Path:
 
 
 def _load_libpython() -> None:
-    """Loads the shared libpython, which the binding is linked to, for interpreters without it."""
+    """Loads the shared libpython that the binding links to, for interpreters built without it."""
     name = f"libpython{sys.version_info[0]}.{sys.version_info[1]}.so.1.0"
     for folder in (sysconfig.get_config_var("LIBDIR"), str(Path(sys.base_prefix) / "lib")):
         if folder and (Path(folder) / name).exists():

@@ -29,11 +29,11 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.reverb.calls import Shared
+from rlstack.replay.reverb.client import SharedMaxima
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.reader import ReverbReader
-from rlstack.replay.reverb.rules import capacity, default_prefetch
 from rlstack.replay.reverb.server import ReverbServer
+from rlstack.replay.reverb.table_config import capacity, default_prefetch
 from rlstack.replay.reverb.writer import ReverbWriter
 from rlstack.types import Logs, PyTree, Transition
 
@@ -72,11 +72,11 @@ class ReverbReplayBuffer:
             `rlstack.acting.actor.transition_spec`.
           env_ids: ids that this process adds steps of; None for all.
           num_actors: that share the environments evenly, for rounds.
-          prefetch: items sampled ahead by Reverb's threads, beside the one batch that is kept
-            ready; 0 samples when asked to, and no sooner. None: as `default_prefetch` has it. Small
-            items that come in batches are sampled ahead by the server, too: `rules.in_flight`.
-          max_pending: items of this writer under way to the server; 0 makes every ``add`` wait
-            until its items are in the table.
+          prefetch: items that Reverb's threads sample ahead, in addition to one batch that is kept
+            ready. 0: items are sampled only when asked for. None: `default_prefetch`. For small
+            items that travel in batches, the server samples ahead too: `server_prefetch`.
+          max_pending: items of this writer that may be on their way to the server; 0 makes every
+            ``add`` wait until its items are in the table.
         """
         ids = range(num_envs) if env_ids is None else env_ids
         if ids.step != 1 or not 0 <= ids.start < ids.stop <= num_envs:
@@ -100,7 +100,7 @@ class ReverbReplayBuffer:
             "max_pending": max_pending,
         }
         self._lock, self._closed = threading.Lock(), False
-        self._shared = Shared()
+        self._maxima = SharedMaxima()
         self._writing: ReverbWriter | None = None
         self._reading: ReverbReader | None = None
 
@@ -119,7 +119,7 @@ class ReverbReplayBuffer:
                     Packing(self._spec),
                     self.address,
                     max_pending=self._options["max_pending"],
-                    shared=self._shared,
+                    maxima=self._maxima,
                     closed=lambda: self._closed,
                 )
             return self._writing
@@ -136,7 +136,7 @@ class ReverbReplayBuffer:
                     self.address,
                     prefetch=self._options["prefetch"],
                     num_actors=self._options["num_actors"],
-                    shared=self._shared,
+                    maxima=self._maxima,
                     closed=lambda: self._closed,
                 )
             return self._reading
@@ -181,7 +181,7 @@ class ReverbReplayBuffer:
 
     def set_params_version(self, version: int) -> None:
         """Tells the version of the learner's params."""
-        self._shared.saw_version(int(version))
+        self._maxima.saw_version(int(version))
 
     def make_dataset(self) -> Iterator[Sample]:
         """Yields samples until ``close``; with the server itself at hand, while ``can_sample``."""

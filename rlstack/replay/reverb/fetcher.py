@@ -1,35 +1,36 @@
-"""Threads that take items from a Reverb server, as many as are wanted."""
+"""Threads that fetch items from a Reverb server, and the queue in which a fifo's items wait."""
 
 from __future__ import annotations
 
 import functools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-from rlstack.replay.base import ReplayConfig
-from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.rows import Drawn, draw, make_row
-from rlstack.replay.reverb.rules import TableInfo, is_early, is_plentiful
-from rlstack.replay.reverb.tables import ITEMS, table_info
+import numpy as np
 
-_ASK = 0.02  # seconds between questions whether min_size is reached
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.reverb.binding import DATA, KEY, Client, RawItem, Sampler
+from rlstack.replay.reverb.client import ITEMS, SharedMaxima, wait_while
+from rlstack.replay.reverb.packing import DrawnBatch, Packing, fifo_item, make_batch
+from rlstack.replay.reverb.table_config import before_min_size, capacity, never_runs_out
+from rlstack.replay.rounds import Round, Rounds
+from rlstack.types import PyTree
 
 
 class Fetcher:
-    """Holds what was sampled and not yet handed out, oldest first; a base.
+    """Base of the fetching threads: holds what was sampled and not yet handed out, oldest first.
 
-    The thread asks for items only while fewer are here than are wanted, so that it does not fight
-    over the interpreter with a learner that has what it needs.
+    The thread fetches only while fewer items are here than are wanted, so that it does not compete
+    for the interpreter with a learner that has what it needs.
 
     Attributes:
-      changed: to be held, and notified, where anything here is touched.
+      changed: condition that guards everything here, and is notified of changes.
       error: what ended the thread, or None.
     """
 
     def __init__(self) -> None:
-        """Starts the thread; what `_fetch` needs must be there."""
+        """Starts the thread; a subclass sets what `_fetch` needs first."""
         self.changed = threading.Condition()
         self.error: Exception | None = None
         self._wanted = 0
@@ -43,7 +44,7 @@ class Fetcher:
         raise NotImplementedError
 
     def want(self, count: int) -> None:
-        """Asks for so many items to be here; hold ``changed``."""
+        """Sets how many items shall be here; hold ``changed``."""
         self._wanted = count
         if count > self.count:
             self.changed.notify_all()
@@ -65,17 +66,17 @@ class Fetcher:
             return not self._closed
 
     def _prepare(self) -> None:
-        """Waits, in the thread, for what fetching needs."""
+        """Waits, in the thread, until fetching may begin."""
 
     def _fetch(self) -> None:
-        """Takes items until there are as many as wanted."""
+        """Fetches items until there are as many as wanted."""
         raise NotImplementedError
 
     def _interrupt(self) -> None:
-        """Wakes the thread where it waits for the server."""
+        """Wakes the thread if it waits for the server."""
 
     def close(self) -> None:
-        """Ends the thread, unless it waits for a server that is away."""
+        """Ends the thread, unless it waits for a server that does not answer."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()
@@ -84,59 +85,60 @@ class Fetcher:
 
 
 class ItemFetcher(Fetcher):
-    """Takes items one by one.
+    """Fetches items one by one into an `ItemQueue`.
 
-    Prefetching is done by Reverb's own threads, which need no interpreter.
+    Prefetching is done by Reverb's own threads, which do not need the interpreter.
     """
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         address: str,
         packing: Packing,
         cfg: ReplayConfig,
-        room: int,
+        items: ItemQueue,
         *,
         prefetch: int,
-        rows: list[Any],
     ):
         """Starts the thread.
 
         Args:
           client: of the server.
-          address: the server's.
+          address: of the server.
           packing: of the items.
           cfg: the table.
-          room: items that the table holds.
-          prefetch: items that Reverb fetches ahead; 0 for exactly those wanted, when wanted.
-          rows: where the items go; Rows, if the sampler is fifo.
+          items: where fetched items go.
+          prefetch: items that Reverb prefetches; 0 to fetch exactly those wanted, when wanted.
         """
         self._client, self._address, self._packing = client, address, packing
-        self._prefetch, self._cfg, self._room = prefetch, cfg, room
-        self._rows = rows
-        self._sampler: Any = None
-        # Where items are scarce, each is shown at once; elsewhere that would only take time.
-        self._group = cfg.batch_size if is_plentiful(cfg) else 1
+        self._prefetch, self._cfg, self._queue = prefetch, cfg, items
+        self._items = items.held
+        self._sampler: Sampler | None = None
+        # Where items are scarce, each one is announced at once; elsewhere that would waste time.
+        self._group = cfg.batch_size if never_runs_out(cfg) else 1
         super().__init__()
 
     @property
     def count(self) -> int:
         """Items that are here."""
-        return len(self._rows)
+        return len(self._items)
 
-    def drawn(self, taken: list[list]) -> Drawn:
-        """Makes a batch of rows."""
-        return draw(self._packing, taken, odds=self._cfg.sampler == "prioritized")
+    def take(self, size: int) -> list[RawItem]:
+        """Takes the oldest items, or the planned round; hold ``changed``."""
+        return self._queue.take(size)
+
+    def drawn(self, taken: list[RawItem]) -> DrawnBatch:
+        """Makes a batch of what was taken."""
+        return make_batch(self._packing, taken, odds=self._cfg.sampler == "prioritized")
 
     def _prepare(self) -> None:
-        if self._prefetch:  # else whoever wants items has looked
-            early = functools.partial(is_early, self._cfg, self._room)
+        if self._prefetch:  # without prefetching, the reader checks before it wants items
+            early = functools.partial(before_min_size, self._cfg, self._queue.capacity)
             wait_while(early, self._client, self._address, lambda: self._closed)
 
     def _fetch(self) -> None:
-        """Takes items until there are as many as wanted."""
         with self.changed:
-            missing = self._wanted - len(self._rows)
+            missing = self._wanted - len(self._items)
             if self._closed or missing <= 0:
                 return
             if not self._prefetch:
@@ -146,14 +148,14 @@ class ItemFetcher(Fetcher):
             sampler = self._sampler
         get = sampler.GetNextTrajectory  # waits without the interpreter's lock
         while missing > 0:
-            rows = [get() for _ in range(min(missing, self._group))]
+            items = [get() for _ in range(min(missing, self._group))]
             if self._cfg.sampler == "fifo":
-                rows = [make_row(self._packing, self._cfg, row) for row in rows]
+                items = [fifo_item(self._packing, self._cfg, item) for item in items]
             with self.changed:
-                self._rows += rows
-                missing -= len(rows)
+                self._items += items
+                missing -= len(items)
                 if self._prefetch:
-                    missing = self._wanted - len(self._rows)
+                    missing = self._wanted - len(self._items)
                 if missing <= 0 or self._group == 1:
                     self.changed.notify_all()
         if not self._prefetch:
@@ -163,17 +165,108 @@ class ItemFetcher(Fetcher):
         with self.changed:
             sampler = self._sampler
         if sampler is not None:
-            sampler.Close()  # takes up to 3 s when the server is in this process, else no time
+            sampler.Close()  # takes up to 3 s when the server is in this process
 
 
-def wait_while(
-    early: Callable[[TableInfo], bool], client: Any, address: str, closed: Callable[[], bool]
-) -> None:
-    """Waits until the table may be sampled, or nobody wants to."""
-    while not closed():
-        try:
-            if not early(table_info(client, address, 1.0)):
-                return
-        except TimeoutError:
-            pass  # the server may come back
-        time.sleep(_ASK)
+class ItemQueue:
+    """Fetched items that wait to be handed out; decides by params version and round which go next.
+
+    Attributes:
+      held: the items, oldest first; `FifoItem` for a fifo.
+      capacity: items that the table holds.
+      by_version: whether the params version or the environment of an item matters.
+      in_rounds: whether batches are rounds.
+      stale: items dropped because they were too old or blocked a round.
+      late: items of older versions in rounds.
+      round_actors: actors that had reported for the last round.
+    """
+
+    def __init__(self, cfg: ReplayConfig, num_envs: int, num_actors: int, maxima: SharedMaxima):
+        self._cfg, self._maxima = cfg, maxima
+        self.held: list[Any] = []
+        self.capacity = capacity(cfg, num_envs)
+        self._rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
+        self._round: Round | None = None
+        self.in_rounds = cfg.min_actors > 0
+        self.by_version = self.in_rounds or cfg.max_staleness is not None
+        self.stale = self.late = self.round_actors = 0
+
+    def drop_stale(self) -> None:
+        """Drops items whose version is more than max_staleness behind the newest."""
+        limit, items = self._cfg.max_staleness, self.held
+        if not self.by_version or not items:
+            return
+        self._maxima.saw_version(max(item.version for item in items))
+        if limit is not None:
+            fresh = [item for item in items if self._maxima.version - item.version <= limit]
+            self.stale += len(items) - len(fresh)
+            items[:] = fresh
+
+    def plan_round(self) -> int:
+        """Plans the next round; returns how many items are in it, 0 if it must still wait."""
+        env_ids = np.array([item.env_id for item in self.held], np.int64)
+        versions = np.array([item.version for item in self.held], np.int64)
+        now = time.monotonic()
+        self._round = self._rounds.decide(env_ids, versions, self._maxima.version, now)
+        if self._round is None:
+            self._drop_blocking(env_ids, versions)
+            return 0
+        return len(self._round.take)
+
+    def _drop_blocking(self, env_ids: np.ndarray, versions: np.ndarray) -> None:
+        """Drops one item if the queue is full and no grace period is running.
+
+        Otherwise no further item could come. Items that are not of the newest version, and all but
+        the first one of an environment, block the round: they came too late for the last round, or
+        from an actor that runs ahead.
+        """
+        items = self.held
+        if len(items) < self.capacity or self._rounds.waits_for_time:
+            return
+        spare = versions < self._maxima.version
+        spare[np.setdiff1d(np.arange(len(items)), np.unique(env_ids, return_index=True)[1])] = True
+        if spare.any():
+            del items[int(np.argmax(spare))]
+            self.stale += 1
+
+    def take(self, size: int) -> list[RawItem]:
+        """Takes the oldest items, or the planned round."""
+        held = self.held
+        if self._round is None:
+            items, rest = held[:size], held[size:]
+        else:
+            taken = set(self._round.take.tolist())
+            items = [held[i] for i in self._round.take]
+            rest = [item for i, item in enumerate(held) if i not in taken]
+            self._rounds.start_over()
+            self.late += self._round.late
+            self.round_actors, self._round = self._round.actors, None
+        if self._cfg.sampler == "fifo":
+            for item in items:
+                item.times += 1
+            rest = [item for item in items if item.times < self._cfg.times_limit] + rest
+        held[:] = rest
+        return items
+
+    def save(self, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Returns the counters of dropped items and, for a fifo, the items themselves.
+
+        Args:
+          shape: of an item's bytes, ``(T+1, step_bytes)``.
+        """
+        self.drop_stale()
+        items = self.held if self._cfg.sampler == "fifo" else []
+        empty = np.zeros((0, *shape), np.uint8)
+        return {
+            "data": np.stack([item[DATA] for item in items]) if items else empty,
+            "keys": np.array([item[KEY] for item in items], np.uint64),
+            "times": np.array([item.times for item in items], np.int64),
+            "dropped": np.array([self.stale, self.late], np.int64),
+        }
+
+    def load(self, tree: PyTree, packing: Packing) -> None:
+        """Restores what ``save`` returned."""
+        self.stale, self.late = map(int, tree["dropped"])
+        for data, key, times in zip(tree["data"], tree["keys"], tree["times"], strict=True):
+            fields = [key, np.float64(1), np.int64(1), np.float64(1), data]
+            self.held.append(fifo_item(packing, self._cfg, fields, int(times)))

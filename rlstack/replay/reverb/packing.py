@@ -1,26 +1,28 @@
-"""A step as one row of bytes.
+"""Steps packed into rows of bytes, and batches made of packed items.
 
-Reverb's cost is by column and item, not by byte: an item of nine small columns is written at a
-third, and sampled at a third, of the rate of the same bytes in one column (13k against 37k and
-23k against 78k items a second, two steps of CartPole, two cores). So every step is packed into one
-row: the environment's id, then the leaves, large ones last. Rows are read by views, not parsed.
+Reverb's cost grows with columns and items, not with bytes: an item of nine small columns is written
+and sampled at a third of the rate of the same bytes in one column (13k against 37k and 23k against
+78k items a second, two steps of CartPole, two cores). So every step is packed into one row: the
+environment's id, then the leaves, large ones last. Rows are read as views, not parsed.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
+from rlstack.replay.base import ReplayConfig
+from rlstack.replay.memory import BUFFERS
+from rlstack.replay.reverb.binding import DATA, KEY, PROBABILITY, TABLE_SIZE, RawItem
 from rlstack.types import Trajectory, Transition
 
-LARGE = 1024  # bytes from which on a leaf is copied by itself, item by item, rather than in between
-_BUFFERS = 2  # batches handed out that stay as they are
+LARGE = 1024  # bytes; leaves of this size or more are copied separately, item by item
 
 
 class _Field(NamedTuple):
-    """Where a leaf lies in a row."""
+    """The place of a leaf in a row."""
 
     offset: int
     nbytes: int
@@ -40,10 +42,10 @@ def _field(offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> _Field:
 
 
 class Packing:
-    """How the steps of one kind of transition are packed."""
+    """The layout of a row for one kind of transition."""
 
     def __init__(self, spec: Transition):
-        """Lays out a row.
+        """Computes the layout.
 
         Args:
           spec: shapes and dtypes of one environment's step, without the batch axis, as
@@ -55,7 +57,7 @@ class Packing:
         if any(dtype.hasobject for dtype, _ in leaves):
             raise ValueError("ReverbReplayBuffer: the leaves of spec must be arrays of numbers.")
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for dtype, shape in leaves]
-        # Small ones first, wide ones before narrow ones: so all are aligned.
+        # Small leaves first, wide dtypes before narrow ones: this aligns them all.
         order = sorted(
             range(len(leaves)), key=lambda i: (sizes[i] >= LARGE, -leaves[i][0].itemsize)
         )
@@ -77,7 +79,7 @@ class Packing:
         """Returns the leaves, checked to be one step of each of ``count`` environments.
 
         Raises:
-          ValueError: structure, shape or dtype differ from the spec; names the leaf.
+          ValueError: structure, shape or dtype differ from the spec; the error names the leaf.
         """
         try:
             leaves = self._treedef.flatten_up_to(transition)
@@ -90,7 +92,7 @@ class Packing:
                     break
             else:
                 return leaves
-        except AttributeError:  # numbers and lists, which become arrays
+        except AttributeError:  # plain numbers and lists, which become arrays below
             if jax.tree_util.tree_structure(transition) != self._treedef:
                 self._refuse_structure(transition)
         leaves = [np.asarray(leaf) for leaf in leaves]
@@ -98,12 +100,12 @@ class Packing:
             if leaf.shape != (count, *field.shape) or leaf.dtype != field.dtype:
                 raise ValueError(
                     f"ReverbReplayBuffer.add: leaf {name} must be {field.dtype}"
-                    f"{(count, *field.shape)}, a step of each of {count} environments as the spec "
-                    f"has it; got {leaf.dtype}{leaf.shape}."
+                    f"{(count, *field.shape)}: one step of each of {count} environments, as in the "
+                    f"spec; got {leaf.dtype}{leaf.shape}."
                 )
         return leaves
 
-    def _refuse_structure(self, transition: Transition) -> None:
+    def _refuse_structure(self, transition: Transition) -> NoReturn:
         raise ValueError(
             f"ReverbReplayBuffer.add: a transition must have the structure of the spec, "
             f"{self._treedef}; got {jax.tree_util.tree_structure(transition)}."
@@ -120,15 +122,14 @@ class Packing:
     def head(self, item: np.ndarray, context: int = 0) -> tuple[int, int]:
         """Returns the environment's id and the params version of an item ``[T+1, step_bytes]``.
 
-        An item's first step may be the last of the item before, taken before the learner could
-        answer that one. The second step is the first that is the item's own, after what the
-        table's context puts before it.
+        Consecutive items may share a step, which then is older than the rest of the second item. So
+        the version is read at the second step after the ``context`` steps.
         """
         second = item[context + 1 : context + 2, None]
         return int(self._env_id.of(second)[0, 0]), int(self._fields[-1].of(second)[0, 0])
 
     def tree(self, leaves: list[np.ndarray]) -> Trajectory:
-        """Returns a batch's leaves as the tree that they are of."""
+        """Returns a batch of leaves as a trajectory."""
         return self._treedef.unflatten(leaves)
 
     def gather(self, items: list[np.ndarray], *, reuse: bool = True) -> list[np.ndarray]:
@@ -136,12 +137,11 @@ class Packing:
 
         Args:
           items: of the batch.
-          reuse: whether to write to the next of the reused batches, not to new memory.
+          reuse: whether to write into one of two reused buffers instead of new memory.
         """
         shape = len(items[0]), len(items)
-        if self._small_bytes == self.step_bytes:
-            parts: list[Any] = items
-        else:
+        parts: list[Any] = items  # buffers: arrays or bytes
+        if self._small_bytes < self.step_bytes:
             parts = [item[:, : self._small_bytes].tobytes() for item in items]
         # Joining bytes takes a twentieth of the time of np.stack.
         small = np.frombuffer(b"".join(parts), np.uint8).reshape(*shape[::-1], self._small_bytes)
@@ -158,9 +158,77 @@ class Packing:
     def _buffer(self, shape: tuple[int, int]) -> list[np.ndarray]:
         buffers = self._buffers.get(shape)
         if buffers is None:
-            buffers = self._buffers[shape] = [self._new_batch(shape) for _ in range(_BUFFERS)]
-        self._next_buffer = (self._next_buffer + 1) % _BUFFERS
+            buffers = self._buffers[shape] = [self._new_batch(shape) for _ in range(BUFFERS)]
+        self._next_buffer = (self._next_buffer + 1) % BUFFERS
         return buffers[self._next_buffer]
 
     def _new_batch(self, shape: tuple[int, int]) -> list[np.ndarray]:
         return [np.empty((*shape, *field.shape), field.dtype) for field in self._fields]
+
+
+class FifoItem(RawItem):
+    """A fifo's item, with what decides when its turn comes."""
+
+    __slots__ = ("env_id", "times", "version")
+    env_id: int
+    version: int  # of the params that produced it
+    times: int  # batches it has been in
+
+
+def fifo_item(packing: Packing, cfg: ReplayConfig, raw: RawItem, times: int = 0) -> FifoItem:
+    """Returns a fifo's item, with its environment and params version read from its data."""
+    item = FifoItem(raw)
+    item.env_id, item.version = packing.head(raw[DATA], cfg.context)
+    item.times = times
+    return item
+
+
+class DrawnBatch(NamedTuple):
+    """A batch of items, without the importance weights."""
+
+    keys: np.ndarray  # [B] uint64
+    odds: np.ndarray | None  # [B] N * P(i), probability relative to uniform; None: all equal
+    leaves: list[np.ndarray]  # of the trajectory, [T+1, B, ...]
+
+    def cut(self, start: int, stop: int) -> DrawnBatch:
+        """Returns some of the items, as views."""
+        odds = None if self.odds is None else self.odds[start:stop]
+        return DrawnBatch(
+            self.keys[start:stop], odds, [leaf[:, start:stop] for leaf in self.leaves]
+        )
+
+
+def make_batch(
+    packing: Packing, items: list[RawItem], *, odds: bool, reuse: bool = True
+) -> DrawnBatch:
+    """Makes a batch of items.
+
+    Args:
+      packing: of the items.
+      items: as Reverb returns them.
+      odds: whether to compute ``odds``.
+      reuse: whether the leaves may lie in memory that a later batch reuses.
+    """
+    return DrawnBatch(
+        _column(items, KEY, np.uint64),
+        _column(items, PROBABILITY, np.float64) * _column(items, TABLE_SIZE, np.float64)
+        if odds
+        else None,
+        packing.gather([item[DATA] for item in items], reuse=reuse),
+    )
+
+
+def _column(items: list[RawItem], index: int, dtype: type) -> np.ndarray:
+    """Returns one field of each item, [B]."""
+    return np.fromiter([item[index] for item in items], dtype, len(items))
+
+
+def join_batches(parts: list[DrawnBatch]) -> DrawnBatch:
+    """Makes one batch of several."""
+    if len(parts) == 1:
+        return parts[0]
+    odds = None if parts[0].odds is None else np.concatenate([part.odds for part in parts])
+    leaves = [
+        np.concatenate(leaf, axis=1) for leaf in zip(*(part.leaves for part in parts), strict=True)
+    ]
+    return DrawnBatch(np.concatenate([part.keys for part in parts]), odds, leaves)

@@ -1,10 +1,11 @@
-"""The reading half of the Reverb replay: batches, priorities, staleness, rounds."""
+"""The reading half of the Reverb replay: batches and their priorities."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -15,23 +16,39 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.reverb.batches import BatchFetcher
-from rlstack.replay.reverb.calls import Calls, Shared, result_of
-from rlstack.replay.reverb.fetcher import ItemFetcher
-from rlstack.replay.reverb.obstacles import ANSWER, FETCHING, Obstacles
-from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.priorities import Priorities
-from rlstack.replay.reverb.rules import capacity, is_batched
-from rlstack.replay.reverb.tables import connect, table_info
-from rlstack.replay.reverb.waiting import Waiting
+from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
+from rlstack.replay.reverb.batch_service import BatchFetcher
+from rlstack.replay.reverb.binding import Client
+from rlstack.replay.reverb.client import (
+    ITEMS,
+    LARGEST_PRIORITY,
+    CallThread,
+    SharedMaxima,
+    connect,
+    put_number,
+    result_of,
+    table_info,
+)
+from rlstack.replay.reverb.fetcher import ItemFetcher, ItemQueue
+from rlstack.replay.reverb.packing import DrawnBatch, Packing
+from rlstack.replay.reverb.table_config import (
+    TableInfo,
+    before_min_size,
+    blocking_rule,
+    is_batched,
+)
+from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
 from rlstack.types import Batch, Logs, PyTree
 
-_LOOK = 0.2  # seconds between looks at the thread that fetches
-_POLL = 0.002  # seconds between looks at what the server holds, without prefetching
+_LOOK = 0.2  # seconds between two looks at the fetching thread
+_POLL = 0.002  # seconds between two looks at the server's table, without prefetching
+_ANSWER = 2.0  # seconds within which a running server answers
+_GROWTH = 1.01  # factor by which the largest priority must grow before writers are told
+_FETCHING = "fetching"  # no rule blocks: the items are in the table and must only be fetched
 
 
 class ReverbReader:
-    """Samples from the server at an address; see ``ReplayBuffer`` for what the methods promise."""
+    """Samples from the server at an address; see `ReplayBuffer` for the contract of the methods."""
 
     def __init__(
         self,
@@ -42,7 +59,7 @@ class ReverbReader:
         *,
         prefetch: int,
         num_actors: int,
-        shared: Shared,
+        maxima: SharedMaxima,
         closed: Callable[[], bool],
     ):
         """Connects to the server.
@@ -52,56 +69,41 @@ class ReverbReader:
           num_envs: environments that write, of all actors together.
           packing: of the steps.
           address: of the server, ``host:port``.
-          prefetch: items that are sampled ahead; 0 for none, and for an exact ``can_sample``.
-          num_actors: that share the environments evenly, for rounds.
-          shared: what both halves of a buffer know.
-          closed: whether the buffer was closed meanwhile.
+          prefetch: items to sample ahead; 0 for none, which makes ``can_sample`` exact.
+          num_actors: actors that share the environments evenly, for rounds.
+          maxima: shared with the writing half.
+          closed: whether the buffer has been closed since.
         """
         self._cfg, self._packing, self._address = cfg, packing, address
-        self._prefetch, self._shared = prefetch, shared
-        self._capacity = capacity(cfg, num_envs)
+        self._prefetch, self._maxima = prefetch, maxima
         self._lock = threading.Lock()
         self._closed = False
         self._samples = 0
         self._lag = np.zeros(1, np.int64)
         self.waited = 0.0  # seconds
         self._client = connect(address, cfg.timeout_seconds, closed)
-        self._calls = Calls()
-        self._priorities = Priorities(
-            cfg, self._client, address, self._calls, shared, at_once=not prefetch
+        self._calls = CallThread()
+        self._priorities = _PriorityUpdates(
+            cfg, self._client, address, self._calls, maxima, at_once=not prefetch
         )
-        rows: list[list] = []  # items that were fetched one by one
-        self._waiting = Waiting(cfg, num_envs, num_actors, rows, shared)
+        self._queue = ItemQueue(cfg, num_envs, num_actors, maxima)
         self._fetcher: BatchFetcher | ItemFetcher
-        self._taker: BatchFetcher | Waiting = self._waiting
         if prefetch and is_batched(cfg, packing.step_bytes):
-            self._fetcher = self._taker = BatchFetcher(self._client, address, cfg, prefetch)
+            self._fetcher = BatchFetcher(self._client, address, cfg, prefetch)
         else:
             self._fetcher = ItemFetcher(
-                self._client, address, packing, cfg, self._capacity, prefetch=prefetch, rows=rows
+                self._client, address, packing, cfg, self._queue, prefetch=prefetch
             )
-        self._obstacles = Obstacles(
-            cfg,
-            self._client,
-            address,
-            self._fetcher,
-            self._waiting,
-            shared,
-            room=self._capacity,
-            ahead=bool(prefetch),
-        )
-        self._after_sample()
+        self._request_next()
 
-    def _after_sample(self) -> None:
-        """Asks for what the next sample will need, where items are fetched ahead."""
+    def _request_next(self) -> None:
+        """With prefetching, asks for what the next sample will need."""
         if self._prefetch:
             with self._fetcher.changed:
-                self._fetcher.want(
-                    self._capacity if self._waiting.in_rounds else self._cfg.batch_size
-                )
+                in_rounds = self._queue.in_rounds
+                self._fetcher.want(self._queue.capacity if in_rounds else self._cfg.batch_size)
 
-    def size_of(self, batch_size: int | None) -> int:
-        """Returns the batch size to use."""
+    def _size_of(self, batch_size: int | None) -> int:
         size = self._cfg.batch_size if batch_size is None else batch_size
         if size < 1:
             raise ValueError(
@@ -112,40 +114,40 @@ class ReverbReader:
     def can_sample(self, batch_size: int | None) -> bool:
         """Whether ``sample`` would succeed now."""
         with self._lock:
-            size = self.size_of(batch_size)
-            return not self._closed and not self._obstacles.find(size, self._samples, fetch=False)
+            size = self._size_of(batch_size)
+            return not self._closed and not self._blocking_rule(size, fetch=False)
 
     def sample(self, batch_size: int | None, timeout: float | None) -> Sample:
         """Draws a batch of items, or a round."""
-        size = self.size_of(batch_size)
+        size = self._size_of(batch_size)
         seconds = self._cfg.timeout_seconds if timeout is None else timeout
         with self._lock:
-            taken = self._wait(size, seconds)
-            self._after_sample()
-            return self._finish(taken)
+            drawn = self._wait(size, seconds)
+            self._request_next()
+            return self._finish(self._fetcher.drawn(drawn))
 
     def _wait(self, size: int, seconds: float) -> list:
-        """Returns what the next batch is made of."""
+        """Waits until no rule blocks a batch; returns what it is made of."""
         fetcher, start, wait = self._fetcher, time.monotonic(), _POLL
-        if self._prefetch and not self._waiting.in_rounds:
+        if self._prefetch and not self._queue.in_rounds:
             wait = _LOOK
-        obstacle = ""
+        rule = ""
         try:
             while True:
                 if self._closed:
                     raise ReplayClosedError("ReverbReplayBuffer.sample: the buffer is closed.")
-                before = obstacle
-                obstacle = self._obstacles.find(size, self._samples, fetch=True)
-                if not obstacle:
-                    obstacle = before
+                before = rule
+                rule = self._blocking_rule(size, fetch=True)
+                if not rule:
+                    rule = before
                     return self._take(size)
                 left = start + seconds - time.monotonic()
-                if obstacle == FETCHING:  # there, and only to be brought
-                    left = max(left, start + ANSWER - time.monotonic())
+                if rule == _FETCHING:
+                    left = max(left, start + _ANSWER - time.monotonic())
                 if left <= 0:
-                    rule = self._obstacles.explain(obstacle, size, self._samples)
                     raise ReplayTimeoutError(
-                        f"ReverbReplayBuffer.sample: {rule} Waited {seconds:g} s."
+                        f"ReverbReplayBuffer.sample: {self._explain(rule, size)} "
+                        f"Waited {seconds:g} s."
                     )
                 with fetcher.changed:
                     fetcher.changed.wait_for(
@@ -153,26 +155,113 @@ class ReverbReader:
                         min(left, wait),
                     )
         finally:
-            if obstacle not in ("", FETCHING):
+            if rule not in ("", _FETCHING):
                 self.waited += time.monotonic() - start
 
     def _take(self, size: int) -> list:
-        """Takes what the next batch is made of."""
         with self._fetcher.changed:
             if not self._prefetch:
                 self._fetcher.want(0)
-            return self._taker.take(size)
+            return self._fetcher.take(size)
 
-    def _finish(self, taken: list) -> Sample:
-        """Makes a batch of what was taken for it."""
-        drawn = self._fetcher.drawn(taken)
+    def _finish(self, drawn: DrawnBatch) -> Sample:
+        """Counts a batch, and adds its importance weights (Schaul et al. 2016, section 3.4)."""
         trajectory = self._packing.tree(drawn.leaves)
         versions = np.asarray(trajectory.params_version, np.int64)
-        self._shared.saw_version(int(versions.max()))
-        self._lag = self._shared.version - versions[self._cfg.context + 1]
-        weights = self._priorities.weights(len(drawn.keys), drawn.odds, self._samples)
+        self._maxima.saw_version(int(versions.max()))
+        self._lag = self._maxima.version - versions[self._cfg.context + 1]
+        if drawn.odds is None:
+            weights = np.ones(len(drawn.keys), np.float32)
+        else:
+            weights = importance_weights(self._cfg, drawn.odds, self._samples)
         self._samples += len(drawn.keys)
         return Sample(Batch(trajectory, weights), drawn.keys)
+
+    def _blocking_rule(self, size: int, *, fetch: bool) -> str:
+        """Returns the name of the rule that blocks a sample now, or "".
+
+        Args:
+          size: of the batch.
+          fetch: whether to begin to fetch what is missing.
+
+        Raises:
+          ReplayClosedError: the server has ended.
+          ReplayTimeoutError: the server does not answer.
+        """
+        cfg, fetcher = self._cfg, self._fetcher
+        if fetcher.error is not None:
+            raise ReplayClosedError(
+                f"ReverbReplayBuffer.sample: the Reverb server at {self._address} ended: "
+                f"{fetcher.error}"
+            )
+        info = None
+        if not self._prefetch:
+            info = self._info()
+            if self._before_min_size(info):
+                return "min_size"
+            if self._queue.by_version:
+                info = self._fetch_all(size, info)
+        with fetcher.changed:
+            self._queue.drop_stale()
+            if self._queue.in_rounds:
+                size = self._queue.plan_round()
+                if not size:
+                    if self._prefetch:
+                        fetcher.want(self._queue.capacity)  # dropped items leave room for others
+                    return "round"
+            missing = size - fetcher.count
+            if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
+                info = info or self._info()
+                if exceeds_samples_per_insert(cfg, info.inserts, self._samples, size):
+                    return "samples_per_insert"
+            if missing <= 0:
+                return ""
+            if info is not None and (rule := blocking_rule(cfg, info, missing)):
+                return rule
+            if self._prefetch:
+                fetcher.want(size)
+                return "items"
+            if fetch:
+                fetcher.want(size)
+                return _FETCHING
+            return ""
+
+    def _info(self) -> TableInfo:
+        return table_info(self._client, self._address, _ANSWER)
+
+    def _before_min_size(self, info: TableInfo) -> bool:
+        """Whether min_size is not reached, counting the items in the table and those here."""
+        held = info._replace(size=info.size + self._fetcher.count)
+        return before_min_size(self._cfg, self._queue.capacity, held)
+
+    def _fetch_all(self, size: int, info: TableInfo) -> TableInfo:
+        """Without prefetching, fetches what the table holds, to see its params versions."""
+        fetcher, queue = self._fetcher, self._queue
+        with fetcher.changed:
+            queue.drop_stale()
+            missing = (queue.capacity if queue.in_rounds else size) - fetcher.count
+            take = min(missing, info.size)
+            if take <= 0:
+                return info
+            count = fetcher.count + take
+            fetcher.want(count)
+            fetcher.changed.wait_for(lambda: fetcher.count >= count or fetcher.error, _ANSWER)
+            fetcher.want(0)
+        return self._fetch_all(size, self._info())
+
+    def _explain(self, rule: str, size: int) -> str:
+        """Returns a blocking rule in words, with the counters behind it.
+
+        Raises:
+          ReplayTimeoutError: the server does not answer.
+        """
+        cfg, here, info = self._cfg, self._fetcher.count, self._info()
+        if rule in ("items", _FETCHING):
+            early = self._before_min_size(info)
+            rule = "min_size" if early else blocking_rule(cfg, info, size - here) or "items"
+        samples = self._samples if cfg.sampler == "fifo" else info.samples
+        counts = Counts(info.inserts, samples, info.size + here, self._maxima.version)
+        return explain_rule(cfg, rule, size, counts)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; with prefetching, in the background."""
@@ -182,58 +271,109 @@ class ReverbReader:
 
     def stats(self) -> Logs:
         """Returns sizes, counters and the lag of the last batch's items."""
-        info = table_info(self._client, self._address, ANSWER)
-        fifo = self._cfg.sampler == "fifo"
+        info, fifo = self._info(), self._cfg.sampler == "fifo"
         logs = as_logs(
             size=info.size + (self._fetcher.count if fifo else 0),
             inserts=info.inserts,
             samples=self._samples,
             dropped=info.inserts - info.samples - info.size if fifo else 0,
-            dropped_stale=self._waiting.stale,
+            dropped_stale=self._queue.stale,
             lag_min=self._lag.min(),
             lag_mean=self._lag.mean(),
             lag_max=self._lag.max(),
         )
-        if self._waiting.in_rounds:
-            logs |= as_logs(late=self._waiting.late, round_actors=self._waiting.round_actors)
+        if self._queue.in_rounds:
+            logs |= as_logs(late=self._queue.late, round_actors=self._queue.round_actors)
         return logs
 
     def checkpoint(self) -> str:
-        """Makes the server write a checkpoint; returns its path there."""
+        """Makes the server write a checkpoint; returns its path on the server's machine."""
         where = "ReverbReplayBuffer.checkpoint"
+        call = self._calls.submit(self._client.Checkpoint)
         try:
-            return result_of(
-                self._calls.submit(self._client.Checkpoint),
-                where,
-                self._address,
-                self._cfg.timeout_seconds,
-            )
+            return result_of(call, where, self._address, self._cfg.timeout_seconds)
         except (RuntimeError, ValueError) as error:
             raise ValueError(
-                f"{where}: the server must have been given a checkpoint_dir; the one at "
-                f"{self._address} answers: {error}"
+                f"{where}: the server must be started with a checkpoint_dir; the one at "
+                f"{self._address} answered: {error}"
             ) from None
 
     def save(self) -> PyTree:
         """Returns what is not on the server: counters, and a fifo's fetched items."""
         with self._lock, self._fetcher.changed:
             shape = self._cfg.unroll_length + 1, self._packing.step_bytes
-            return self._waiting.save(shape) | {
-                "counters": np.array([self._samples, self._shared.version], np.int64),
-                "largest_priority": np.float64(self._shared.largest_priority),
+            return self._queue.save(shape) | {
+                "counters": np.array([self._samples, self._maxima.version], np.int64),
+                "largest_priority": np.float64(self._maxima.largest_priority),
             }
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         with self._lock, self._fetcher.changed:
             self._samples, version = map(int, tree["counters"])
-            self._shared.saw_version(version)
-            self._shared.saw_priority(float(tree["largest_priority"]))
-            self._waiting.load(tree, self._packing)
+            self._maxima.saw_version(version)
+            self._maxima.saw_priority(float(tree["largest_priority"]))
+            self._queue.load(tree, self._packing)
 
     def close(self) -> None:
-        """Wakes who waits, and ends the threads."""
+        """Ends waiting calls and the threads."""
         self._closed = True
         self._fetcher.close()
         with self._lock:
             self._calls.close()
+
+
+class _PriorityUpdates:
+    """Sends a reader's priorities to the server (Schaul et al. 2016)."""
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        client: Client,
+        address: str,
+        calls: CallThread,
+        maxima: SharedMaxima,
+        *,
+        at_once: bool,
+    ):
+        """Sends nothing yet.
+
+        Args:
+          cfg: the table.
+          client: of the server.
+          address: of the server.
+          calls: makes the calls, which may block.
+          maxima: holds the largest priority.
+          at_once: whether ``update`` returns only when the update is done.
+        """
+        self._cfg, self._client, self._address = cfg, client, address
+        self._calls, self._maxima, self._at_once = calls, maxima, at_once
+        self._told = 1.0  # the largest priority that writers know
+        self._pending: Future[None] | None = None
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items by their keys; does nothing unless the sampler uses them."""
+        keys, priorities = checked_priorities("ReverbReplayBuffer", keys, priorities)
+        if self._cfg.sampler != "prioritized" or not keys.size:
+            return
+        priorities = np.maximum(priorities, PRIORITY_FLOOR)
+        self._maxima.saw_priority(float(priorities.max()))
+        pairs = list(zip(keys.tolist(), priorities.tolist(), strict=True))
+        self._await()  # so that at most one update is pending
+        self._pending = self._calls.submit(self._send, pairs)
+        if self._at_once:
+            self._await()
+
+    def _send(self, pairs: list[tuple[int, float]]) -> None:
+        self._client.MutatePriorities(ITEMS, pairs, [])
+        largest = self._maxima.largest_priority
+        if largest > self._told * (1.0 if self._at_once else _GROWTH):
+            put_number(self._client, LARGEST_PRIORITY, largest)
+            self._told = largest
+
+    def _await(self) -> None:
+        """Waits for the pending update."""
+        if self._pending is not None:
+            where = "ReverbReplayBuffer.update_priorities"
+            result_of(self._pending, where, self._address, self._cfg.timeout_seconds)
+            self._pending = None

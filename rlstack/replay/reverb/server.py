@@ -13,15 +13,21 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.replay.reverb import binding
-from rlstack.replay.reverb.batches import BatchService
-from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.rules import ENDLESS, capacity, is_batched, is_whole, limits
-from rlstack.replay.reverb.tables import (
+from rlstack.replay.reverb.batch_service import BatchService
+from rlstack.replay.reverb.client import (
     BATCH_PORT,
     ITEMS,
     LARGEST_PRIORITY,
     put_number,
     table_infos,
+)
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.table_config import (
+    UNLIMITED,
+    capacity,
+    is_batched,
+    is_whole,
+    rate_limits,
 )
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 from rlstack.types import PyTree, Transition
@@ -82,7 +88,7 @@ class ReverbServer:
             "prioritized": lambda: reverb.PrioritizedSelector(cfg.priority_exponent),
         }[cfg.sampler]()
         # min_size counts inserts, Reverb's counts items held: readers see to it.
-        limit = limits(cfg, self._num_envs)
+        limit = rate_limits(cfg, self._num_envs)
         limiter = reverb.RateLimiter(limit.samples_per_insert, 1, limit.min_diff, limit.max_diff)
         size = capacity(cfg, self._num_envs)
         # A fifo's items go to the reader once; if they may be in more batches, it repeats them.
@@ -90,7 +96,7 @@ class ReverbServer:
         selector = reverb.FifoSelector
         tables = [reverb.Table(ITEMS, sampler, selector(), size, times, limiter, [], None)]
         for name in (LARGEST_PRIORITY, BATCH_PORT):
-            free = reverb.RateLimiter(1.0, 1, -ENDLESS, ENDLESS)
+            free = reverb.RateLimiter(1.0, 1, -UNLIMITED, UNLIMITED)
             tables.append(reverb.Table(name, selector(), selector(), 1, 0, free, [], None))
         checkpointer = None
         if self._directory is not None:

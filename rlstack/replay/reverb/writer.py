@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, ReplayTimeoutError
-from rlstack.replay.clock import EnvClock
 from rlstack.replay.reverb import binding
-from rlstack.replay.reverb.calls import Calls, Shared
-from rlstack.replay.reverb.packing import Packing
-from rlstack.replay.reverb.rules import is_whole
-from rlstack.replay.reverb.tables import (
+from rlstack.replay.reverb.client import (
     ITEMS,
     LARGEST_PRIORITY,
+    CallThread,
+    SharedMaxima,
     connect,
     get_number,
     table_info,
 )
+from rlstack.replay.reverb.packing import Packing
+from rlstack.replay.reverb.table_config import is_whole
+from rlstack.replay.step_counter import StepCounter
 from rlstack.types import PyTree, StepType, Transition
 
 _LAST = int(StepType.LAST)
@@ -49,7 +50,7 @@ class ReverbWriter:
         address: str,
         *,
         max_pending: int,
-        shared: Shared,
+        maxima: SharedMaxima,
         closed: Callable[[], bool],
     ):
         """Connects to the server.
@@ -61,11 +62,11 @@ class ReverbWriter:
           address: of the server, ``host:port``.
           max_pending: items under way to the server, beyond which ``add`` waits for it; 0 makes
             every ``add`` wait until its items are in the table.
-          shared: what both halves of a buffer know.
+          maxima: shared with the reading half.
           closed: whether the buffer was closed meanwhile.
         """
         self._cfg, self._env_ids, self._packing = cfg, env_ids, packing
-        self._address, self._max_pending, self._shared = address, max_pending, shared
+        self._address, self._max_pending, self._maxima = address, max_pending, maxima
         self._length, self._rows = cfg.unroll_length, cfg.unroll_length + 1
         num_envs = len(env_ids)
         self._whole = is_whole(cfg, packing.step_bytes)
@@ -73,7 +74,7 @@ class ReverbWriter:
         packing.env_ids(self._ring)[:] = np.array(env_ids)[:, None]
         self._views = packing.views(self._ring)
         self._offsets = np.arange(self._rows)
-        self._clock = EnvClock(num_envs)  # counts steps since the last gap
+        self._counter = StepCounter(num_envs)  # counts steps since the last gap
         self._lock, self._closed = threading.Lock(), False
         self._pending = 0
         self.waited = 0.0  # seconds
@@ -82,7 +83,7 @@ class ReverbWriter:
         ]
         self._client = connect(address, cfg.timeout_seconds, closed)
         self._stream = self._open()
-        self._calls = Calls() if cfg.sampler == "prioritized" else None
+        self._calls = CallThread() if cfg.sampler == "prioritized" else None
         self._asked: Future | None = None
         self._asked_at = -_REFRESH
 
@@ -105,36 +106,36 @@ class ReverbWriter:
             count = len(self._env_ids) if ids is None else len(ids)
             leaves = self._packing.leaves(transition, count)
             self._make_room(timeout)
-            self._shared.saw_version(int(leaves[-1].max()))
-            clock = self._clock
-            if ids is None and (clock.together or clock.rejoin()):
+            self._maxima.saw_version(int(leaves[-1].max()))
+            counter = self._counter
+            if ids is None and (counter.together or counter.rejoin()):
                 self._add_all(leaves)
             else:
-                self._add_some(clock.envs if ids is None else ids, leaves)
+                self._add_some(counter.envs if ids is None else ids, leaves)
 
     def _add_all(self, leaves: list) -> None:
         """Adds a step of every environment, all at the same step."""
-        clock = self._clock
-        row = clock.step % self._rows
+        counter = self._counter
+        row = counter.step % self._rows
         for view, leaf in zip(self._views, leaves, strict=True):
             view[:, row] = leaf
         if not self._whole:
-            self._append_steps(clock.envs, row)
-        start = clock.step - self._length
-        clock.step += 1
+            self._append_steps(counter.envs, row)
+        start = counter.step - self._length
+        counter.step += 1
         if start >= 0 and start % self._cfg.step_period == 0:
-            self._complete(clock.envs, np.full(len(clock.envs), start))
+            self._complete(counter.envs, np.full(len(counter.envs), start))
 
     def _add_some(self, ids: np.ndarray, leaves: list) -> None:
         """Adds a step of some environments, each at its own step."""
-        self._clock.part()
-        steps = self._clock.steps[ids]
+        self._counter.separate()
+        steps = self._counter.steps[ids]
         rows = steps % self._rows
         for view, leaf in zip(self._views, leaves, strict=True):
             view[ids, rows] = leaf
         if not self._whole:
             self._append_steps(ids, rows)
-        self._clock.steps[ids] = steps + 1
+        self._counter.steps[ids] = steps + 1
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._cfg.step_period == 0)
         if due.any():
@@ -156,11 +157,13 @@ class ReverbWriter:
         if self._env_ids.start and ids.dtype.kind in "iu":
             ids = ids.astype(np.int64) - self._env_ids.start
         try:
-            return self._clock.check_ids(f"ReverbReplayBuffer.{where}", ids)
+            return self._counter.check_ids(f"ReverbReplayBuffer.{where}", ids)
         except ValueError as error:
             if not self._env_ids.start:
                 raise
-            raise ValueError(f"{error} Counted from {self._env_ids.start}, the first.") from None
+            raise ValueError(
+                f"{error} Ids count from {self._env_ids.start}, this writer's first."
+            ) from None
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
         """Gives Reverb a step of each environment: one call, a column for each."""
@@ -192,12 +195,12 @@ class ReverbWriter:
         now = time.monotonic()
         if self._asked is not None and self._asked.done():
             if self._asked.exception() is None:
-                self._shared.saw_priority(self._asked.result())
+                self._maxima.saw_priority(self._asked.result())
             self._asked = None
         if self._asked is None and now - self._asked_at > _REFRESH:
             self._asked = self._calls.submit(get_number, self._client, LARGEST_PRIORITY)
             self._asked_at = now
-        return self._shared.largest_priority
+        return self._maxima.largest_priority
 
     def _make_room(self, timeout: float) -> None:
         """Waits until few enough items are under way."""
@@ -252,10 +255,10 @@ class ReverbWriter:
         with self._lock:
             self._check_open("gap")
             ids = self._local(env_ids, "gap")
-            ids = self._clock.envs if ids is None else ids
-            self._clock.part()
-            self._clock.steps[ids] = 0
-            self._clock.rejoin()
+            ids = self._counter.envs if ids is None else ids
+            self._counter.separate()
+            self._counter.steps[ids] = 0
+            self._counter.rejoin()
             for env in () if self._whole else ids.tolist():
                 self._refs[env].clear()
 
@@ -268,16 +271,16 @@ class ReverbWriter:
         with self._lock:
             self._check_open("save")
             self._flush(0, self._cfg.timeout_seconds)
-            return {"rows": self._ring.copy(), "since": self._clock.last_steps() + 1}
+            return {"rows": self._ring.copy(), "since": self._counter.last_steps() + 1}
 
     def load(self, tree: PyTree) -> None:
         """Puts back what ``save`` returned."""
         with self._lock:
             self._check_open("load")
-            self._clock.part()
-            since = self._clock.steps
+            self._counter.separate()
+            since = self._counter.steps
             self._ring[:], since[:] = tree["rows"], tree["since"]
-            self._clock.rejoin()
+            self._counter.rejoin()
             for back in () if self._whole else range(self._rows, 0, -1):
                 ids = np.flatnonzero(since >= back)
                 if ids.size:

@@ -1,10 +1,10 @@
-"""Named blocks of shared memory that are gone when their owner is.
+"""Named blocks of shared memory that are removed when their owner ends.
 
-A block is a file in /dev/shm, mapped. The standard library's ``SharedMemory`` will not do: before
+A block is a mapped file in /dev/shm. The standard library's ``SharedMemory`` does not fit: before
 Python 3.13 its resource tracker unlinks a block as soon as any process that attached to it ends.
-Here the owner alone unlinks, when it closes or exits. An owner that was killed cannot; its name
-says who it was (process id, start time, and the namespace in which the id means something), and
-whoever creates a block next sweeps those whose owner is no more.
+Here only the owner unlinks, when it closes or exits. An owner that was killed cannot. So the name
+of a block identifies its owner (process id, start time, and process id namespace), and creating a
+block first removes those whose owner has ended.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tempfile
 from pathlib import Path
 
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-# All pages are mapped at once: a fault for each, later, would cost more than the copy into it.
-_MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the latter on Linux alone
+# All pages are mapped at once: a later fault for each would cost more than the copy into it.
+_MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # MAP_POPULATE is Linux only
 _NAME = re.compile(r"rlstack-(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]+")
 
 
-def birth(pid: int) -> int:
-    """Returns when a process started (clock ticks since boot), -1 if there is none or a zombie.
+def start_time(pid: int) -> int:
+    """Returns when a process started (clock ticks since boot), -1 if it has ended or is a zombie.
 
-    Ids are used again; an id with its start time is not. Systems without /proc give 0 for all.
+    Process ids are reused; an id together with its start time is unique. Without /proc, 0 for all.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -45,7 +45,7 @@ def birth(pid: int) -> int:
 
 
 def _namespace() -> str:
-    """What tells process ids of one container from those of another."""
+    """Returns the process id namespace, which differs between containers."""
     try:
         return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
     except OSError:
@@ -53,11 +53,11 @@ def _namespace() -> str:
 
 
 def sweep() -> list[str]:
-    """Unlinks blocks whose owner has ended without doing so; returns their names."""
+    """Unlinks blocks whose owner ended without unlinking them; returns their names."""
     swept, here = [], _namespace()
     for name in os.listdir(FOLDER):
         match = _NAME.fullmatch(name)
-        if match is None or match[3] != here or birth(int(match[1])) == int(match[2]):
+        if match is None or match[3] != here or start_time(int(match[1])) == int(match[2]):
             continue
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.unlink(os.path.join(FOLDER, name))
@@ -66,25 +66,25 @@ def sweep() -> list[str]:
 
 
 class Block:
-    """A mapped block; ``memory`` holds zeros at first."""
+    """A mapped block; ``memory`` is initially zero."""
 
     def __init__(self, name: str, memory: mmap.mmap, owner: int | None = None):
         self.name, self.memory, self._owner = name, memory, owner
 
     @classmethod
     def create(cls, num_bytes: int) -> Block:
-        """Makes a block that this process owns.
+        """Creates a block that this process owns.
 
         Raises:
-          OSError: there is not enough memory; nothing stays behind.
+          OSError: there is not enough memory; nothing was created.
         """
         sweep()
         pid = os.getpid()
-        name = f"rlstack-{pid}-{birth(pid)}-{_namespace()}-{secrets.token_hex(4)}"
+        name = f"rlstack-{pid}-{start_time(pid)}-{_namespace()}-{secrets.token_hex(4)}"
         path = os.path.join(FOLDER, name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # Taken at once: a page that cannot be had later would end the process by SIGBUS.
+            # Reserved now: a page that is missing later would end the process by SIGBUS.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, num_bytes)
             else:
@@ -98,10 +98,10 @@ class Block:
 
     @classmethod
     def attach(cls, name: str) -> Block:
-        """Maps a block that another process, or this one, owns.
+        """Maps a block of this or another process.
 
         Raises:
-          FileNotFoundError: its owner has closed it or ended.
+          FileNotFoundError: its owner has closed it or has ended.
         """
         fd = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -110,6 +110,6 @@ class Block:
             os.close(fd)
 
     def unlink(self) -> None:
-        """Takes the name away, in the owner; who has the block mapped keeps the memory."""
-        if os.getpid() == self._owner:  # and not a child that it forked
+        """Removes the name, if this is the owner; processes that mapped the block keep it."""
+        if os.getpid() == self._owner:  # not a child that it forked
             Path(FOLDER, self.name).unlink(missing_ok=True)

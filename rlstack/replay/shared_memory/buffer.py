@@ -1,8 +1,8 @@
 """Replay in memory that the processes of one machine share.
 
-The process that samples, usually the learner's, owns the buffer: it alone holds the items and the
+The process that samples, usually the learner's, owns the buffer. It alone holds the items and the
 sampler, as an `InProcessReplay` does. Writers share with it only the steps and a few counters (see
-``steps``), so they need no lock, neither among each other nor against the reader.
+``steps``), so neither side needs a lock.
 """
 
 from __future__ import annotations
@@ -16,39 +16,38 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from rlstack.replay.backoff import Backoff
 from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample, as_logs
-from rlstack.replay.room import check_room
-from rlstack.replay.shared_memory.block import FOLDER, Block, birth
-from rlstack.replay.shared_memory.handle import NAME, SharedMemHandle
+from rlstack.replay.memory import check_memory
+from rlstack.replay.shared_memory.block import FOLDER, Block, start_time
+from rlstack.replay.shared_memory.flow_control import Ids, PollingWait
 from rlstack.replay.shared_memory.reader import SharedMemReader
 from rlstack.replay.shared_memory.steps import (
     CLOSED,
-    OWNER_BIRTH,
     OWNER_PID,
+    OWNER_START,
     SharedSteps,
     total_bytes,
 )
-from rlstack.replay.shared_memory.writer import SharedMemWriter
+from rlstack.replay.shared_memory.writer import NAME, SharedMemHandle, SharedMemWriter
 from rlstack.replay.storage import StepRing
-from rlstack.replay.table import Table
+from rlstack.replay.table import ItemTable
 from rlstack.types import Logs, PyTree, Transition
 
-_LOOK_PERIOD = 1.0  # seconds between two looks at who of the writers lives
+_CHECK_PERIOD = 1.0  # seconds between two checks that the writers are alive
 
 logger = logging.getLogger(__name__)
 
 
 class SharedMemReplayBuffer:
-    """A ``ReplayBuffer`` for many writing processes and one that samples, with any threads.
+    """A ``ReplayBuffer`` for many writing processes and one sampling process; safe for threads.
 
-    Learners in several processes each make a buffer, for the actors of their share.
+    With several learner processes, each makes a buffer for its share of the actors.
 
-    A full fifo makes ``add`` wait. If all writers wait and yet no batch can come together, nobody
-    could end that, so the oldest items go then, and count as dropped.
+    A full fifo makes ``add`` wait. If all writers wait while no batch can be drawn, the oldest
+    items are dropped and counted; otherwise both sides would wait for ever.
 
-    ``add`` of this object is one more writer, for one thread of the owner's. Pickled, the object
-    arrives as a writer, as ``handle().attach()`` gives it.
+    ``add`` of this object is one more writer, for one thread of the owner. A pickled buffer arrives
+    as a writer, the same as from ``handle().attach()``.
     """
 
     def __init__(
@@ -60,44 +59,44 @@ class SharedMemReplayBuffer:
         spec: Transition,
         num_actors: int = 1,
     ):
-        """Makes an empty buffer; sweeps what killed owners left in shared memory.
+        """Makes an empty buffer; removes shared memory left by owners that were killed.
 
         Args:
           cfg: the table.
           num_envs: environments that write, of all actors; ids are in ``[0, num_envs)``.
-          seed: of the sampler's own random generator.
+          seed: of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          num_actors: that share the environments evenly, in order, for rounds.
+          num_actors: actors that share the environments evenly, in order, for rounds.
 
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory. Nothing was
             created.
-          OSError: others were quicker to take it.
+          OSError: another process took the memory first.
         """
         if num_envs < 1:
             raise ValueError(f"{NAME}: num_envs must be at least 1; got {num_envs}.")
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype)), spec)
         self._cfg, self._num_envs = cfg, num_envs
-        self.num_bytes, beside = total_bytes(cfg, num_envs, spec)
-        check_room(self.num_bytes + beside, NAME)
-        check_room(self.num_bytes, NAME, FOLDER)
-        ring = StepRing(cfg, num_envs)  # without memory until the block is there
-        self._table = Table(
+        self.num_bytes, reader = total_bytes(cfg, num_envs, spec)
+        check_memory(self.num_bytes + reader, NAME)
+        check_memory(self.num_bytes, NAME, FOLDER)
+        ring = StepRing(cfg, num_envs)  # has no memory until the block exists
+        self._table = ItemTable(
             NAME, cfg, num_envs, ring, seed=seed, num_actors=num_actors, drops=False
         )
         block = Block.create(self.num_bytes)
-        sizes = f"{self.num_bytes:,} bytes in {FOLDER}, and {beside:,} beside"
+        sizes = f"{self.num_bytes:,} bytes in {FOLDER} and {reader:,} bytes of this process"
         logger.info("%s: %s takes %s.", NAME, block.name, sizes)
         self._handle = SharedMemHandle(block.name, cfg, num_envs, spec)
         self._shared, self._pid = SharedSteps(cfg, num_envs, spec, block), os.getpid()
         head = self._shared.counters.head
-        head[OWNER_PID], head[OWNER_BIRTH] = self._pid, birth(self._pid)
+        head[OWNER_PID], head[OWNER_START] = self._pid, start_time(self._pid)
         self._reader = SharedMemReader(cfg, num_envs, self._shared, self._table)
         self._writer = self._local_writer()
         self._lock = threading.Lock()
         self._closed = False
-        self._waited = self._added_wait = 0.0  # seconds
+        self._sample_wait = self._add_wait = 0.0  # seconds
         self._redrawn = 0
         self._end = weakref.finalize(self, _end, block, head, self._pid)
 
@@ -105,7 +104,7 @@ class SharedMemReplayBuffer:
         return SharedMemWriter(self._cfg, self._num_envs, self._shared, NAME, resumes=True)
 
     def handle(self) -> SharedMemHandle:
-        """Returns what other processes need to write."""
+        """Returns a handle by which other processes can write."""
         return self._handle
 
     def __reduce__(self) -> tuple:
@@ -116,41 +115,43 @@ class SharedMemReplayBuffer:
             raise ReplayClosedError(f"{NAME}.{where}: the buffer is closed.")
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"{NAME}.{where}: a buffer must be used by the process that made it; this is a "
-                "child that it forked. Use buffer.handle().attach() there."
+                f"{NAME}.{where}: only the process that made the buffer may use it; this is a "
+                "forked child. Use buffer.handle().attach() there."
             )
 
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
     ) -> None:
-        """Appends one step of each of some environments; waits while there is no room."""
+        """Appends one step of each of some environments; waits while the buffer is full."""
         with self._lock:
             self._check_open("add")
             writer = self._writer
             ids, leaves = writer.prepare(env_ids, transition)
-            hindered = self._hindrance(ids)
-        if hindered:
-            writer.wait(lambda: self._hindrance_now(ids), timeout)
+            rule = self._blocking_rule(ids)
+        if rule:
+            writer.wait(lambda: self._check_again(ids), timeout)
         with self._lock:
             self._check_open("add")
             writer.write(ids, leaves)
             self._reader.poll()
             self._reader.publish()
 
-    def _hindrance(self, ids: slice | np.ndarray) -> str:
-        """Returns why the owner's writer must wait.
+    def _blocking_rule(self, ids: Ids) -> str:
+        """Returns the name of the rule that blocks the owner's writer, or "".
 
-        The reader may be the same thread, and so cannot look after the writer while that waits.
+        The reader may be the same thread, which cannot sample while it waits as a writer.
         """
-        self._reader.look_again()
-        while (found := self._writer.obstacle(ids)) and self._reader.relieve(self._writer.mine):
+        self._reader.update_refusal()
+        while (rule := self._writer.blocking_rule(ids)) and self._reader.drop_oldest(
+            self._writer.mine
+        ):
             pass
-        return found
+        return rule
 
-    def _hindrance_now(self, ids: slice | np.ndarray) -> str:
+    def _check_again(self, ids: Ids) -> str:
         with self._lock:
             self._check_open("add")
-            return self._hindrance(ids)
+            return self._blocking_rule(ids)
 
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step begins afresh."""
@@ -161,34 +162,34 @@ class SharedMemReplayBuffer:
             self._reader.publish()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: what was added is there."""
+        """Does nothing: added steps are available at once."""
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
         size = self._cfg.batch_size if batch_size is None else batch_size
         with self._lock:
-            return not self._closed and not self._reader.obstacle(size)
+            return not self._closed and not self._reader.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items; waits until it can."""
         size = self._table.size_of(batch_size)
-        backoff, looked = None, 0.0
+        wait, checked = None, 0.0
         while True:
             with self._lock:
                 self._check_open("sample")
-                found = self._reader.obstacle(size)
-                if not found and (sample := self._reader.take(size)) is not None:
+                rule = self._reader.blocking_rule(size)
+                if not rule and (sample := self._reader.take(size)) is not None:
                     return sample
-                if backoff is None:
-                    backoff = Backoff(self._cfg.timeout_seconds if timeout is None else timeout)
-                elif backoff.seconds > looked + _LOOK_PERIOD:
-                    looked = backoff.seconds
+                if wait is None:
+                    wait = PollingWait(self._cfg.timeout_seconds if timeout is None else timeout)
+                elif wait.seconds > checked + _CHECK_PERIOD:
+                    checked = wait.seconds
                     self._reader.find_dead()
-            before = backoff.seconds
-            goes_on = backoff.sleep()
-            self._waited += backoff.seconds - before
-            if not goes_on:
-                raise self._table.explain(found or "items", size)
+            before = wait.seconds
+            in_time = wait.sleep()
+            self._sample_wait += wait.seconds - before
+            if not in_time:
+                raise self._table.explain(rule or "items", size)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items by their keys; items that left are ignored."""
@@ -216,58 +217,58 @@ class SharedMemReplayBuffer:
             if not self._closed:
                 self._reader.poll()
                 self._reader.publish()
-                self._redrawn, self._added_wait = self._reader.redrawn, self._add_wait()
+                self._redrawn, self._add_wait = self._reader.redrawn, self._seconds_waited()
             return self._table.stats() | as_logs(
                 redrawn=self._redrawn,
-                sample_wait_seconds=self._waited,
-                add_wait_seconds=self._added_wait,
+                sample_wait_seconds=self._sample_wait,
+                add_wait_seconds=self._add_wait,
             )
 
-    def _add_wait(self) -> float:
+    def _seconds_waited(self) -> float:
         return float(self._shared.counters.waited.sum()) / 1e6
 
     def save(self) -> PyTree:
         """Returns the whole state as numpy arrays, as an `InProcessReplay` of this config would.
 
-        Writers may go on: items they overwrite meanwhile are not saved.
+        Writers may continue; items that they overwrite during the call are not saved.
         """
         with self._lock:
             self._check_open("save")
             return self._reader.save()
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned; before any other process writes.
+        """Restores what ``save`` returned; call it before any other process writes.
 
         Raises:
-          ValueError: another process writes already, or the config is another.
+          ValueError: another process writes already, or the saved config differs.
         """
         with self._lock:
             self._check_open("load")
             numbers = self._shared.counters
             others = np.unique(numbers.pid[(numbers.pid != 0) & (numbers.pid != self._pid)])
-            others = [pid for pid in others.tolist() if birth(pid) in numbers.birth]
+            others = [pid for pid in others.tolist() if start_time(pid) in numbers.start_time]
             if others:
                 raise ValueError(
-                    f"{NAME}.load: nobody else must be writing; got writers in processes "
+                    f"{NAME}.load: no other process may be writing; got writers in processes "
                     f"{others!r:.100}. Load before the actors start."
                 )
             self._reader.load(tree)
             self._writer = self._local_writer()
 
     def close(self) -> None:
-        """Frees the storage and wakes everybody; a second call does nothing."""
+        """Frees the storage and ends all waits; a second call does nothing."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._redrawn, self._added_wait = self._reader.redrawn, self._add_wait()
+            self._redrawn, self._add_wait = self._reader.redrawn, self._seconds_waited()
             self._table.ring = StepRing(self._cfg, self._num_envs)
             self._end()
             del self._reader, self._writer, self._shared
 
 
 def _end(block: Block, head: np.ndarray, owner: int) -> None:
-    """Tells the writers, and takes the block's name away."""
+    """Tells the writers, and removes the block's name."""
     if os.getpid() == owner:
         head[CLOSED] = 1
         block.unlink()

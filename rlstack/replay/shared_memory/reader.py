@@ -6,7 +6,7 @@ import numpy as np
 
 from rlstack.replay.base import ReplayConfig, Sample
 from rlstack.replay.samplers import Fifo
-from rlstack.replay.shared_memory.block import birth
+from rlstack.replay.shared_memory.block import start_time
 from rlstack.replay.shared_memory.steps import (
     ASKED,
     DEAD,
@@ -16,69 +16,69 @@ from rlstack.replay.shared_memory.steps import (
     SIZE,
     STARVED,
     SharedSteps,
-    fence,
+    memory_fence,
 )
-from rlstack.replay.table import Table
+from rlstack.replay.table import ItemTable
 from rlstack.types import PyTree
 
-_REDRAWS = 100  # times that items overwritten while they were copied are drawn anew at a stretch
+_REDRAWS = 100  # attempts to replace items that were overwritten while they were copied
 
 
 class SharedMemReader:
-    """Takes up what writers have published, and tells them what the table holds.
+    """Inserts into the table what writers have published, and publishes what the table holds.
 
-    It knows no lock, and never waits.
+    It takes no lock and never waits.
 
     Attributes:
       asked: the batch size that was refused last; None if the last one was granted.
-      redrawn: items drawn anew because they were overwritten while they were copied.
+      redrawn: items drawn again because they were overwritten while they were copied.
     """
 
-    def __init__(self, cfg: ReplayConfig, num_envs: int, shared: SharedSteps, table: Table):
-        """Puts a table over shared steps."""
+    def __init__(self, cfg: ReplayConfig, num_envs: int, shared: SharedSteps, table: ItemTable):
+        """Lets the table use the shared steps."""
         self._cfg, self._num_envs = cfg, num_envs
         self._shared, self._numbers, self._table = shared, shared.counters, table
         table.ring = shared.ring
-        table.clock.part()
-        self._room = table.items * cfg.step_period + cfg.unroll_length
-        self._changed = True  # whether steps were taken up since they were published
-        self._published: tuple = ()
+        table.counter.separate()
+        self._steps_held = table.items * cfg.step_period + cfg.unroll_length
+        self._changed = True  # whether the table has changed since the last `publish`
+        self._published: tuple[int, ...] = ()
         self.asked: int | None = None
         self.redrawn = 0
 
     def poll(self) -> None:
-        """Takes up the items completed since the last time."""
+        """Inserts the items completed since the last call."""
         table, cfg = self._table, self._cfg
-        steps, seen = self._numbers.steps.copy(), table.clock.steps
+        steps, seen = self._numbers.steps.copy(), table.counter.steps
         if np.count_nonzero(steps == seen) == len(seen):
             return
-        fence()
-        first, last = self._turns(seen), self._turns(steps)
-        if cfg.sampler != "fifo":  # whose writers do not wait, and may have come round
+        memory_fence()
+        first, last = self._items_ended(seen), self._items_ended(steps)
+        if cfg.sampler != "fifo":  # writers do not wait, and may have overwritten unseen items
             oldest = np.maximum(first, last - table.items)
-            table.inserts += int((oldest - first).sum())  # taken for whole, and lost already
+            table.inserts += int((oldest - first).sum())  # counted as unbroken, and lost already
             first = oldest
-        turns = first + np.arange((last - first).max())[:, None]
-        if len(turns):
-            ends = turns * cfg.step_period + cfg.unroll_length
-            inside = turns < last
-            keys = (turns * self._num_envs + table.clock.envs)[inside]
-            marks = self._shared.marks[ends % table.ring.rows, table.clock.envs]
-            whole = (marks == ends + 1)[inside]
-            if cfg.sampler == "fifo":  # whose items stay when a broken one has its turn
-                keys = keys[whole]
+        indices = first + np.arange((last - first).max())[:, None]
+        if len(indices):
+            ends = indices * cfg.step_period + cfg.unroll_length
+            inside = indices < last
+            keys = (indices * self._num_envs + table.counter.envs)[inside]
+            marks = self._shared.marks[ends % table.ring.rows, table.counter.envs]
+            unbroken = (marks == ends + 1)[inside]
+            if cfg.sampler == "fifo":  # a broken item replaces no older one
+                keys = keys[unbroken]
             if keys.size:
-                table.insert(keys, None if cfg.sampler == "fifo" else whole)
+                table.insert(keys, None if cfg.sampler == "fifo" else unbroken)
         seen[:] = steps
         self._changed = True
 
-    def _turns(self, steps: np.ndarray) -> np.ndarray:
-        """Returns how many items would have ended below these steps, were none broken."""
+    def _items_ended(self, steps: np.ndarray) -> np.ndarray:
+        """Returns how many items end below these steps, counting broken ones."""
         ended = (steps - 1 - self._cfg.unroll_length) // self._cfg.step_period + 1
         return np.maximum(ended, 0)
 
     def publish(self) -> None:
-        """Tells writers what the table holds; the counts before what is counted."""
+        """Publishes what the table holds: the counts first, then the steps that they cover."""
         table, numbers = self._table, self._numbers
         news = (table.samples, table.sampler.size, *numbers.head[[ASKED, STARVED]].tolist())
         if not self._changed and news == self._published:
@@ -87,65 +87,65 @@ class SharedMemReader:
         numbers.head[SAMPLES] = table.samples
         numbers.head[SIZE], numbers.head[INSERTS] = table.sampler.size, table.inserts
         if isinstance(table.sampler, Fifo):
-            released = self._turns(table.clock.steps) * self._cfg.step_period
-            starts, env_ids = table.locate(table.sampler.waiting())
-            released[env_ids[::-1]] = starts[::-1]  # the oldest item's is put last
+            released = self._items_ended(table.counter.steps) * self._cfg.step_period
+            starts, env_ids = table.locate(table.sampler.queued())
+            released[env_ids[::-1]] = starts[::-1]  # the oldest item's start is written last
             numbers.released[:] = released
-        fence()
-        numbers.seen[:] = table.clock.steps
-        fence()
+        memory_fence()
+        numbers.seen[:] = table.counter.steps
+        memory_fence()
         numbers.head[NEWS] += 1
         self._changed = False
 
-    def obstacle(self, size: int) -> str:
-        """Returns what stands in the way of a sample after all that writers have published."""
+    def blocking_rule(self, size: int) -> str:
+        """Returns the name of the rule that blocks a sample now, or "", after a `poll`."""
         self.poll()
-        found = self._table.obstacle(size)
-        self._answer(size, found)
-        if found and self.relieve():
-            found = self._table.obstacle(size)
-            self._answer(size, found)
+        rule = self._table.blocking_rule(size)
+        self._answer(size, rule)
+        if rule and self.drop_oldest():
+            rule = self._table.blocking_rule(size)
+            self._answer(size, rule)
         self.publish()
-        return found
+        return rule
 
-    def _answer(self, size: int, found: str) -> None:
-        self.asked = size if found else None
+    def _answer(self, size: int, rule: str) -> None:
+        self.asked = size if rule else None
         head = self._numbers.head
-        head[ASKED], head[STARVED] = self.asked or 0, found not in ("", "samples_per_insert")
+        head[ASKED], head[STARVED] = self.asked or 0, rule not in ("", "samples_per_insert")
 
-    def look_again(self) -> None:
+    def update_refusal(self) -> None:
         """Brings the last refusal up to date, for a writer in the reader's own thread."""
         if self.asked is not None:
-            found = self._table.obstacle(self.asked)
-            self._numbers.head[STARVED] = found not in ("", "samples_per_insert")
+            rule = self._table.blocking_rule(self.asked)
+            self._numbers.head[STARVED] = rule not in ("", "samples_per_insert")
 
-    def relieve(self, waits: np.ndarray | bool = False) -> bool:
-        """Drops the oldest fifo items if all writers wait for room and no batch can be had.
+    def drop_oldest(self, waits: np.ndarray | bool = False) -> bool:
+        """Drops the oldest fifo items if all writers wait while no batch can be drawn.
 
         Args:
-          waits: environments whose writer waits although it has not said so, [num_envs] bool.
+          waits: environments whose writer waits without having published it, [num_envs] bool.
 
         Returns:
-          Whether it has.
+          Whether items were dropped.
         """
         table, numbers, sampler = self._table, self._numbers, self._table.sampler
         if not isinstance(sampler, Fifo) or self.asked is None:
             return False
         self.publish()
-        # Who has looked since the last news and had to wait then, waits for good.
-        stuck = (numbers.waiting == 1 + numbers.head[NEWS]) | (numbers.waiting == DEAD) | waits
+        # A writer that has seen the newest NEWS and waits, waits until something changes.
+        stuck = (numbers.blocked == 1 + numbers.head[NEWS]) | (numbers.blocked == DEAD) | waits
         if not stuck.all():
             return False
-        fence()
+        memory_fence()
         self.poll()
-        if self._changed:  # by what they put before they began to wait: they must look again
+        if self._changed:  # they added steps before they began to wait, and must look again
             self.publish()
             return False
-        keys = sampler.waiting().copy()
-        if not keys.size or not table.obstacle(self.asked):
+        keys = sampler.queued().copy()
+        if not keys.size or not table.blocking_rule(self.asked):
             return False
         starts, env_ids = table.locate(keys)
-        full = table.clock.steps[env_ids] >= starts + self._room
+        full = table.counter.steps[env_ids] >= starts + self._steps_held
         keys = keys[full] if full.any() else keys[: self._num_envs]
         sampler.remove(keys % len(sampler.key_at))
         sampler.dropped += len(keys)
@@ -156,40 +156,43 @@ class SharedMemReader:
         """Marks the environments whose writer has ended."""
         numbers = self._numbers
         for pid in np.unique(numbers.pid[numbers.pid != 0]):
-            numbers.waiting[(numbers.pid == pid) & (numbers.birth != birth(int(pid)))] = DEAD
+            ended = numbers.start_time != start_time(int(pid))
+            numbers.blocked[(numbers.pid == pid) & ended] = DEAD
 
     def take(self, size: int) -> Sample | None:
-        """Draws and copies a batch; None if writers overwrote it as fast as it was drawn."""
+        """Draws and copies a batch; None if writers overwrote items as fast as they were drawn."""
         table, reserved = self._table, self._numbers.reserved
         keys, odds = table.draw(size)
         starts, env_ids = table.locate(keys)
         trajectory = table.ring.gather(starts, env_ids)
         # A fifo's items stay until `publish` releases them.
-        fresh = np.arange(len(keys) if self._cfg.sampler != "fifo" else 0)
+        unchecked = np.arange(len(keys) if self._cfg.sampler != "fifo" else 0)
         for _ in range(_REDRAWS):
-            fence()
-            # Copied since `reserved` was looked at last, and overwritten by now.
-            fresh = fresh[reserved[env_ids[fresh]] > starts[fresh] + table.ring.rows]
-            if not fresh.size:
+            memory_fence()
+            # Of the items copied in the last pass, those that are overwritten by now.
+            unchecked = unchecked[
+                reserved[env_ids[unchecked]] > starts[unchecked] + table.ring.rows
+            ]
+            if not unchecked.size:
                 sample = table.finish(keys, odds, trajectory)
                 self.publish()
                 return sample
-            self.redrawn += fresh.size
+            self.redrawn += unchecked.size
             self.poll()
-            if not table.sampler.ready(fresh.size):
+            if not table.sampler.ready(unchecked.size):
                 return None
-            keys[fresh], odds[fresh] = table.sampler.draw(fresh.size)
-            starts[fresh], env_ids[fresh] = table.locate(keys[fresh])
-            table.ring.gather_again(trajectory, fresh, starts[fresh], env_ids[fresh])
+            keys[unchecked], odds[unchecked] = table.sampler.draw(unchecked.size)
+            starts[unchecked], env_ids[unchecked] = table.locate(keys[unchecked])
+            table.ring.gather_again(trajectory, unchecked, starts[unchecked], env_ids[unchecked])
         return None
 
     def save(self) -> PyTree:
-        """Returns the whole state; without items that are overwritten meanwhile."""
+        """Returns the whole state, without items that are overwritten during the call."""
         self.poll()
         table, numbers = self._table, self._numbers
-        table.clock.unbroken[:] = numbers.unbroken
-        rings = self._shared.save(table.clock.steps, self._cfg)
-        fence()
+        table.counter.unbroken[:] = numbers.unbroken
+        rings = self._shared.save(table.counter.steps, self._cfg)
+        memory_fence()
         held = table.sampler.key_at[table.sampler.key_at >= 0]
         starts, env_ids = table.locate(held)
         lost = held[numbers.reserved[env_ids] > starts + table.ring.rows]
@@ -198,13 +201,13 @@ class SharedMemReader:
         return table.save(rings)
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned; nobody has written since."""
+        """Restores what ``save`` returned; call it before any process writes."""
         table, numbers = self._table, self._numbers
         table.load(tree)
-        table.clock.part()
-        self._shared.load(tree["steps"], table.clock.steps, self._cfg)
-        numbers.unbroken[:] = table.clock.unbroken
-        numbers.reserved[:] = numbers.steps[:] = table.clock.steps
+        table.counter.separate()
+        self._shared.load(tree["steps"], table.counter.steps, self._cfg)
+        numbers.unbroken[:] = table.counter.unbroken
+        numbers.reserved[:] = numbers.steps[:] = table.counter.steps
         numbers.pid[:] = 0
         self.asked, self._changed = None, True
         self.publish()

@@ -1,20 +1,20 @@
-"""What the processes around a shared replay buffer share: rings of steps, and who is how far.
+"""What the processes of a shared replay buffer share: rings of steps, and each side's progress.
 
 There is no lock. Each number below has one writer at a time, and is one aligned word of 8 bytes,
-which is never read half written. A step is published in this order, and read in the reverse one:
+which is never read half written. A step is published in this order and read in the reverse order:
 
-1. the writer puts ``reserved[env] = g + 1``: row ``g % rows`` is no longer what it was;
-2. it copies step ``g`` into that row, and its mark;
-3. it puts ``steps[env] = g + 1``: now step ``g`` may be read.
+1. the writer sets ``reserved[env] = g + 1``: the old content of row ``g % rows`` is invalid;
+2. it copies step ``g`` into that row, and sets its mark;
+3. it sets ``steps[env] = g + 1``: now step ``g`` may be read.
 
-A reader looks only at steps below ``steps``, copies, and then looks at ``reserved``: rows that a
-writer had begun to overwrite by then are taken for lost, and drawn anew. So a writer that dies at
-any instant leaves at most a row that nobody sees; the next one for that environment begins with a
-gap and writes over it.
+A reader uses only steps below ``steps``. It copies them, and then reads ``reserved``: rows that a
+writer has begun to overwrite by then are discarded and drawn again. So a writer that dies at any
+instant leaves at most one row that is never read; the environment's next writer begins with a gap
+and overwrites it.
 
-This relies on stores becoming visible in the order in which they were made, and loads being made
-in order. x86 promises both for ordinary stores; the C library's memcpy ends its streaming stores
-with a fence. Elsewhere taking and releasing a lock puts the barriers in (`fence`).
+This relies on stores becoming visible in program order, and on loads made in program order. x86
+guarantees both for ordinary stores; the C library's memcpy ends its streaming stores with a fence.
+On other machines, taking and releasing a lock issues the barriers (`memory_fence`).
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ import jax
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
+from rlstack.replay.memory import reader_bytes, ring_shape, step_bytes
 from rlstack.replay.shared_memory.block import Block
-from rlstack.replay.sizes import layout, reader_bytes, step_bytes
 from rlstack.replay.storage import StepRing
 from rlstack.types import PyTree, Transition
 
 _ALIGN = 64  # bytes: a cache line
 _IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# Numbers of the buffer as a whole, all put by the reader. ASKED: the batch size that was refused
-# last, 0 once one was granted; STARVED: whether for another reason than samples_per_insert. NEWS
-# counts the times that anything which could end a writer's wait was put.
-CLOSED, OWNER_PID, OWNER_BIRTH, SIZE, INSERTS, SAMPLES, ASKED, STARVED, NEWS = range(9)
+# Indices into `Counters.head`: numbers of the whole buffer, all set by the reader. ASKED: the batch
+# size that was refused last, 0 once one was granted. STARVED: whether a rule other than
+# samples_per_insert refused it. NEWS counts the changes that could end a writer's wait.
+CLOSED, OWNER_PID, OWNER_START, SIZE, INSERTS, SAMPLES, ASKED, STARVED, NEWS = range(9)
 _HEAD = 16
 
-DEAD = -1  # in `waiting`: the writer has ended
-ENDED = -2  # in `birth`: the writer has given the environment back
+DEAD = -1  # in `blocked`: the writer has ended
+ENDED = -2  # in `start_time`: the writer has released the environment
 
 
-def fence() -> None:
-    """Lets no load or store pass, on machines that would."""
+def memory_fence() -> None:
+    """Keeps loads and stores in order on machines that would reorder them."""
     if not _IN_ORDER:
         lock = threading.Lock()
         with lock:
@@ -56,38 +56,40 @@ def fence() -> None:
 class Counters(NamedTuple):
     """Numbers of each environment, ``[num_envs]`` int64, and of the buffer, ``head``."""
 
-    head: np.ndarray  # [16], by the names above
-    reserved: np.ndarray  # by the writer: no step below this minus `rows` is whole any more
-    steps: np.ndarray  # by the writer: steps below this may be read
-    unbroken: np.ndarray  # by the writer: the first step after the last gap
-    waiting: np.ndarray  # by the writer: 1 + NEWS when its add last had to wait, 0 otherwise
-    waited: np.ndarray  # by the writer: microseconds waited, in the first of its environments
-    pid: np.ndarray  # by the writer: whose environment it is, 0 for nobody's
-    birth: np.ndarray  # by the writer: when that process started
-    token: np.ndarray  # by the writer: which writer of that process
-    seen: np.ndarray  # by the reader: steps below this are counted in SIZE and INSERTS
-    released: np.ndarray  # by the reader: the first step that a waiting item needs
+    head: np.ndarray  # [16], indexed by the names above
+    # Set by the writer of the environment:
+    reserved: np.ndarray  # steps below this minus `rows` are overwritten or about to be
+    steps: np.ndarray  # steps below this may be read
+    unbroken: np.ndarray  # the first step after the last gap
+    blocked: np.ndarray  # 1 + NEWS when its `add` last had to wait, 0 while it does not wait
+    waited: np.ndarray  # microseconds waited, in the first of the writer's environments
+    pid: np.ndarray  # process of the writer, 0 for none
+    start_time: np.ndarray  # when that process started
+    token: np.ndarray  # which writer of that process
+    # Set by the reader:
+    seen: np.ndarray  # steps below this are counted in SIZE and INSERTS
+    released: np.ndarray  # the first step that a queued item needs
 
 
 def ring_rows(cfg: ReplayConfig, num_envs: int) -> int:
     """Returns the steps of each environment that are stored.
 
-    A waiting fifo item is never overwritten: its writer waits. Other items may be overwritten
-    while they are copied. A few rows more than are needed make that rare: a sixteenth, within
-    4..64, which is how far a writer may come while a batch is copied.
+    A queued fifo item is never overwritten: its writer waits. Other items may be overwritten while
+    they are copied. Spare rows make that rare: one sixteenth, within 4..64, which is how many steps
+    a writer may add while a batch is copied.
     """
-    sizes = layout(cfg, num_envs)
+    sizes = ring_shape(cfg, num_envs)
     rows = sizes.items * cfg.step_period + cfg.unroll_length
     return rows if cfg.sampler == "fifo" else rows + min(max(rows // 16, 4), 64)
 
 
 class SharedSteps:
-    """The columns of one block, for a config, a number of environments and a spec.
+    """The arrays in one block, for a config, a number of environments and a spec.
 
     Attributes:
-      counters: see there.
+      counters: see `Counters`.
       ring: the steps, ``[rows, num_envs, ...]``.
-      marks: ``[rows, num_envs]`` int64, ``g + 1`` where a whole item ends with step ``g``.
+      marks: ``[rows, num_envs]`` int64, ``g + 1`` where an unbroken item ends at step ``g``.
     """
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition, block: Block):
@@ -119,9 +121,9 @@ class SharedSteps:
         )
 
     def save(self, seen: np.ndarray, cfg: ReplayConfig) -> PyTree:
-        """Returns the rings as a buffer inside one process would have them after these steps."""
+        """Returns the rings as an `InProcessReplay` would hold them after the steps ``seen``."""
         num_envs = len(seen)
-        sizes = layout(cfg, num_envs)
+        sizes = ring_shape(cfg, num_envs)
         newest = int(seen.max())
         rows = np.arange(sizes.rows if newest > sizes.rows else newest)[:, None]
         steps = _latest(seen, rows, sizes.rows)
@@ -130,30 +132,30 @@ class SharedSteps:
         return self.ring.pick(np.maximum(steps, 0) % self.ring.rows, np.arange(num_envs))
 
     def load(self, tree: PyTree, steps: np.ndarray, cfg: ReplayConfig) -> None:
-        """Puts back what ``save`` of this or of another backend returned.
+        """Restores what ``save`` of this or of another backend returned.
 
         Raises:
           ValueError: the rings have other sizes than a buffer of this config.
         """
         num_envs = len(steps)
-        sizes, saved = layout(cfg, num_envs), jax.tree_util.tree_leaves(tree)
+        sizes, saved = ring_shape(cfg, num_envs), jax.tree_util.tree_leaves(tree)
         for part in saved:
             if part.shape[0] > sizes.rows + sizes.mirror or part.shape[1] != num_envs:
                 raise ValueError(
-                    f"ReplayBuffer.load: this config has room for {sizes.rows + sizes.mirror} "
-                    f"steps of {num_envs} environments; the saved one had {part.shape[:2]}. Load "
-                    "into an equal config."
+                    f"ReplayBuffer.load: this config holds up to {sizes.rows + sizes.mirror} "
+                    f"steps of {num_envs} environments; got a saved {part.shape[:2]}. Load into an "
+                    "equal config."
                 )
         if saved:
             wanted = _latest(steps, np.arange(self.ring.rows)[:, None], self.ring.rows)
             there = (wanted >= 0) & (wanted >= steps - sizes.rows)
             rows, env_ids = np.nonzero(there)
             self.ring.put(rows, env_ids, tree, wanted[there] % sizes.rows)
-        self.marks[:] = 0  # all items there are were completed before
+        self.marks[:] = 0  # the sampler has all items that were completed before
 
 
 def _latest(steps: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
-    """Returns the last step below ``steps`` that lies in a row of a ring of ``rows``."""
+    """Returns the last step below ``steps`` that is stored in ``row`` of a ring of ``rows``."""
     last = steps - 1
     return last - (last - row) % rows
 
@@ -163,6 +165,6 @@ def _aligned(num_bytes: int) -> int:
 
 
 def total_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> tuple[int, int]:
-    """Returns the bytes of the shared block, and of what the reader holds beside it."""
+    """Returns the bytes of the shared block, and those that the reader takes in addition."""
     step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
     return SharedSteps.block_bytes(cfg, num_envs, spec), reader_bytes(cfg, num_envs, step)

@@ -1,4 +1,4 @@
-"""The writer's side of a shared replay buffer."""
+"""The writer's side of a shared replay buffer, and the handle by which a process gets one."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from rlstack.replay.backoff import Backoff
 from rlstack.replay.base import ReplayClosedError, ReplayConfig
-from rlstack.replay.clock import EnvClock
-from rlstack.replay.shared_memory.block import birth
-from rlstack.replay.shared_memory.room import Ids, Room
+from rlstack.replay.shared_memory.block import Block, start_time
+from rlstack.replay.shared_memory.flow_control import Ids, InsertLimiter, PollingWait
 from rlstack.replay.shared_memory.steps import (
     CLOSED,
     ENDED,
     NEWS,
-    OWNER_BIRTH,
     OWNER_PID,
+    OWNER_START,
     SharedSteps,
-    fence,
+    memory_fence,
 )
+from rlstack.replay.step_counter import StepCounter
 from rlstack.types import StepType, Transition
 
+NAME = "SharedMemReplayBuffer"  # in messages
+
 _LAST = int(StepType.LAST)
-_HANDOVER = 2.0  # seconds that a writer waits for the one before it to end
-_CHECK_PERIOD = 1.0  # seconds between two looks at whether the owner lives
+_HANDOVER = 2.0  # seconds that a writer waits for its predecessor to end
+_CHECK_PERIOD = 1.0  # seconds between two checks that the owner is alive
 
 
 class SharedMemWriter:
     """Adds steps of some environments to a `SharedMemReplayBuffer` of another process.
 
-    One thread's: make one for each thread that writes, for environments of its own. It takes an
-    environment at its first step, unless ``claim`` did before; a writer that ended, in whatever
-    way, is succeeded by the next that takes the environment, whose steps begin with a gap.
+    Each thread that writes needs its own writer, for its own environments. A writer claims an
+    environment when it first adds a step of it, or before by ``claim``. When a writer has ended,
+    another one may claim its environments; their steps then begin with a gap.
     """
 
     def __init__(
@@ -47,49 +49,49 @@ class SharedMemWriter:
         *,
         resumes: bool = False,
     ):
-        """Begins to write; made by a handle.
+        """Claims nothing yet; `SharedMemHandle` makes writers.
 
         Args:
           cfg, num_envs, shared: of the buffer.
-          where: its name, for messages.
-          resumes: whether the first steps of environments that nobody has written since the
-            buffer was made or loaded follow on what was loaded.
+          where: the buffer's name, for messages.
+          resumes: whether the first steps of an environment follow on loaded ones, if no writer
+            has claimed it since the buffer was made or loaded.
         """
         self._cfg, self._num_envs, self._where = cfg, num_envs, where
         self._shared, self._numbers = shared, shared.counters
         self._length, self._period = cfg.unroll_length, cfg.step_period
-        self._room = Room(cfg, num_envs, shared.counters, where)
-        self._ids = EnvClock(num_envs)  # for its check of ids
-        self._steps = np.zeros(num_envs, np.int64)  # as far as they are this writer's
-        self.mine = np.zeros(num_envs, bool)  # the environments it has taken
+        self._limiter = InsertLimiter(cfg, num_envs, shared.counters, where)
+        self._ids = StepCounter(num_envs)  # used to check ids
+        self._steps = np.zeros(num_envs, np.int64)  # next step of each claimed environment
+        self.mine = np.zeros(num_envs, bool)  # the claimed environments
         self._all_mine = False
-        self._in_step: slice | None = None  # environments that are at the same step,
-        self._step = 0  # this one
-        self._last_gap = int(shared.counters.unbroken.max())  # no item from here on is broken
+        self._in_step: slice | None = None  # environments that are at the same step, `_step`
+        self._step = 0
+        self._last_gap = int(shared.counters.unbroken.max())  # items from here on are unbroken
         self._resumes = resumes
-        self._me = (os.getpid(), birth(os.getpid()), secrets.randbits(62))
+        self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
         self._closed = False
 
     def claim(self, env_ids: np.ndarray) -> None:
-        """Takes environments over from whoever wrote them before.
+        """Makes this the writer of some environments.
 
         Raises:
-          ValueError: another process that lives is writing one of them.
+          ValueError: another living process is the writer of one of them.
         """
         numbers = self._numbers
-        backoff = Backoff(_HANDOVER)  # for one that was killed just now
+        wait = PollingWait(_HANDOVER)  # the writer before may have been killed just now
         for env in env_ids.tolist():
             pid = int(numbers.pid[env])
-            while pid not in (0, self._me[0]) and birth(pid) == numbers.birth[env]:
-                if not backoff.sleep():
+            while pid not in (0, self._me[0]) and start_time(pid) == numbers.start_time[env]:
+                if not wait.sleep():
                     raise ValueError(
-                        f"{self._where}.add: environment {env} must have one writer; got a second "
-                        f"one beside process {pid}. Give every actor a rank of its own."
+                        f"{self._where}.add: environment {env} must have one writer; process {pid} "
+                        "already writes it. Give every actor a rank of its own."
                     )
         follows_on = self._resumes & (numbers.pid[env_ids] == 0)
-        numbers.pid[env_ids], numbers.birth[env_ids], numbers.token[env_ids] = self._me
-        numbers.waiting[env_ids] = 0
+        numbers.pid[env_ids], numbers.start_time[env_ids], numbers.token[env_ids] = self._me
+        numbers.blocked[env_ids] = 0
         self._steps[env_ids] = numbers.steps[env_ids]
         self.mine[env_ids] = True
         self._all_mine = bool(self.mine.all())
@@ -98,15 +100,15 @@ class SharedMemWriter:
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
     ) -> None:
-        """Appends one step of each of some environments; waits while there is no room."""
+        """Appends one step of each of some environments; waits while the buffer is full."""
         self._check_open("add")
         ids, leaves = self.prepare(env_ids, transition)
-        if self.obstacle(ids):
-            self.wait(lambda: self.obstacle(ids), timeout)
+        if self.blocking_rule(ids):
+            self.wait(lambda: self.blocking_rule(ids), timeout)
         self.write(ids, leaves)
 
     def prepare(self, env_ids: np.ndarray | None, transition: Transition) -> tuple[Ids, list]:
-        """Checks ids and leaves, and takes environments that are new; returns both."""
+        """Checks ids and leaves, and claims new environments; returns both."""
         ids = self._checked(env_ids, "add")
         count = ids.stop - ids.start if isinstance(ids, slice) else len(ids)
         leaves = self._shared.ring.leaves(transition, count)
@@ -114,7 +116,7 @@ class SharedMemWriter:
         return ids, leaves
 
     def _checked(self, env_ids: np.ndarray | None, where: str) -> Ids:
-        """Returns ids as a slice if they are neighbours in order, else checked one by one."""
+        """Returns ids as a slice if they are consecutive, else as an array of distinct ids."""
         if env_ids is None:
             return slice(0, self._num_envs)
         if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind in "iu" and env_ids.ndim == 1:
@@ -132,13 +134,13 @@ class SharedMemWriter:
             if fresh.size:
                 self.claim(fresh)
 
-    def obstacle(self, ids: Ids) -> str:
-        """Returns why the next step of these environments may not be added now, or nothing."""
+    def blocking_rule(self, ids: Ids) -> str:
+        """Returns the name of the rule that blocks the next step of these environments, or ""."""
         step = self._common_step(ids)
-        return self._room.obstacle(ids, self._steps[ids] if step is None else step)
+        return self._limiter.blocking_rule(ids, self._steps[ids] if step is None else step)
 
     def _common_step(self, ids: Ids) -> int | None:
-        """Returns the step at which neighbouring environments are, None if they are apart."""
+        """Returns the step that consecutive environments are all at, None if they differ."""
         if not isinstance(ids, slice):
             return None
         if self._in_step == ids:
@@ -149,54 +151,54 @@ class SharedMemWriter:
         self._in_step, self._step = ids, int(steps[0])
         return self._step
 
-    def wait(self, obstacle: Callable[[], str], timeout: float | None) -> None:
-        """Waits until there is no obstacle any more.
+    def wait(self, blocking_rule: Callable[[], str], timeout: float | None) -> None:
+        """Waits until no rule blocks.
 
         Raises:
-          ReplayTimeoutError: there was one all the time.
-          ReplayClosedError: the owner has closed the buffer, or ended.
+          ReplayTimeoutError: a rule blocked all the time.
+          ReplayClosedError: the owner has closed the buffer, or has ended.
         """
         numbers, mine = self._numbers, np.flatnonzero(self.mine)
-        backoff = Backoff(self._cfg.timeout_seconds if timeout is None else timeout)
+        wait = PollingWait(self._cfg.timeout_seconds if timeout is None else timeout)
         try:
             while True:
-                news = int(numbers.head[NEWS])  # what the look below knows of, at least
-                fence()
-                found = obstacle()
+                news = int(numbers.head[NEWS])  # read first: the call below sees at least this much
+                memory_fence()
+                found = blocking_rule()
                 if not found:
                     return
-                numbers.waiting[mine] = 1 + news
-                if not backoff.sleep():
-                    raise self._room.timed_out(found)
+                numbers.blocked[mine] = 1 + news
+                if not wait.sleep():
+                    raise self._limiter.timed_out(found)
                 self._check_open("add")
         finally:
-            numbers.waiting[mine] = 0
-            numbers.waited[mine[0]] += int(backoff.seconds * 1e6)
+            numbers.blocked[mine] = 0
+            numbers.waited[mine[0]] += int(wait.seconds * 1e6)
 
     def write(self, ids: Ids, leaves: list) -> None:
-        """Publishes one step of each of these environments, in the order that readers rely on."""
+        """Publishes one step of each of these environments, in the order given in ``steps``."""
         shared, numbers = self._shared, self._numbers
         step = self._common_step(ids)
         if step is not None:
             assert isinstance(ids, slice)
             numbers.reserved[ids] = step + 1
-            fence()
+            memory_fence()
             shared.ring.write_columns(step, ids, leaves)
             self._mark_all(ids, step)
-            fence()
+            memory_fence()
             numbers.steps[ids] = self._steps[ids] = self._step = step + 1
             return
         self._in_step = None
         envs, steps = self._ids.envs[ids], self._steps[ids]
         numbers.reserved[ids] = steps + 1
-        fence()
+        memory_fence()
         shared.ring.write(steps, envs, leaves)
         self._mark(envs, steps)
-        fence()
+        memory_fence()
         numbers.steps[ids] = self._steps[ids] = steps + 1
 
     def _mark_all(self, ids: slice, step: int) -> None:
-        """Marks a step if it ends whole items; an old mark is no harm, it names an older step."""
+        """Marks a step if it ends unbroken items; old marks do no harm, they name older steps."""
         start = step - self._length
         if start < 0 or start % self._period:
             return
@@ -212,7 +214,7 @@ class SharedMemWriter:
             marks[:] = step + 1
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
-        """Marks those of some steps that end a whole item."""
+        """Marks those of some steps that end an unbroken item."""
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._period == 0)
         if not np.count_nonzero(due):
@@ -225,7 +227,7 @@ class SharedMemWriter:
         shared.marks[steps % shared.ring.rows, envs] = np.where(due, steps + 1, 0)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: what was added is there."""
+        """Does nothing: added steps are available at once."""
 
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step begins afresh."""
@@ -235,20 +237,20 @@ class SharedMemWriter:
         self._break(self._ids.envs[ids])
 
     def _break(self, env_ids: np.ndarray) -> None:
-        """Puts the clocks forward to where an item can begin."""
+        """Moves the step counts forward to where an item can begin."""
         numbers = self._numbers
         after = -(-self._steps[env_ids] // self._period) * self._period
         self._in_step = None
         self._last_gap = max(self._last_gap, int(after.max(initial=0)))
         numbers.unbroken[env_ids] = after
-        # It may be ahead: of a step that a writer was killed in, whose row is spoilt.
+        # It may be ahead: by the step that a writer was killed in, whose row is half written.
         numbers.reserved[env_ids] = np.maximum(numbers.reserved[env_ids], after)
-        fence()
+        memory_fence()
         numbers.steps[env_ids] = after
         self._steps[env_ids] = after
 
     def _check_open(self, where: str) -> None:
-        """Raises if the buffer is closed or its owner has ended, or the environments were taken."""
+        """Raises if the buffer is closed, its owner has ended, or another writer took over."""
         numbers = self._numbers
         if self._closed or numbers.head[CLOSED]:
             raise ReplayClosedError(f"{self._where}.{where}: the buffer is closed.")
@@ -256,8 +258,8 @@ class SharedMemWriter:
         if now < self._next_check:
             return
         self._next_check = now + _CHECK_PERIOD
-        if birth(int(numbers.head[OWNER_PID])) != numbers.head[OWNER_BIRTH]:
-            raise ReplayClosedError(f"{self._where}.{where}: the process that owned it has ended.")
+        if start_time(int(numbers.head[OWNER_PID])) != numbers.head[OWNER_START]:
+            raise ReplayClosedError(f"{self._where}.{where}: the owner process has ended.")
         taken = self.mine & (numbers.token != self._me[2])
         if taken.any():
             raise ReplayClosedError(
@@ -266,9 +268,50 @@ class SharedMemWriter:
             )
 
     def close(self) -> None:
-        """Gives the environments back; what was added stays."""
+        """Releases the environments; added steps stay."""
         if self._closed:
             return
         self._closed = True
         mine = self.mine & (self._numbers.token == self._me[2])
-        self._numbers.birth[mine] = ENDED
+        self._numbers.start_time[mine] = ENDED
+
+
+class SharedMemHandle(NamedTuple):
+    """Lets another process write to a buffer; small, and can be pickled."""
+
+    name: str  # of the shared memory block
+    cfg: ReplayConfig
+    num_envs: int
+    spec: Transition
+
+    def attach(self) -> SharedMemWriter:
+        """Returns a writer that claims each environment when it first adds a step of it.
+
+        Raises:
+          ReplayClosedError: the owner has closed the buffer, or ended.
+        """
+        try:
+            block = Block.attach(self.name)
+        except FileNotFoundError:
+            raise ReplayClosedError(
+                f"{NAME}.attach: the buffer must exist; {self.name} was closed, or its owner ended."
+            ) from None
+        shared = SharedSteps(self.cfg, self.num_envs, self.spec, block)
+        return SharedMemWriter(self.cfg, self.num_envs, shared, NAME)
+
+    def writer(self, rank: int, num_actors: int) -> SharedMemWriter:
+        """Returns the writer of one of ``num_actors`` actors, which share the environments evenly.
+
+        Raises:
+          ValueError: the numbers do not divide, or another living process has that rank.
+          ReplayClosedError: as for ``attach``.
+        """
+        if self.num_envs % num_actors or not 0 <= rank < num_actors:
+            raise ValueError(
+                f"{NAME}.writer: rank must be below num_actors, which must divide the "
+                f"{self.num_envs} environments; got rank {rank} of {num_actors}."
+            )
+        count = self.num_envs // num_actors
+        writer = self.attach()
+        writer.claim(np.arange(rank * count, (rank + 1) * count))
+        return writer

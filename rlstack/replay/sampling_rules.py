@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rlstack.replay.base import ReplayConfig
 
 
-class Counted(NamedTuple):
+class Counts(NamedTuple):
     """What a table and its reader have counted."""
 
     inserts: int  # items inserted, ever
@@ -26,12 +26,12 @@ def exceeds_samples_per_insert(
     return samples + batch_size > allowed
 
 
-def rule_of(cfg: ReplayConfig, obstacle: str, batch_size: int, counted: Counted) -> str:
+def explain_rule(cfg: ReplayConfig, rule: str, batch_size: int, counted: Counts) -> str:
     """Returns the rule that a sample of this size would break, what came, and the way out.
 
     Args:
       cfg: the table.
-      obstacle: "min_size", "items", "round" or "samples_per_insert".
+      rule: "min_size", "items", "round" or "samples_per_insert".
       batch_size: items asked for.
       counted: the table's counters.
     """
@@ -47,4 +47,4 @@ def rule_of(cfg: ReplayConfig, obstacle: str, batch_size: int, counted: Counted)
         "samples_per_insert": f"{batch_size} more than the {counted.samples} items sampled so far "
         f"would exceed samples_per_insert for {counted.inserts} inserts. Add more, or raise "
         "samples_per_insert or its tolerance.",
-    }[obstacle]
+    }[rule]

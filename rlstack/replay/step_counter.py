@@ -7,7 +7,7 @@ import numpy as np
 from rlstack.types import PyTree
 
 
-class EnvClock:
+class StepCounter:
     """Counts the steps of each environment: one number while all are at the same step."""
 
     def __init__(self, num_envs: int):
@@ -40,7 +40,7 @@ class EnvClock:
             f"{ids.dtype} {ids.tolist()!r:.200}. Pass None for all environments in order."
         )
 
-    def part(self) -> None:
+    def separate(self) -> None:
         """Goes over to counting each environment's steps apart."""
         if self.together:
             self.steps[:] = self.step

@@ -1,12 +1,15 @@
-"""How large the parts of a replay buffer are, by its config."""
+"""How much memory a replay buffer takes, and how much there is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rlstack.replay.base import ReplayConfig
 from rlstack.types import Transition
@@ -14,7 +17,7 @@ from rlstack.types import Transition
 BUFFERS = 2  # batches handed out that stay as they are
 
 
-class Layout(NamedTuple):
+class RingShape(NamedTuple):
     """The sizes that follow from a config and a number of environments."""
 
     rows: int  # steps kept of each environment
@@ -22,7 +25,7 @@ class Layout(NamedTuple):
     items: int  # items kept of each environment
 
 
-def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
+def ring_shape(cfg: ReplayConfig, num_envs: int) -> RingShape:
     """Returns how large a ring must be.
 
     The item starting at step s leaves when the item ``items`` periods later is completed, which is
@@ -42,8 +45,8 @@ def layout(cfg: ReplayConfig, num_envs: int) -> Layout:
         )
     rows = items * period + cfg.unroll_length
     if cfg.sampler != "fifo":
-        return Layout(rows, 0, items)
-    return Layout(-(-rows // period) * period, cfg.unroll_length - period + 1, items)
+        return RingShape(rows, 0, items)
+    return RingShape(-(-rows // period) * period, cfg.unroll_length - period + 1, items)
 
 
 def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
@@ -55,13 +58,13 @@ def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
         (arrays, or ``jax.eval_shape``'s results).
       num_envs: environments that write.
     """
-    sizes = layout(cfg, num_envs)
+    sizes = ring_shape(cfg, num_envs)
     step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
     rings = (sizes.rows + sizes.mirror) * num_envs * step
     return rings + reader_bytes(cfg, num_envs, step)
 
 
-def step_bytes(columns: Iterable[tuple[tuple[int, ...], Any]]) -> int:
+def step_bytes(columns: Iterable[tuple[tuple[int, ...], DTypeLike]]) -> int:
     """Returns the bytes of one step of one environment, from its leaves' shapes and dtypes."""
     return sum(
         int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in columns
@@ -79,4 +82,60 @@ def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
     batches = BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
     per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
     per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
-    return batches + layout(cfg, num_envs).items * num_envs * per_item
+    return batches + ring_shape(cfg, num_envs).items * num_envs * per_item
+
+
+def available_memory() -> int | None:
+    """Returns the bytes this process can still take, None where the system does not say."""
+    found = [_mem_available(), _cgroup_available()]
+    known = [size for size in found if size is not None]
+    return min(known) if known else None
+
+
+def _mem_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _cgroup_available() -> int | None:
+    """What the control group (version 2) leaves: its limit without what cannot be given back."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((root / "memory.current").read_text())
+        fields = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        cached = int(fields.get("inactive_file", 0))
+        return max(0, int(limit) - used + cached)
+    except (OSError, ValueError):
+        return None
+
+
+def check_memory(num_bytes: int, where: str, folder: str | None = None) -> None:
+    """Refuses what does not fit into memory.
+
+    Args:
+      num_bytes: to be taken.
+      where: who asks, for the message.
+      folder: where the memory has a file system, such as /dev/shm, which must have room too.
+
+    Raises:
+      ValueError: there is not that much.
+    """
+    rooms = [("memory", available_memory())]
+    if folder is not None:
+        status = os.statvfs(folder)
+        rooms.append((folder, status.f_bavail * status.f_frsize))
+    for name, available in rooms:
+        if available is not None and num_bytes > available:
+            raise ValueError(
+                f"{where}: its {num_bytes:,} bytes ({num_bytes / 2**30:.1f} GiB) must fit into "
+                f"what is free of {name}; got {available:,} bytes. Lower max_size or "
+                "max_size_per_env, or use a machine with more."
+            )

@@ -1,0 +1,124 @@
+"""How writers and the reader of a shared replay buffer wait for each other."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
+from rlstack.replay.memory import ring_shape
+from rlstack.replay.shared_memory.steps import ASKED, INSERTS, SAMPLES, SIZE, STARVED, Counters
+
+Ids = slice | np.ndarray
+
+_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds slept between two looks
+
+
+class PollingWait:
+    """Waits for another process by short sleeps that grow, until a deadline."""
+
+    def __init__(self, timeout: float):
+        self._start = time.monotonic()
+        self._deadline = self._start + timeout
+        self._pause = _SHORTEST
+
+    def sleep(self) -> bool:
+        """Sleeps and returns True; returns False at once when the deadline has passed."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(self._pause, left))
+        self._pause = min(self._pause * 1.5, _LONGEST)
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._start
+
+
+class InsertLimiter:
+    """Decides whether a writer may add a step, from the counters that the reader publishes."""
+
+    def __init__(self, cfg: ReplayConfig, num_envs: int, numbers: Counters, where: str):
+        self._cfg, self._numbers, self._where = cfg, numbers, where
+        self._length, self._period = cfg.unroll_length, cfg.step_period
+        self._steps_held = ring_shape(cfg, num_envs).items * self._period + self._length
+        self._free = 0  # environments `_free_of` may add steps at least up to this one
+        self._free_of: slice | None = None
+
+    def blocking_rule(self, ids: Ids, steps: int | np.ndarray) -> str:
+        """Returns the name of the rule that blocks the next step of some environments, or "".
+
+        full: an environment has as many items queued as it may.
+        queue: all environments together have. Less than a batch never counts as too many, because
+          the reader could not make room.
+        ahead: the reader has yet to sample what samples_per_insert asks for. With
+          ``d = samples_per_insert * (inserts - min_size) - samples``, a batch of B items waits
+          while ``d < B - tolerance``, and a writer while ``d > max(tolerance, B - tolerance)``:
+          never both. B is the batch size that was asked for, if that exceeds the config's. A reader
+          that another rule blocks (STARVED), for example because all items were sampled often
+          enough and left, is given one batch beyond the ratio each time it looks.
+
+        Args:
+          ids: the environments.
+          steps: the next step of each, [n]; or one number for neighbours at the same step.
+        """
+        cfg, head = self._cfg, self._numbers.head
+        if cfg.sampler == "fifo":
+            if self._is_full(ids, steps):
+                return "full"
+            coming = self._coming(ids, steps)
+            if coming:
+                queued = self._uncounted() + int(head[SIZE])
+                if queued >= cfg.batch_size and queued + coming > cfg.max_size:
+                    return "queue"
+        if cfg.samples_per_insert is not None:
+            uncounted, batch = self._uncounted(), max(cfg.batch_size, int(head[ASKED]))
+            inserts = uncounted + int(head[INSERTS])
+            due = cfg.samples_per_insert * (inserts - cfg.min_size) - int(head[SAMPLES])
+            if due > max(cfg.tolerance, batch - cfg.tolerance) and not (
+                head[STARVED] and uncounted < batch
+            ):
+                return "ahead"
+        return ""
+
+    def _is_full(self, ids: Ids, steps: int | np.ndarray) -> bool:
+        released = self._numbers.released
+        if isinstance(steps, np.ndarray):
+            return bool(np.count_nonzero(steps >= released[ids] + self._steps_held))
+        assert isinstance(ids, slice)
+        if ids != self._free_of or steps >= self._free:  # `released` only grows
+            self._free_of, self._free = ids, int(released[ids].min()) + self._steps_held
+        return steps >= self._free
+
+    def _coming(self, ids: Ids, steps: int | np.ndarray) -> int:
+        """Returns how many items end with these steps, counting broken ones."""
+        starts = steps - self._length
+        if isinstance(starts, np.ndarray):
+            return int(np.count_nonzero((starts >= 0) & (starts % self._period == 0)))
+        assert isinstance(ids, slice)
+        return 0 if starts < 0 or starts % self._period else ids.stop - ids.start
+
+    def _uncounted(self) -> int:
+        """Returns how many items writers have completed that the reader has not counted yet.
+
+        The reader publishes its counts before ``seen``. So a read in between counts an item twice,
+        rather than not at all.
+        """
+        seen, steps = self._numbers.seen, self._numbers.steps
+        ended = [np.maximum(0, (n - 1 - self._length) // self._period + 1) for n in (steps, seen)]
+        return int((ended[0] - ended[1]).sum())
+
+    def timed_out(self, rule: str) -> ReplayTimeoutError:
+        """Returns the error of a writer that a rule blocked for too long."""
+        text = {
+            "full": "an environment's items must be fewer than max_size_per_env",
+            "queue": f"the queued items must be fewer than max_size ({self._cfg.max_size})",
+            "ahead": "inserts must not be ahead of samples by more than samples_per_insert allows",
+        }[rule]
+        return ReplayTimeoutError(
+            f"{self._where}.add: {text} before a step is added; nothing was sampled in time. Check "
+            "that the learner runs and is fast enough, or raise timeout_seconds or that limit."
+        )
