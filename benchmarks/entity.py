@@ -35,9 +35,9 @@ from benchmarks.report import Rate, Result, Timers, alternate, rate
 from benchmarks.single_process import Ours
 from programs.build import xla
 from programs.presets import preset
-from rlstack.entity import BatchView, vec_obs
+from rlstack.entity import BatchView
 from rlstack.entity.games import GAMES
-from rlstack.entity.games.scripted import RULES
+from rlstack.entity.scripted import SCRIPTED_POLICIES
 from rlstack.envs import SyncEnv
 from rlstack.networks.ragged.layout import read_layout
 from rlstack.replay import ReplayConfig
@@ -105,7 +105,7 @@ def batching(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
 
     def ours() -> Any:
         observed = view.vec_obs(timestep)
-        return observed, vec_obs.packing(observed)
+        return observed, observed.packing()
 
     def reference() -> Any:
         observed = entity_loop.vec_obs(view.slots, timestep)
@@ -120,7 +120,7 @@ def batching(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
 
 def snakes(num_envs: int) -> TimeStep:
     """Returns a step of games of two snakes, between 1 and 40 steps old, played by a rule."""
-    rule, rows = RULES["MultiSnake"], []
+    rule, rows = SCRIPTED_POLICIES["MultiSnake"], []
     for seed in range(num_envs):
         env: Any = GAMES["MultiSnake"](num_snakes=2, seed=seed)
         timestep = env.reset()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.entity import ActionSpace, Categorical, EntityType, ObsSpace
-from rlstack.entity.tables import Table
+from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import RaggedTransformerConfig
 from rlstack.networks.ragged.layout import Layout, lengths
 from rlstack.networks.ragged.plan import PACKING, laid_out
@@ -22,7 +22,7 @@ def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]
     """Returns the spec of environments whose sizes differ much, and a maker of observations."""
     space = ObsSpace({"Unit": EntityType(("x", "y"), 8), "Thing": EntityType(("x", "y"), 120)})
     actions: ActionSpace = {"move": Categorical(("up", "down", "left", "right"), 8)}
-    table = Table(space, actions, "skewed")
+    codec = PaddedCodec(space, actions, "skewed")
 
     def make(rng: np.random.Generator) -> Any:
         size = np.clip(np.round(rng.lognormal(2.0, 0.9, num_envs)), 2, 128).astype(np.int32)
@@ -45,7 +45,7 @@ def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]
             "action_mask": {"move": np.ones((num_envs, 8 * 4), bool)},
         }
 
-    return EnvSpec(table.observation_spec, table.action_spec), make
+    return EnvSpec(codec.observation_spec, codec.action_spec), make
 
 
 def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[], object]:

@@ -1,7 +1,7 @@
 """Ragged records and their packing, one environment after the other: what vectorising saves.
 
-The same records as `rlstack.entity.BatchView.vec_obs` and `rlstack.entity.vec_obs.packing` make, in
-the plain way: a Python loop over environments, with numpy for the entities of each. It knows
+The same records as `BatchView.vec_obs` and `VecObs.packing` of `rlstack.entity` make, in the
+plain way: a Python loop over environments, with numpy for the entities of each. It knows
 categorical actions alone, which is all that MultiSnake has.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlstack.entity import GLOBAL, Slots
-from rlstack.entity.ragged import PackedIndex, Ragged
-from rlstack.entity.vec_obs import VecActionMask, VecObs
+from rlstack.entity.vec_obs import Ragged, VecActionMask, VecObs
+from rlstack.networks.packing import PackedIndex
 from rlstack.types import TimeStep
 
 

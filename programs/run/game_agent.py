@@ -13,10 +13,10 @@ from programs.build.components import make_agent
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
-from rlstack.entity.environment import Observation
-from rlstack.entity.inverted.agents import Actions, ScoredObservation
+from rlstack.entity.environment import Actions, Observation
+from rlstack.entity.inverted.game import ScoredObservation
+from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.spaces import ActionSpace, ObsSpace
-from rlstack.entity.tables import Table
 from rlstack.entity.validator import Validator
 from rlstack.types import EnvSpec, StepType, TimeStep
 
@@ -28,7 +28,7 @@ class RunAgent:
         self,
         inferencer: Inferencer,
         number: int,
-        table: Table,
+        codec: PaddedCodec,
         validator: Validator,
         sees_others_ticks: bool = True,
     ):
@@ -37,14 +37,14 @@ class RunAgent:
         Args:
           inferencer: who acts.
           number: of the environment.
-          table: how observations are laid out.
+          codec: how observations are laid out.
           validator: of observations.
           sees_others_ticks: whether, as it was trained, it also sees ticks at which others act.
         """
         self._inferencer, self._ids = inferencer, np.array([number], np.int32)
-        self._table, self._validator = table, validator
+        self._codec, self._validator = codec, validator
         self._sees_others_ticks = sees_others_ticks
-        self._blank = Observation({}, global_features=[0.0] * table.num_global)
+        self._blank = Observation({}, global_features=[0.0] * codec.num_global)
         self._last: ScoredObservation | None = None  # None between games
         self._is_first = True
 
@@ -55,11 +55,11 @@ class RunAgent:
           EnvError: the observation is wrong.
         """
         self._validator.check(observation)
-        padded, roster = self._table.observe(observation)
+        padded, context = self._codec.encode(observation)
         reward = 0.0 if self._last is None else observation.score - self._last.score
         self._last = observation
         choices = self._infer(padded, reward)
-        return self._table.act(roster, {name: rows[0] for name, rows in choices.items()})
+        return self._codec.decode(context, {name: rows[0] for name, rows in choices.items()})
 
     def idle(self) -> None:
         """Lets a tick pass at which the game asks others alone; `act_all` says so.
@@ -68,7 +68,7 @@ class RunAgent:
         """
         if self._sees_others_ticks:
             shown = self._last or self._blank
-            self._infer(self._table.observe(dataclasses.replace(shown, actions={}))[0], 0.0)
+            self._infer(self._codec.encode(dataclasses.replace(shown, actions={}))[0], 0.0)
 
     def game_over(self, observation: ScoredObservation) -> None:
         """Forgets the game."""
@@ -116,15 +116,15 @@ def team_from_run(
     """
     experiment = read_config(directory := RunDir.open(run_dir))
     name = f"the agent of {run_dir}"
-    table = Table(obs_space, action_space, name)
-    spec = EnvSpec(table.observation_spec, table.action_spec)
+    codec = PaddedCodec(obs_space, action_space, name)
+    spec = EnvSpec(codec.observation_spec, codec.action_spec)
     params = read_params(newest_checkpoint(directory, experiment), experiment, spec)
     agent = make_agent(experiment, spec, greedy=greedy)
     key = jax.random.PRNGKey(seed)
     inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), num_agents, key)
     validator = Validator(obs_space, action_space, name)
     is_sync = experiment.env.wait_num == 0
-    return [RunAgent(inferencer, i, table, validator, is_sync) for i in range(num_agents)]
+    return [RunAgent(inferencer, i, codec, validator, is_sync) for i in range(num_agents)]
 
 
 def from_run(

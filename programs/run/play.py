@@ -176,7 +176,7 @@ class _Game:
         """One table a type that is there, headed by its features."""
         tables = []
         space = self._env.game.obs_space
-        for kind, slots in self._env.table.slots.ranges():
+        for kind, slots in self._env.codec.slots.ranges():
             is_global = kind == GLOBAL
             names = space.global_features if is_global else space.entities[kind].features
             count = 1 if is_global else int(observation["count"][kind][0])
@@ -248,7 +248,7 @@ class _Game:
 
     def _is_masked(self, name: str, text: str) -> bool:
         """Whether a text names a choice that there is, though not for this actor."""
-        count = self._env.table.slots.total
+        count = self._env.codec.slots.total
         kind = self._env.game.action_space[name]
         if not isinstance(kind, SelectEntity):
             count = len(kind.choices)
@@ -262,7 +262,7 @@ class _Game:
 
     def _entity(self, slot: int) -> str:
         """An entity's name: its id where it has one, else type and row."""
-        for kind, slots in self._env.table.slots.ranges():
+        for kind, slots in self._env.codec.slots.ranges():
             if slot in slots:
                 if kind == GLOBAL:
                     return "global"

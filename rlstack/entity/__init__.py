@@ -1,7 +1,8 @@
 """Entity environments: observations of entities of several types, actions of several actors.
 
-`BatchView` and `VecObs`, of `rlstack.entity.vec_obs`, are resolved on first use: workers of process
-pools import this package too and must not pay for JAX.
+Start with `rlstack.entity.environment`, `rlstack.entity.spaces` and one of `rlstack.entity.games`.
+`BatchView` and `VecObs` are imported on first use, because `rlstack.entity.vec_obs` imports JAX and
+the worker processes of pools, which import this package, should not.
 
 May import: rlstack, rlstack.envs, rlstack.networks.
 """
@@ -9,12 +10,13 @@ May import: rlstack, rlstack.envs, rlstack.networks.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import (
     Action,
     ActionMask,
+    Actions,
     CategoricalAction,
     CategoricalMask,
     EntityID,
@@ -45,6 +47,7 @@ __all__ = [
     "ActionMask",
     "ActionSpace",
     "ActionType",
+    "Actions",
     "BatchView",
     "Categorical",
     "CategoricalAction",
@@ -66,7 +69,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("BatchView", "VecObs"):
         return getattr(importlib.import_module("rlstack.entity.vec_obs"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

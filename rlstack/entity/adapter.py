@@ -1,4 +1,4 @@
-"""An entity environment as a ``dm_env.Environment``, which pools and actors take."""
+"""Adapter from an entity environment to the ``dm_env.Environment`` that pools and actors take."""
 
 from __future__ import annotations
 
@@ -6,117 +6,121 @@ from collections.abc import Mapping
 from typing import Any
 
 import dm_env
+from dm_env import specs
 
 from rlstack.entity.environment import Action, Environment, Observation
-from rlstack.entity.tables import Roster, Table
+from rlstack.entity.padded import ActionContext, Padded, PaddedCodec
 from rlstack.entity.validator import Validator
 from rlstack.envs.adapters import EnvError
 
-_MAX_RESETS = 100  # episodes in a row that are over as they begin
+_MAX_RESETS = 100  # consecutive episodes that may be over at their first observation
 
 
 class EntityEnv(dm_env.Environment):
-    """A game whose observations and actions are padded arrays; ``as_dm_env`` makes it.
+    """A game whose observations and actions are padded arrays; made by `as_dm_env`.
 
     Attributes:
-      game: the environment within.
-      name: how messages call it.
-      table: how its entities are laid out.
-      last_observation: what the game showed last, None before the first reset.
-      last_metrics: the metrics of that.
+      game: the adapted environment.
+      name: its name in errors.
+      codec: converts its observations and actions.
+      last_observation: the newest observation of the game, None before the first reset.
+      last_metrics: the metrics of that observation.
     """
 
     def __init__(self, game: Environment, name: str, validate: bool):
         self.game = game
         self.name = name or type(game).__name__
-        self.table = Table(game.obs_space, game.action_space, self.name)
+        self.codec = PaddedCodec(game.obs_space, game.action_space, self.name)
         self.last_observation: Observation | None = None
         self.last_metrics: Mapping[str, float] = {}
         self._validator = Validator(game.obs_space, game.action_space, self.name)
         self._validate = validate
-        self._roster: Roster | None = None  # None when the next step begins an episode
+        self._context: ActionContext | None = None  # None: the next step begins an episode
 
-    def observation_spec(self) -> dict[str, Any]:
-        """Returns the specs of the padded arrays (see ``rlstack.entity.tables``)."""
-        return self.table.observation_spec
+    def observation_spec(self) -> dict[str, dict[str, specs.Array]]:
+        """Returns the specs of the padded arrays, see `rlstack.entity.padded`."""
+        return self.codec.observation_spec
 
-    def action_spec(self) -> dict[str, Any]:
-        """Returns the specs of the choices by action, int32 [capacity]."""
-        return self.table.action_spec
+    def action_spec(self) -> dict[str, specs.BoundedArray]:
+        """Returns the specs of the choices by action type, int32 [capacity]."""
+        return self.codec.action_spec
 
     def reset(self) -> dm_env.TimeStep:
-        """Begins an episode that is not over at once.
+        """Begins an episode. Episodes that are over at once are skipped.
 
         Raises:
-          EnvError: a wrong observation, or all of many episodes were over at once.
+          EnvError: the game returned an invalid observation, or too many episodes in a row were
+            over at once.
         """
-        self._roster = None
+        self._context = None
         for _ in range(_MAX_RESETS):
             observation = self.game.reset()
-            padded, roster = self._padded(observation)
+            padded, context = self._encode(observation)
             if not (observation.done or observation.truncated):
-                self._roster = roster
+                self._context = context
                 return dm_env.restart(padded)
         raise EnvError(
-            f"{self.name}: reset: must begin an episode that is not over; got {_MAX_RESETS} in a "
-            "row that were. Begin anew within reset where a start leaves nothing to do."
+            f"{self.name}: reset: must begin an episode that is not done; got {_MAX_RESETS} in a "
+            "row that were. Choose another start in reset when nothing is left to do."
         )
 
     def step(self, action: Mapping[str, Any]) -> dm_env.TimeStep:
-        """Plays one step; begins an episode where none is under way, whatever the action.
+        """Plays one step, or begins an episode and ignores ``action`` if none is in progress.
 
-        A truncated episode ends with discount 1, one that is done for another reason with 0.
+        The last step of a truncated episode has discount 1, that of any other episode 0.
 
         Raises:
-          EnvError: a wrong observation, or a choice that is not legal.
+          EnvError: the game returned an invalid observation, or a choice is not legal.
         """
-        if self._roster is None:
+        if self._context is None:
             return self.reset()
         if self._validate:
-            self.table.check_choices(self._roster, action)
-        actions = self.table.act(self._roster, action)
-        self._roster = None  # should the game fail, the next step begins an episode
+            self.codec.check_choices(self._context, action)
+        actions = self.codec.decode(self._context, action)
+        self._context = None  # if the game raises, the next step begins an episode
         observation = self.game.act(actions)
-        padded, roster = self._padded(observation)
+        padded, context = self._encode(observation)
         reward = float(observation.reward)
         if observation.truncated:
             return dm_env.truncation(reward, padded, discount=1.0)
         if observation.done:
             return dm_env.termination(reward, padded)
-        self._roster = roster
+        self._context = context
         return dm_env.transition(reward, padded)
 
     def to_actions(self, action: Mapping[str, Any]) -> dict[str, Action]:
-        """Returns what the game would be told by ``step``, with ids and labels.
+        """Returns the actions, with ids and labels, that `step` would give the game.
 
         Raises:
-          ValueError: no episode is under way.
+          ValueError: no episode is in progress.
         """
-        if self._roster is None:
-            raise ValueError(f"{self.name}: to_actions: an episode must be under way. Reset first.")
-        return self.table.act(self._roster, action)
+        if self._context is None:
+            raise ValueError(
+                f"{self.name}: to_actions: an episode must be in progress. Call reset."
+            )
+        return self.codec.decode(self._context, action)
 
     def close(self) -> None:
-        """Closes the game, if it has a ``close``."""
+        """Closes the game, if it has a ``close`` method."""
         getattr(self.game, "close", lambda: None)()
 
-    def _padded(self, observation: Observation) -> tuple[dict[str, Any], Roster]:
+    def _encode(self, observation: Observation) -> tuple[Padded, ActionContext]:
         if self._validate:
             self._validator.check(observation)
         self.last_observation, self.last_metrics = observation, observation.metrics
-        return self.table.observe(observation)
+        return self.codec.encode(observation)
 
 
 def as_dm_env(environment: Environment, name: str = "", validate: bool = True) -> EntityEnv:
-    """Returns a game as a ``dm_env.Environment`` of fixed shapes.
+    """Returns a game as a ``dm_env.Environment`` with arrays of fixed shapes.
 
     Args:
       environment: the game.
-      name: how messages call it; its class by default.
-      validate: whether every observation and every choice is checked. Without, each step is faster
-        and a wrong one goes unnoticed.
+      name: its name in errors; by default the name of its class.
+      validate: whether to check every observation and every choice. Turning it off makes steps
+        faster, but errors of the game then go unnoticed.
 
     Raises:
-      ValueError: its spaces leave nobody to act.
+      ValueError: the spaces have no action type, or one that no entity could take.
     """
     return EntityEnv(environment, name, validate)

@@ -1,4 +1,14 @@
-"""The records and the protocol that a game's author writes against."""
+"""What the author of a game writes: an `Environment` that returns an `Observation` at each step.
+
+A game is a class with two spaces and two methods (`rlstack.entity.games.count` is a short one)::
+
+    class Count:
+        obs_space = ObsSpace({"Player": EntityType(), "Bean": EntityType(capacity=9)})
+        action_space = {"count": Categorical(("0", "1", "2"))}
+
+        def reset(self) -> Observation: ...
+        def act(self, actions: Actions) -> Observation: ...
+"""
 
 from __future__ import annotations
 
@@ -7,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 
@@ -15,33 +26,36 @@ EntityID = Hashable
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalMask:
-    """Who takes a categorical action, and which choices are legal.
+    """The actors of a categorical action at this step, and their legal choices.
 
-    Actors are named by ids or by types, not both; by neither, all entities are. An action type that
-    an observation does not mention has no actors at that step.
+    Name the actors by ids or by entity types, not by both. With neither, every entity is an actor.
+    An action type that is missing from ``Observation.actions`` has no actors at this step.
     """
 
     actor_ids: Sequence[EntityID] | None = None
     actor_types: Sequence[str] | None = None
-    mask: Any = None  # bool [actors, choices], True = legal; None: all are
+    mask: ArrayLike | None = None  # bool [actors, choices], True = legal; None: every choice is
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalCategoricalMask:
-    """That the global action is taken at this step, and which choices are legal."""
+    """The global action is taken at this step, and these choices are legal."""
 
-    mask: Any = None  # bool [choices]; None: all are
+    mask: ArrayLike | None = None  # bool [choices], True = legal; None: every choice is
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectEntityMask:
-    """Who points at whom; actors and actees each by ids or by types, by neither for all."""
+    """The actors and actees of a select-entity action, and which pairs are legal.
+
+    Name actors by ids or by entity types, and actees likewise. With neither, every entity is one.
+    """
 
     actor_ids: Sequence[EntityID] | None = None
     actor_types: Sequence[str] | None = None
     actee_ids: Sequence[EntityID] | None = None
     actee_types: Sequence[str] | None = None
-    mask: Any = None  # bool [actors, actees], True = legal; None: all are
+    mask: ArrayLike | None = None  # bool [actors, actees], True = legal; None: every pair is
 
 
 ActionMask = CategoricalMask | GlobalCategoricalMask | SelectEntityMask
@@ -51,39 +65,39 @@ ActionMask = CategoricalMask | GlobalCategoricalMask | SelectEntityMask
 class Observation:
     """What one environment shows at one step."""
 
-    features: Mapping[str, Any]
-    """Features by entity type, ``[count, features]``; a type that is absent has no entities. A type
-    without features gives ``[count, 0]``, or the number of entities as an int."""
+    features: Mapping[str, ArrayLike]
+    """Features by entity type, ``[count, features]``. A type that is missing has no entities. For
+    a type without features give ``[count, 0]`` or just the count, an int."""
     actions: Mapping[str, ActionMask] = dataclasses.field(default_factory=dict)
-    """Who may act, by action type."""
-    global_features: Any = ()
+    """By action type: the actors and what they may choose."""
+    global_features: ArrayLike = ()
     """``[global features]``."""
     ids: Mapping[str, Sequence[EntityID]] = dataclasses.field(default_factory=dict)
-    """Names of entities by type, unique over all types; a type without names cannot be referred to
-    by id, its entities are known as (type, row)."""
-    visible: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """bool ``[count]`` by type: whether the policy sees the entity; the value function always does.
-    A type that is absent is visible."""
+    """Ids of the entities by type, unique over all types. Entities of a type without ids are known
+    as (type, row), and masks can refer to them by type only."""
+    visible: Mapping[str, ArrayLike] = dataclasses.field(default_factory=dict)
+    """bool ``[count]`` by type: whether the policy sees the entity. The value function sees all
+    entities. A type that is missing is visible."""
     reward: float = 0.0
-    """Answers the previous actions."""
+    """Reward of the previous actions."""
     done: bool = False
-    """Whether the episode has ended."""
+    """Whether the episode has ended, for any reason."""
     truncated: bool = False
-    """Whether it ended by a limit of steps alone, so that its value goes on."""
+    """Whether only a step limit ended it, so that learners bootstrap from this observation."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Numbers to log."""
+    """Numbers to log, by name."""
 
 
 class CategoricalAction(NamedTuple):
-    """What the actors of a (global) categorical action chose."""
+    """What the actors of a categorical or global categorical action chose."""
 
     actors: Sequence[EntityID]
     indices: np.ndarray  # int [actors], positions among the choices
-    labels: Sequence[str]
+    labels: Sequence[str]  # the same choices by label
 
 
 class SelectEntityAction(NamedTuple):
-    """Whom the actors of a select-entity action chose."""
+    """Which entities the actors of a select-entity action chose."""
 
     actors: Sequence[EntityID]
     actees: Sequence[EntityID]
@@ -91,20 +105,36 @@ class SelectEntityAction(NamedTuple):
 
 Action = CategoricalAction | SelectEntityAction
 
+Actions = Mapping[str, Any]
+"""An `Action` by action type. The action space says which of the two kinds each is; the values are
+typed ``Any`` so that a game reads ``actions["move"].indices`` without a cast."""
+
 
 class Environment(Protocol):
-    """One game. `rlstack.entity.as_dm_env` makes of it what pools and actors take."""
+    """One game. `rlstack.entity.as_dm_env` adapts it for pools and actors.
+
+    Optional: ``__str__``, the picture that ``rlstack play`` shows, and ``close()``.
+    """
 
     @property
     def obs_space(self) -> ObsSpace:
-        """What it shows."""
+        """The entity types and features that observations contain."""
 
     @property
     def action_space(self) -> ActionSpace:
-        """What it takes."""
+        """The action types that `act` takes."""
 
     def reset(self) -> Observation:
-        """Begins an episode; may be over at once, then another is begun."""
+        """Begins an episode. If its first observation is already done, `reset` is called again."""
 
-    def act(self, actions: Mapping[str, Action]) -> Observation:
-        """Plays one step. Every action type is present, perhaps with no actors."""
+    def act(self, actions: Actions) -> Observation:
+        """Plays one step. ``actions`` has every action type, also those without actors."""
+
+
+def num_entities(rows: ArrayLike | None) -> int:
+    """Returns how many entities one type's entry of ``Observation.features`` stands for."""
+    if rows is None:
+        return 0
+    if isinstance(rows, int | np.integer):
+        return int(rows)
+    return len(rows)  # type: ignore[arg-type]  # everything else array-like has a length here

@@ -1,13 +1,14 @@
-"""What an entity environment shows and takes: entity types with features, actions with actors.
+"""The observation space and action space of an entity environment.
 
-Vocabulary of entity-gym: an observation is a list of *entities* of several types, each with its
-type's features. An *action type* is taken by some of the entities, its *actors*; a categorical one
-has labelled choices, a select-entity one points at another entity, the *actee*. The `GLOBAL` entity
-is of no type: its features are the global ones, and it is the one actor of global actions.
+The vocabulary is that of entity-gym. An observation is a list of *entities* of several types; the
+entities of a type have the same features. Some of the entities, the *actors*, take an *action
+type*. In a categorical action each actor chooses one of several labels; in a select-entity action
+it chooses another entity, the *actee*. The `GLOBAL` entity has no type: its features are the global
+features, and it is the only actor of global actions.
 
-Entities have positions in two orders. An entity's *index* counts what is there: types in the order
-of the space, `GLOBAL` last. Its *slot* is its place in the padded table that travels through pools,
-replay and networks, where every type has room for ``capacity`` entities.
+An entity has two positions. Its *index* counts the entities that exist at a step, types in the
+order of the space, `GLOBAL` last. Its *slot* is its row in the padded arrays that pools, replay and
+networks work with, where every type has ``capacity`` rows.
 """
 
 from __future__ import annotations
@@ -25,42 +26,45 @@ class EntityType(Checked):
     """One type of entity."""
 
     features: tuple[str, ...] = ()
-    """Names of its features; may be none."""
+    """Names of its features; may be empty."""
     capacity: int = 1
-    """The most entities of this type that one observation may hold."""
+    """Maximum number of entities of this type in one observation."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "capacity")
         if len(set(self.features)) < len(self.features):
-            raise ValueError(f"EntityType: features must differ in name; got {self.features}.")
+            raise ValueError(f"EntityType: feature names must be unique; got {self.features}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class ObsSpace:
-    """What an environment shows."""
+    """The entities and features that observations contain."""
 
     entities: Mapping[str, EntityType] = dataclasses.field(default_factory=dict)
-    """Entity types by name; their order is the order of indices and slots."""
+    """Entity types by name; their order is that of indices and slots."""
     global_features: tuple[str, ...] = ()
-    """Names of the features that belong to no entity."""
+    """Names of the features that belong to no single entity."""
 
     def __post_init__(self) -> None:
         if GLOBAL in self.entities:
-            raise ValueError(f"ObsSpace: {GLOBAL} is no type of entity. Use global_features.")
+            raise ValueError(
+                f"ObsSpace: {GLOBAL!r} is reserved and must not be an entity type. Declare "
+                "global_features instead."
+            )
         if len(set(self.global_features)) < len(self.global_features):
             raise ValueError(
-                f"ObsSpace: global_features must differ in name; got {self.global_features}."
+                f"ObsSpace: names of global_features must be unique; got {self.global_features}."
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Categorical(Checked):
-    """Each actor makes one of the same choices."""
+    """Each actor chooses one of several labels."""
 
     choices: tuple[str, ...]
     """Labels of the choices."""
     capacity: int = 1
-    """The most actors that one observation may hold."""
+    """Maximum number of actors in one observation."""
 
     def __post_init__(self) -> None:
         _require_choices(self.choices)
@@ -69,7 +73,10 @@ class Categorical(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class GlobalCategorical:
-    """The `GLOBAL` entity makes one choice, at every step at which the action is offered."""
+    """The `GLOBAL` entity chooses one of several labels.
+
+    It does so at the steps whose observation has a `GlobalCategoricalMask` for the action.
+    """
 
     choices: tuple[str, ...]
     """Labels of the choices."""
@@ -79,16 +86,16 @@ class GlobalCategorical:
 
     @property
     def capacity(self) -> int:
-        """Actors: the one."""
+        """Maximum number of actors: the `GLOBAL` entity."""
         return 1
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectEntity(Checked):
-    """Each actor points at one entity."""
+    """Each actor chooses one entity, its actee."""
 
     capacity: int = 1
-    """The most actors that one observation may hold."""
+    """Maximum number of actors in one observation."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "capacity")
@@ -99,10 +106,16 @@ ActionSpace = Mapping[str, ActionType]
 
 
 class Slots:
-    """Where everything stands in the padded table of one environment's entities."""
+    """The slots of one environment's entities in the padded arrays.
+
+    Attributes:
+      offsets: by entity type, `GLOBAL` included where it has a slot: the first slot.
+      has_global: whether `GLOBAL` has a slot, because of global features or a global action.
+      total: the number of slots.
+    """
 
     def __init__(self, obs_space: ObsSpace, action_space: ActionSpace):
-        """Lays out the types one after the other, `GLOBAL` last where there is one."""
+        """Assigns slots to the types in the order of the space, `GLOBAL` last."""
         self.offsets: dict[str, int] = {}
         end = 0
         for name, kind in obs_space.entities.items():
@@ -121,10 +134,10 @@ class Slots:
     def ranges(self) -> Iterator[tuple[str, range]]:
         """Yields each type's name and slots, `GLOBAL` included."""
         for name, offset in self.offsets.items():
-            room = 1 if name == GLOBAL else self._obs_space.entities[name].capacity
-            yield name, range(offset, offset + room)
+            capacity = 1 if name == GLOBAL else self._obs_space.entities[name].capacity
+            yield name, range(offset, offset + capacity)
 
 
 def _require_choices(choices: tuple[str, ...]) -> None:
     if not choices or len(set(choices)) < len(choices):
-        raise ValueError(f"choices must be one or more different labels; got {choices}.")
+        raise ValueError(f"choices must be one or more unique labels; got {choices}.")

@@ -1,8 +1,9 @@
-"""Batches of entity observations as ragged records, and actions back.
+"""Batches of padded entity observations as ragged records, and ragged actions as padded ones.
 
-A pool's rows are padded. Here they become what there is and no more: entities are numbered within
-their environment by *index* (types in the order of the space, `GLOBAL` last), actors and actees are
-such indices. All of it is numpy over the whole batch, without a loop over environments or entities.
+A pool's rows are padded to the capacities of the space. A `VecObs` holds only the entities that
+exist, one after the other. Within its environment an entity is numbered by *index*: types in the
+order of the space, `GLOBAL` last. Everything here is numpy over the whole batch, without a Python
+loop over environments or entities.
 """
 
 from __future__ import annotations
@@ -12,15 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlstack.entity.ragged import (
-    PackedIndex,
-    Ragged,
-    pack,
-    packed_index,
-    select,
-    to_padded,
-)
 from rlstack.entity.spaces import GLOBAL, ActionSpace, ObsSpace, SelectEntity, Slots
+from rlstack.networks.packing import PackedIndex, ladder, pack, packed_index
 
 if TYPE_CHECKING:
     from rlstack.types import TimeStep
@@ -28,32 +22,78 @@ if TYPE_CHECKING:
 _LAST = 2  # rlstack.types.StepType.LAST
 
 
+class Ragged(NamedTuple):
+    """Values of B rows of different lengths, row after row, N in all; padding may follow."""
+
+    values: np.ndarray  # [N, ...]
+    row_ids: np.ndarray  # [N] int32, the row of each value; B at padding
+    lengths: np.ndarray  # [B] int32, the number of values of each row
+
+    def with_capacity(self, capacity: int | None = None) -> Ragged:
+        """Returns the same rows followed by zeros, so that N is ``capacity``.
+
+        By default N is the next size of `rlstack.networks.packing.ladder`. A jitted function of
+        the result then compiles once for each of a few sizes, not once for each N.
+
+        Raises:
+          ValueError: there are more values than ``capacity``.
+        """
+        size = len(self.values)
+        capacity = ladder(size) if capacity is None else capacity
+        if size > capacity:
+            raise ValueError(f"with_capacity: capacity must be at least {size}; got {capacity}.")
+        values = np.zeros((capacity, *self.values.shape[1:]), self.values.dtype)
+        values[:size] = self.values
+        row_ids = np.full(capacity, len(self.lengths), np.int32)
+        row_ids[:size] = self.row_ids
+        return Ragged(values, row_ids, self.lengths)
+
+
 class VecActionMask(NamedTuple):
-    """Who takes an action in each environment, and what they may choose."""
+    """The actors of an action type in each environment, and what they may choose."""
 
     actors: Ragged  # [N] int32, indices
     mask: Ragged | None
     # A (global) categorical action: bool [N, choices]. A select-entity action: bool, for each
-    # environment its actors times its actees, actor by actor. None: everything is legal.
+    # environment its actors times its actees, actor by actor. None: every choice is legal.
     actees: Ragged | None = None  # [M] int32, indices, ascending; select-entity actions only
 
 
 class VecObs(NamedTuple):
-    """What B environments show."""
+    """The observations of B environments."""
 
     features: dict[str, Ragged]  # by type, and GLOBAL: float32 [N, features]
     visible: dict[str, Ragged]  # by type: bool [N]
-    action_masks: dict[str, VecActionMask]  # by action
+    action_masks: dict[str, VecActionMask]  # by action type
     reward: np.ndarray  # [B] float32
-    done: np.ndarray  # [B] bool, whether the episode ended, for whatever reason
+    done: np.ndarray  # [B] bool, whether the episode ended, for any reason
     lengths: np.ndarray  # [B] int32, the number of entities, GLOBAL included
+
+    def flat_actors(self, action: str) -> np.ndarray:
+        """Returns the positions of an action's actors among all entities of the batch, [N] int32.
+
+        Entities are counted environment by environment, within each by index.
+        """
+        first = (np.cumsum(self.lengths) - self.lengths).astype(np.int32)
+        actors = self.action_masks[action].actors
+        size = int(actors.lengths.sum())
+        return actors.values[:size] + first[actors.row_ids[:size]]
+
+    def packing(self, width: int | None = None) -> PackedIndex:
+        """Returns how to pack the batch's entities into rows of ``width`` for attention.
+
+        The entities of one environment are adjacent in one row. By default rows are as wide as the
+        environment with the most entities.
+        """
+        widest = int(self.lengths.max(initial=0)) if width is None else width
+        return packed_index(pack(self.lengths, widest), self.lengths, widest)
 
 
 class BatchView:
-    """Sees a pool's padded batches as ragged records.
+    """Converts a pool's padded batches to ragged records and back.
 
     Attributes:
-      slots: the padded layout.
+      slots: the slots of an environment's entities.
     """
 
     def __init__(self, obs_space: ObsSpace, action_space: ActionSpace):
@@ -72,12 +112,12 @@ class BatchView:
             here = present[:, places.start : places.stop]
             if name == GLOBAL:
                 if self._obs_space.global_features:
-                    features[name] = select(observation["features"][name], here)
+                    features[name] = _select(observation["features"][name], here)
                 continue
-            table = observation["features"].get(name)
+            rows = observation["features"].get(name)
             empty = (*here.shape, 0)
-            features[name] = select(np.zeros(empty, np.float32) if table is None else table, here)
-            visible[name] = select(observation["visible"][name], here)
+            features[name] = _select(np.zeros(empty, np.float32) if rows is None else rows, here)
+            visible[name] = _select(observation["visible"][name], here)
         masks = {name: self._mask(name, observation, index) for name in self._actions}
         done = np.asarray(timestep.step_type) == _LAST
         lengths = np.count_nonzero(present, axis=1).astype(np.int32)
@@ -97,11 +137,11 @@ class BatchView:
     def ragged_actions(
         self, observation: Mapping[str, Any], action: Mapping[str, np.ndarray]
     ) -> dict[str, Ragged]:
-        """Returns what each actor chose: a choice, or the index of an actee.
+        """Returns the choice of each actor: a position among the choices, or an actee's index.
 
         Args:
-          observation: a pool's, ``[B, ...]``.
-          action: the padded actions that answer it, int32 ``[B, capacity]`` by name.
+          observation: of a pool, ``[B, ...]``.
+          action: the padded actions that answer it, int32 ``[B, capacity]`` by action type.
         """
         index = slot_to_index(self.present(observation))
         chosen = {}
@@ -110,13 +150,13 @@ class BatchView:
             values = np.asarray(action[name])
             if isinstance(kind, SelectEntity):
                 values = np.take_along_axis(index, np.where(acting, values, 0), axis=1)
-            chosen[name] = select(values, acting)
+            chosen[name] = _select(values, acting)
         return chosen
 
     def padded_actions(
         self, observation: Mapping[str, Any], action: Mapping[str, Ragged]
     ) -> dict[str, np.ndarray]:
-        """Returns the padded actions that say what ``ragged_actions`` does; its inverse."""
+        """Returns the padded actions of ragged ones; the inverse of `ragged_actions`."""
         slot = index_to_slot(self.present(observation))
         padded = {}
         for name, kind in self._actions.items():
@@ -125,22 +165,22 @@ class BatchView:
                 size = int(chosen.lengths.sum())
                 values = slot[chosen.row_ids[:size], chosen.values[:size]]
                 chosen = Ragged(values, chosen.row_ids[:size], chosen.lengths)
-            padded[name] = to_padded(chosen, kind.capacity).astype(np.int32)
+            padded[name] = _to_padded(name, chosen, kind.capacity)
         return padded
 
     def _mask(self, name: str, observation: Mapping[str, Any], index: np.ndarray) -> VecActionMask:
         slots = observation["actors"][name]
         acting = slots >= 0
-        actors = select(np.take_along_axis(index, np.where(acting, slots, 0), axis=1), acting)
+        actors = _select(np.take_along_axis(index, np.where(acting, slots, 0), axis=1), acting)
         legal = observation["action_mask"][name].reshape(*slots.shape, -1)
         if not isinstance(self._actions[name], SelectEntity):
-            mask = select(legal, acting)
+            mask = _select(legal, acting)
             return VecActionMask(actors, None if mask.values.all() else mask)
         legal = legal & acting[:, :, None]
         chosen = legal.any(axis=1)
         pairs = (acting[:, :, None] & chosen[:, None, :]).reshape(len(slots), -1)
-        mask = select(legal.reshape(len(slots), -1), pairs)
-        return VecActionMask(actors, None if mask.values.all() else mask, select(index, chosen))
+        mask = _select(legal.reshape(len(slots), -1), pairs)
+        return VecActionMask(actors, None if mask.values.all() else mask, _select(index, chosen))
 
 
 def slot_to_index(present: np.ndarray) -> np.ndarray:
@@ -153,7 +193,7 @@ def slot_to_index(present: np.ndarray) -> np.ndarray:
 
 
 def index_to_slot(present: np.ndarray) -> np.ndarray:
-    """Returns each entity's slot by index, int32 ``[B, slots]``; -1 behind the last entity.
+    """Returns each entity's slot by index, int32 ``[B, slots]``; -1 after the last entity.
 
     Args:
       present: bool [B, slots], which slots hold an entity.
@@ -164,21 +204,26 @@ def index_to_slot(present: np.ndarray) -> np.ndarray:
     return found
 
 
-def flat_actors(observed: VecObs, action: str) -> np.ndarray:
-    """Returns the actors' numbers among the entities of the whole batch, [N] int32.
-
-    Those are counted environment by environment, within each by index.
-    """
-    first = (np.cumsum(observed.lengths) - observed.lengths).astype(np.int32)
-    actors = observed.action_masks[action].actors
-    size = int(actors.lengths.sum())
-    return actors.values[:size] + first[actors.row_ids[:size]]
+def _select(array: np.ndarray, chosen: np.ndarray) -> Ragged:
+    """Returns the values of ``array`` ([B, C, ...]) that are ``chosen`` ([B, C] bool)."""
+    places = np.flatnonzero(chosen)
+    values = array.reshape(chosen.size, *array.shape[2:]).take(places, axis=0)
+    lengths = np.count_nonzero(chosen, axis=1).astype(np.int32)
+    row_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    return Ragged(values, row_ids, lengths)
 
 
-def packing(observed: VecObs, width: int | None = None) -> PackedIndex:
-    """Returns how the entities of a batch are packed into rows, by default of the longest length.
-
-    An environment's entities stand side by side in one row, so attention needs to look no further.
-    """
-    widest = int(observed.lengths.max(initial=0)) if width is None else width
-    return packed_index(pack(observed.lengths, widest), observed.lengths, widest)
+def _to_padded(name: str, ragged: Ragged, capacity: int) -> np.ndarray:
+    """Returns int32 ``[B, capacity]``, zeros after each row's values."""
+    longest = int(ragged.lengths.max(initial=0))
+    if longest > capacity:
+        raise ValueError(
+            f"padded_actions: {name!r} must have at most {capacity} actors, its capacity; "
+            f"got {longest}."
+        )
+    size = int(ragged.lengths.sum())
+    first = np.cumsum(ragged.lengths) - ragged.lengths
+    rows = ragged.row_ids[:size]
+    padded = np.zeros((len(ragged.lengths), capacity), np.int32)
+    padded[rows, np.arange(size) - first[rows]] = ragged.values[:size]
+    return padded

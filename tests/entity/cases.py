@@ -19,6 +19,7 @@ from rlstack.entity import (
     SelectEntityMask,
     as_dm_env,
 )
+from rlstack.entity.vec_obs import Ragged
 
 MOVES = ("Up", "Down", "Left", "Right", "Defuse")
 SWEEPER_OBS = ObsSpace(
@@ -189,3 +190,16 @@ def entities(observation):
         rows = observation.features.get(name, 0)
         listed += [(name, i) for i in range(rows if isinstance(rows, int) else len(rows))]
     return [*listed, (GLOBAL, 0)]
+
+
+def ragged(rows):
+    """Rows of int32 values as a ragged record."""
+    lengths = np.array([len(values) for values in rows], np.int32)
+    row_ids = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
+    return Ragged(np.array([v for row in rows for v in row], np.int32), row_ids, lengths)
+
+
+def split(record):
+    """The values of each row of a ragged record, without padding."""
+    size = int(record.lengths.sum())
+    return np.split(record.values[:size], np.cumsum(record.lengths)[:-1])

@@ -198,7 +198,9 @@ def test_without_validation_the_same_is_shown():
 def test_an_action_that_is_not_given_is_an_error():
     env = as_dm_env(Scripted(SWEEPER))
     env.reset()
-    with pytest.raises(ValueError, match="Scripted: action 'Move': must be given; got none of it"):
+    with pytest.raises(
+        ValueError, match="Scripted: action 'Move': must be given; got nothing for it"
+    ):
         env.step({})
 
 

@@ -9,23 +9,21 @@ import numpy as np
 import pytest
 
 from rlstack.entity import BatchView
-from rlstack.entity.ragged import from_lists, split
-from rlstack.entity.tables import Table
-from rlstack.entity.vec_obs import flat_actors, packing
+from rlstack.entity.padded import PaddedCodec
 from rlstack.types import StepType, TimeStep
-from tests.entity.cases import SWEEPER, SWEEPER_ACTIONS, SWEEPER_OBS, stacked
+from tests.entity.cases import SWEEPER, SWEEPER_ACTIONS, SWEEPER_OBS, ragged, split, stacked
 
 FIRE = "Fire Orbital Cannon"
 
 
 @pytest.fixture(scope="module")
-def table():
-    return Table(SWEEPER_OBS, SWEEPER_ACTIONS, "MineSweeper")
+def codec():
+    return PaddedCodec(SWEEPER_OBS, SWEEPER_ACTIONS, "MineSweeper")
 
 
 @pytest.fixture(scope="module")
-def timestep(table):
-    observation = stacked([table.observe(each)[0] for each in SWEEPER])
+def timestep(codec):
+    observation = stacked([codec.encode(each)[0] for each in SWEEPER])
     zeros = np.zeros(3, np.float32)
     return TimeStep(np.full(3, StepType.MID), zeros, zeros + 1, observation)
 
@@ -71,12 +69,12 @@ def test_vec_obs(view, timestep):
 
 def test_actors_among_all_entities(view, timestep):
     observed = view.vec_obs(timestep)
-    np.testing.assert_array_equal(flat_actors(observed, "Move"), [5, 7, 12, 13])
-    np.testing.assert_array_equal(flat_actors(observed, FIRE), [8])
+    np.testing.assert_array_equal(observed.flat_actors("Move"), [5, 7, 12, 13])
+    np.testing.assert_array_equal(observed.flat_actors(FIRE), [8])
 
 
 def test_packing(view, timestep):
-    packed = packing(view.vec_obs(timestep))
+    packed = view.vec_obs(timestep).packing()
     np.testing.assert_array_equal(
         packed.entities, [[0, 1, 2, 3, 4, 5], [6, 7, 8, 0, 0, 0], [9, 10, 11, 12, 13, 0]]
     )
@@ -86,25 +84,25 @@ def test_packing(view, timestep):
     np.testing.assert_array_equal(packed.inverse, [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 15, 16])
 
 
-def test_actions_go_back_to_entity_ids(view, table, timestep):
-    ragged = {
-        "Move": from_lists([[4], [1], [4, 2]], (), np.int32),
-        FIRE: from_lists([[], [0], []], (), np.int32),
+def test_actions_go_back_to_entity_ids(view, codec, timestep):
+    chosen = {
+        "Move": ragged([[4], [1], [4, 2]]),
+        FIRE: ragged([[], [0], []]),
     }
-    padded = view.padded_actions(timestep.observation, ragged)
+    padded = view.padded_actions(timestep.observation, chosen)
     np.testing.assert_array_equal(padded["Move"], [[4, 0], [1, 0], [4, 2]])
     np.testing.assert_array_equal(padded[FIRE], [[0], [0], [0]])
     again = view.ragged_actions(timestep.observation, padded)
     assert {name: rows(each) for name, each in again.items()} == {
-        name: rows(each) for name, each in ragged.items()
+        name: rows(each) for name, each in chosen.items()
     }
 
     told = []
     for env, observation in enumerate(SWEEPER):
-        _, roster = table.observe(observation)
+        _, context = codec.encode(observation)
         action = {name: values[env] for name, values in padded.items()}
-        table.check_choices(roster, action)
-        told.append(table.act(roster, action))
+        codec.check_choices(context, action)
+        told.append(codec.decode(context, action))
     robots = [("Robot", 0), ("Robot", 1)]
     for actions, actors, indices, labels in zip(
         told,

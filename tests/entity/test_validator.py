@@ -20,7 +20,7 @@ from rlstack.entity import (
     SelectEntityMask,
     as_dm_env,
 )
-from rlstack.entity.tables import Table
+from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.validator import Validator
 from tests.entity.cases import Scripted
 
@@ -73,7 +73,7 @@ WRONG = {
         but(features={"Mine": [["a", "b"], ["c", "d"]]}),
         "entity type 'Mine': features must be numbers.*; got list of dtype <U1. Encode",
     ),
-    "rows of two lengths": (but(features={"Mine": RAGGED}), "in rows of one length; got list"),
+    "rows of two lengths": (but(features={"Mine": RAGGED}), "in rows of equal length; got list"),
     "width": (
         but(features={"Mine": [[1.0], [2.0]]}),
         r"'Mine': features must be \[count, 2\], x, y; got shape \(2, 1\). Give one row per entity",
@@ -97,7 +97,7 @@ WRONG = {
     "ids of an unknown type": (but(ids={"Tree": ["t"]}), "ids of entity type 'Tree': .* drop its"),
     "too few ids": (
         but(ids={"Mine": ["m0"]}),
-        r"ids of entity type 'Mine': .* one for each of its 2 entities; got 1, \['m0'\]. Give all",
+        r"ids of entity type 'Mine': .* one for each of its 2 entities; got 1, \['m0'\]. Give an",
     ),
     "an id twice": (
         but(ids={"Mine": ["m0", "m1"], "Flag": ["m1"]}),
@@ -126,7 +126,7 @@ WRONG = {
     ),
     "another kind of action": (
         offering(Move=SelectEntityMask()),
-        "action 'Move': a Categorical action is offered by a CategoricalMask; got SelectEntityMask",
+        "action 'Move': a Categorical action needs a CategoricalMask; got SelectEntityMask",
     ),
     "ids and types": (
         move(actor_ids=["m0"], actor_types=["Flag"]),
@@ -136,13 +136,16 @@ WRONG = {
         move(actor_types=["Tree"]),
         r"'Move': actor_types must be among \['Mine', 'Flag'\]; got 'Tree'. Declare",
     ),
-    "a type twice": (move(actor_types=["Flag", "Flag"]), "actor_types must differ"),
+    "a type twice": (move(actor_types=["Flag", "Flag"]), "actor_types must be unique"),
     "unknown actor": (
         move(actor_ids=["m0", "m7"]),
         r"action 'Move', actor 'm7': must be among the ids of the observation; got ids \['m0', 'm1",
     ),
     "an actor without an id": (move(actor_ids=[("Flag", 0)]), r"actor \('Flag', 0\): must be amo"),
-    "an actor twice": (move(actor_ids=["m0", "m0"]), r"actor_ids must differ; got \['m0', 'm0'\]"),
+    "an actor twice": (
+        move(actor_ids=["m0", "m0"]),
+        r"actor_ids must be unique; got \['m0', 'm0'\]",
+    ),
     "too many actors": (move(), "action 'Move': must have at most 2 actors, its capacity; got 3"),
     "mask of another shape": (
         move(actor_types=["Mine"], mask=[[True, True]]),
@@ -208,7 +211,7 @@ def test_mistakes_are_named(case):
 )
 def test_what_is_right_passes_and_can_be_laid_out(observation):
     Validator(OBS, ACTIONS, "Game").check(observation)
-    padded, _ = Table(OBS, ACTIONS, "Game").observe(observation)
+    padded, _ = PaddedCodec(OBS, ACTIONS, "Game").encode(observation)
     assert padded["count"]["Mine"] <= 3
 
 

@@ -10,30 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from rlstack.entity import GLOBAL, BatchView
-from rlstack.entity.ragged import (
-    from_lists,
-    from_padded,
-    ladder,
-    offsets,
-    split,
-    to_padded,
-    with_capacity,
-)
-from rlstack.entity.tables import Table
-from rlstack.entity.vec_obs import flat_actors, packing
+from rlstack.entity import GLOBAL, BatchView, Categorical, EntityType, ObsSpace
+from rlstack.entity.padded import PaddedCodec
+from rlstack.networks.packing import ladder
 from rlstack.types import StepType, TimeStep
-from tests.entity.cases import Skirmish, entities, legal_actions, stacked
-from tests.entity.test_tables import observations, who_and_what
+from tests.entity.cases import Skirmish, entities, legal_actions, ragged, split, stacked
+from tests.entity.test_padded import observations, who_and_what
 
 
 def batch(shown):
-    table = Table(Skirmish.obs_space, Skirmish.action_space, "Skirmish")
-    rows = [table.observe(observation) for observation in shown]
+    codec = PaddedCodec(Skirmish.obs_space, Skirmish.action_space, "Skirmish")
+    rows = [codec.encode(observation) for observation in shown]
     size = len(rows)
     steps = np.where(np.arange(size) % 2, StepType.LAST, StepType.MID).astype(np.int32)
     padded = stacked([row[0] for row in rows])
-    return TimeStep(steps, np.arange(size, dtype=np.float32), np.ones(size), padded), rows, table
+    return TimeStep(steps, np.arange(size, dtype=np.float32), np.ones(size), padded), rows, codec
 
 
 def view():
@@ -89,72 +80,83 @@ def assert_action(offered, name, shown):
 @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
 def test_actions_go_there_and_back_and_name_the_same_entities(seed):
     shown = observations(seed, 6)
-    timestep, rows, table = batch(shown)
+    timestep, rows, codec = batch(shown)
     observation = timestep.observation
-    action = legal_actions(observation, table.action_spec, np.random.default_rng(seed))
-    ragged = view().ragged_actions(observation, action)
-    again = view().padded_actions(observation, ragged)
+    action = legal_actions(observation, codec.action_spec, np.random.default_rng(seed))
+    chosen = view().ragged_actions(observation, action)
+    again = view().padded_actions(observation, chosen)
     for name, values in action.items():
         assert again[name].dtype == np.int32
         np.testing.assert_array_equal(again[name], values)
-    for env, (each, (_, roster)) in enumerate(zip(shown, rows, strict=True)):
+    for env, (each, (_, context)) in enumerate(zip(shown, rows, strict=True)):
         mine = {name: values[env] for name, values in action.items()}
-        table.check_choices(roster, mine)
-        told = table.act(roster, mine)
+        codec.check_choices(context, mine)
+        told = codec.decode(context, mine)
         there = entities(each)
         names = {("Scout", i): entity for i, entity in enumerate(each.ids["Scout"])}
-        actees = [there[i] for i in split(ragged["Aim"])[env].tolist()]
+        actees = [there[i] for i in split(chosen["Aim"])[env].tolist()]
         assert told["Aim"].actees == [names.get(entity, entity) for entity in actees]
-        assert told["Move"].indices.tolist() == split(ragged["Move"])[env].tolist()
-        assert told["Shout"].actors == [GLOBAL] * len(split(ragged["Shout"])[env])
+        assert told["Move"].indices.tolist() == split(chosen["Move"])[env].tolist()
+        assert told["Shout"].actors == [GLOBAL] * len(split(chosen["Shout"])[env])
 
 
 def test_packed_rows_hold_every_entity_and_actors_are_found():
     shown = [each for seed in range(5) for each in observations(seed, 8)]
     observed = view().vec_obs(batch(shown)[0])
-    packed = packing(observed)
+    packed = observed.packing()
     assert packed.entities.shape[1] == observed.lengths.max()
     assert packed.entities.shape[0] < len(shown)
     first = np.cumsum(observed.lengths) - observed.lengths
     for env, rows in enumerate(split(observed.action_masks["Move"].actors)):
-        flat = flat_actors(observed, "Move")
+        flat = observed.flat_actors("Move")
         mine = flat[observed.action_masks["Move"].actors.row_ids == env]
         assert mine.tolist() == (first[env] + rows).tolist()
         assert (packed.batch.ravel()[packed.inverse[mine]] == env).all()
-    assert packing(observed, 20).entities.shape[1] == 20
+    assert observed.packing(20).entities.shape[1] == 20
 
 
 ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=8)
 
 
+NUMBERS = BatchView(ObsSpace({"A": EntityType((), 5)}), {"go": Categorical(("x", "y"), 5)})
+
+
+def acted(rows, capacity=5):
+    """An observation in which the first entities of each environment, one a value, are actors."""
+    lengths = np.array([len(values) for values in rows], np.int32)
+    places = np.arange(capacity, dtype=np.int32)
+    actors = np.where(places < lengths[:, None], places, -1)
+    return {"count": {"A": lengths}, "actors": {"go": actors}}
+
+
 @hypothesis.given(ROWS)
 @hypothesis.settings(deadline=None, derandomize=True)
 def test_ragged_values_go_there_and_back(rows):
-    ragged = from_lists(rows, (), np.int32)
-    assert [values.tolist() for values in split(ragged)] == rows
+    values, observation = ragged(rows), acted(rows)
+    assert [row.tolist() for row in split(values)] == rows
     np.testing.assert_array_equal(
-        ragged.row_ids, [i for i, values in enumerate(rows) for _ in values]
+        values.row_ids, [i for i, values in enumerate(rows) for _ in values]
     )
-    assert offsets(ragged).tolist() == [sum(map(len, rows[:i])) for i in range(len(rows))]
-    padded = to_padded(ragged, 5, fill=-1)
-    assert padded.tolist() == [values + [-1] * (5 - len(values)) for values in rows]
-    again = from_padded(padded, ragged.lengths)
-    for one, other in zip(again, ragged, strict=True):
+    padded = NUMBERS.padded_actions(observation, {"go": values})
+    assert padded["go"].tolist() == [row + [0] * (5 - len(row)) for row in rows]
+    again = NUMBERS.ragged_actions(observation, padded)
+    for one, other in zip(again["go"], values, strict=True):
         np.testing.assert_array_equal(one, other)
-    roomy = with_capacity(ragged)
-    size = len(ragged.values)
+    roomy = values.with_capacity()
+    size = len(values.values)
     assert len(roomy.values) == len(roomy.row_ids) == ladder(size)
     assert (roomy.row_ids[size:] == len(rows)).all() and not roomy.values[size:].any()
-    assert [values.tolist() for values in split(roomy)] == rows
-    np.testing.assert_array_equal(to_padded(roomy, 5, fill=-1), padded)
+    assert [row.tolist() for row in split(roomy)] == rows
+    same = NUMBERS.padded_actions(observation, {"go": roomy})
+    np.testing.assert_array_equal(same["go"], padded["go"])
 
 
-def test_too_little_room_is_an_error():
-    ragged = from_lists([[1], [2, 3, 4]], (), np.int32)
-    with pytest.raises(ValueError, match=r"to_padded: capacity must be at least 3.*got 2"):
-        to_padded(ragged, 2)
-    with pytest.raises(ValueError, match="with_capacity: must hold 4 values; got a capacity of 3"):
-        with_capacity(ragged, 3)
+def test_too_small_capacities_are_errors():
+    rows = [[1], [2, 3, 4, 5, 6, 7]]
+    with pytest.raises(ValueError, match=r"'go' must have at most 5 actors, its capacity; got 6"):
+        NUMBERS.padded_actions(acted(rows), {"go": ragged(rows)})
+    with pytest.raises(ValueError, match="with_capacity: capacity must be at least 7; got 3"):
+        ragged(rows).with_capacity(3)
 
 
 @pytest.mark.timeout(60)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from rlstack.entity import Categorical, EntityType, GlobalCategorical, ObsSpace, SelectEntity
-from rlstack.entity.tables import Table
+from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import RaggedTransformerConfig, RelativePositionsConfig, ragged_transformer
 from rlstack.types import TimeStep
 
@@ -21,8 +21,8 @@ ACTION_SPACE = {
     "aim": SelectEntity(2),
     "mode": GlobalCategorical(("a", "b")),
 }
-TABLE = Table(OBS_SPACE, ACTION_SPACE, "made up")
-SLOTS = TABLE.slots
+CODEC = PaddedCodec(OBS_SPACE, ACTION_SPACE, "made up")
+SLOTS = CODEC.slots
 GRID = RelativePositionsConfig(kind="grid", extent=(2, 1), per_type_values=True)
 POLAR = RelativePositionsConfig(
     kind="polar",
@@ -47,7 +47,7 @@ CONFIGS = {
 
 def network(cfg, perturbed=True):
     """A network and params all of which matter: heads that start at 0 do not."""
-    made = ragged_transformer(TABLE.observation_spec, TABLE.action_spec, cfg)
+    made = ragged_transformer(CODEC.observation_spec, CODEC.action_spec, cfg)
     params = made.init(jax.random.PRNGKey(0))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.PRNGKey(1), len(leaves))

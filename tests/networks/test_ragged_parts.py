@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlstack.entity import Categorical, EntityType, ObsSpace
-from rlstack.entity.tables import Table
+from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import (
     RaggedTransformerConfig,
     RelativePositionsConfig,
@@ -25,7 +25,7 @@ from rlstack.networks.ragged.relative_positions import RelativePositions, bucket
 from rlstack.networks.ragged.translation import seen
 from rlstack.networks.ragged.trunk import Rows
 from tests.agent_cases import quick_jit
-from tests.networks.ragged_cases import TABLE, observations, timestep_of
+from tests.networks.ragged_cases import CODEC, observations, timestep_of
 
 POINTS = [(0.0, 0.0), (1.0, 0.2), (-0.6, 1.4), (2.4, -3.0), (-0.3, -0.45), (0.5, 0.5)]
 
@@ -130,7 +130,7 @@ def _fleet():
     space = ObsSpace(
         {"Base": EntityType(("x", "y", "heading")), "Rock": EntityType(("size", "x", "y"), 3)}
     )
-    return Table(space, {"go": Categorical(("a", "b"))}, "fleet")
+    return PaddedCodec(space, {"go": Categorical(("a", "b"))}, "fleet")
 
 
 def _seen_from(place, heading, rocks):
@@ -150,8 +150,8 @@ def _seen_from(place, heading, rocks):
 
 
 def test_positions_are_told_as_the_reference_sees_them():
-    table, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5)]
-    found = read_layout(table.observation_spec, table.action_spec)
+    codec, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5)]
+    found = read_layout(codec.observation_spec, codec.action_spec)
     cfg = RaggedTransformerConfig(translation=SHIP)
     observation = _seen_from((30.0, -40.0), 1.1, rocks)
     shown = seen(found, cfg, observation)["features"]
@@ -164,15 +164,15 @@ def test_positions_are_told_as_the_reference_sees_them():
     )
     with pytest.raises(ValueError, match="reference must be a type of capacity 1"):
         ragged_transformer(
-            table.observation_spec,
-            table.action_spec,
+            codec.observation_spec,
+            codec.action_spec,
             RaggedTransformerConfig(translation=TranslationConfig(reference="Rock")),
         ).init(jax.random.PRNGKey(0))
 
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_moving_and_turning_the_world_changes_nothing(relative):
-    table, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5), (7.0, 0.3, -2.0)]
+    codec, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5), (7.0, 0.3, -2.0)]
     cfg = RaggedTransformerConfig(
         d_model=8,
         num_layers=1,
@@ -183,7 +183,7 @@ def test_moving_and_turning_the_world_changes_nothing(relative):
         if relative
         else RelativePositionsConfig(),
     )
-    network = ragged_transformer(table.observation_spec, table.action_spec, cfg)
+    network = ragged_transformer(codec.observation_spec, codec.action_spec, cfg)
     params = jax.tree.map(lambda x: x + 0.1, network.init(jax.random.PRNGKey(0)))
     places = [((0.0, 0.0), 0.0), ((3.0, -4.0), 1.1), ((-2.0, 1.0), -2.5)]
     outputs = [
@@ -217,7 +217,7 @@ def test_pools_are_over_what_each_entity_may_see(kind):
 
 def test_statistics_are_by_type_and_over_real_entities():
     network = ragged_transformer(
-        TABLE.observation_spec, TABLE.action_spec, RaggedTransformerConfig()
+        CODEC.observation_spec, CODEC.action_spec, RaggedTransformerConfig()
     )
     batches = [
         jax.tree.map(lambda x: x.reshape((2, 3, *x.shape[1:])), observations(6, seed=seed))

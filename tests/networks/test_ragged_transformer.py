@@ -20,10 +20,10 @@ from rlstack.networks.ragged.layout import read_layout
 from tests.agent_cases import quick_jit
 from tests.networks.ragged_cases import (
     ACTION_SPACE,
+    CODEC,
     CONFIGS,
     OBS_SPACE,
     SLOTS,
-    TABLE,
     network,
     observations,
     timestep_of,
@@ -39,7 +39,7 @@ def case(name):
 
 def _policy(output, observation):
     return distributions.from_parameters(
-        TABLE.action_spec, output.policy, observation["action_mask"]
+        CODEC.action_spec, output.policy, observation["action_mask"]
     )
 
 
@@ -57,7 +57,7 @@ def _assert_same(ours, theirs, observation, other=None, atol=1e-5):
 
 
 def test_the_layout_is_read_off_the_specs():
-    found = read_layout(TABLE.observation_spec, TABLE.action_spec)
+    found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     assert [kind.name for kind in found.types] == ["Ship", "Rock", "Ghost", GLOBAL]
     assert [kind.offset for kind in found.types] == list(SLOTS.offsets.values())
     assert found.num_slots == found.num_tokens == SLOTS.total
@@ -96,7 +96,7 @@ def test_batch_mates_and_padding_do_not_matter(name):
 def test_packed_rows_give_what_padded_ones_give(name):
     made, params, apply = case(name)
     cfg = dataclasses.replace(CONFIGS[name], packing="always")
-    found = read_layout(TABLE.observation_spec, TABLE.action_spec)
+    found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     # Small ones share rows; hidden entities among them stay their environment's own.
     batch = observations(8, seed=3, counts={"Ship": 1, "Rock": 2, "Ghost": 0})
     few = observations(8, seed=4)
@@ -116,7 +116,7 @@ def test_packed_rows_give_what_padded_ones_give(name):
 
 
 def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
-    found = read_layout(TABLE.observation_spec, TABLE.action_spec)
+    found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     small = observations(16, counts={"Ship": 1, "Rock": 1, "Ghost": 0})
     assert "packing" not in plan.laid_out(found, "auto", small)  # not worth it
     small, full = (
@@ -174,7 +174,7 @@ def test_hidden_entities_reach_the_value_and_never_the_policy(name):
     base = apply(batch)
     hidden, seen = changed(2), changed(0)
     # Nobody may aim at the hidden, so those logits do not count.
-    found = read_layout(TABLE.observation_spec, TABLE.action_spec)
+    found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     aims = batch["action_mask"]["aim"].reshape(4, 2, -1)
     aims &= np.asarray(layouts.visible(found, batch))[:, None]
     batch["action_mask"]["aim"] = aims.reshape(4, -1)
@@ -214,7 +214,7 @@ def test_the_first_policy_is_near_uniform_and_the_first_value_is_0():
 def test_any_actor_critic_agent_takes_entities_and_pickles():
     cfg = NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1))
     factory = functools.partial(actor_critic, cfg=cfg)
-    agent = PPO(PPOConfig(), TABLE.observation_spec, TABLE.action_spec, factory, Sample)
+    agent = PPO(PPOConfig(), CODEC.observation_spec, CODEC.action_spec, factory, Sample)
     copy = pickle.loads(pickle.dumps(agent))
     params = copy.initial_params(jax.random.PRNGKey(0))
     timestep = agent.lay_out(timestep_of(observations(4)))
@@ -226,5 +226,5 @@ def test_any_actor_critic_agent_takes_entities_and_pickles():
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="core must be none"):
         actor_critic(
-            TABLE.observation_spec, TABLE.action_spec, dataclasses.replace(cfg, core="gru")
+            CODEC.observation_spec, CODEC.action_spec, dataclasses.replace(cfg, core="gru")
         )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import Observation, SelectEntityMask
-from rlstack.entity.games.options import require
+from rlstack.entity.environment import Actions, Observation, SelectEntityMask
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, EntityType, ObsSpace, SelectEntity
 
 _PICK = {"pick": SelectEntityMask(actor_types=("Player",), actee_types=("Cherry",))}
@@ -23,7 +20,7 @@ class CherryPick:
     """
 
     def __init__(self, num_cherries: int = 32, seed: int = 0):
-        require("CherryPick", num_cherries=(num_cherries, 2))
+        require_in_range("CherryPick", num_cherries=(num_cherries, 2))
         if num_cherries % 2:
             raise ValueError(f"CherryPick: num_cherries must be even; got {num_cherries}.")
         self.obs_space = ObsSpace(
@@ -46,7 +43,7 @@ class CherryPick:
         self._qualities = (drawn - shift).tolist()
         return self._observe(0.0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Takes the cherry."""
         _, row = actions["pick"].actees[0]
         return self._observe(self._qualities.pop(row))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
-from rlstack.entity.games.options import require
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 _NUM_CHOICES = 10
@@ -23,7 +20,7 @@ class Count:
     """
 
     def __init__(self, masked_choices: int = _NUM_CHOICES, seed: int = 0):
-        require("Count", masked_choices=(masked_choices, 1, _NUM_CHOICES))
+        require_in_range("Count", masked_choices=(masked_choices, 1, _NUM_CHOICES))
         self.obs_space = ObsSpace(
             {"Player": EntityType(), "Bean": EntityType(capacity=_NUM_CHOICES - 1)}
         )
@@ -49,7 +46,7 @@ class Count:
         self._legal[beans] = True
         return self._observe(0.0, done=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Judges the answer."""
         return self._observe(float(actions["count"].indices[0] == self._beans), done=True)
 

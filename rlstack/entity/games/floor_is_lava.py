@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 DIRECTIONS = {
@@ -60,7 +57,7 @@ class FloorIsLava:
         self._player, self._high_ground, self._lava = (x, y), cells[0], cells[1:]
         return self._observe(0.0, done=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Jumps."""
         dx, dy = _STEPS[actions["move"].indices[0]]
         x, y = self._player

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rlstack.entity.environment import ActionMask, CategoricalMask, Observation, SelectEntityMask
-from rlstack.entity.games.options import require
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import (
+    ActionMask,
+    Actions,
+    CategoricalMask,
+    Observation,
+    SelectEntityMask,
+)
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace, SelectEntity
 
 Cell = tuple[int, int]
@@ -43,7 +48,7 @@ class MineSweeper:
         max_steps: int = 1000,
         seed: int = 0,
     ):
-        require(
+        require_in_range(
             "MineSweeper",
             width=(width, 1),
             height=(height, 1),
@@ -92,7 +97,7 @@ class MineSweeper:
         self._step, self._cooldown = 0, self._cooldown_period
         return self._observe(0.0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Fires, then moves and defuses, then clears away robots on mines."""
         shot = self._fire(actions) if self._has_cannon else None
         for (_, row), choice in zip(
@@ -112,7 +117,7 @@ class MineSweeper:
         self._step += 1
         return self._observe(0.0 if self._mines else 1.0)
 
-    def _fire(self, actions: Mapping[str, Any]) -> int | None:
+    def _fire(self, actions: Actions) -> int | None:
         """Lets the cannon fire or cool; returns the row of the robot that it destroyed."""
         targets = actions["Fire Orbital Cannon"].actees
         if not targets:

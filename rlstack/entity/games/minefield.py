@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
-from rlstack.entity.games.options import require
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 HALF_SIDE = 100.0
@@ -34,7 +32,7 @@ class Minefield:
     """
 
     def __init__(self, max_mines: int = 10, num_steps: int = 200, seed: int = 0):
-        require("Minefield", max_mines=(max_mines, 0), num_steps=(num_steps, 1))
+        require_in_range("Minefield", max_mines=(max_mines, 0), num_steps=(num_steps, 1))
         self.obs_space = ObsSpace(
             {
                 "Vehicle": EntityType(("x", "y", "heading", "step")),
@@ -72,7 +70,7 @@ class Minefield:
         self._mines = [(x, y) for x, y in placed[2:]]
         return self._observe()
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Steers."""
         choice = actions["steer"].indices[0]
         if choice == 1:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
-from rlstack.entity.games.options import require
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 _THRUST = (0.01, 0.001, 0.0, -0.001, -0.01)
@@ -30,7 +28,7 @@ class MoveToOrigin:
     """
 
     def __init__(self, num_steps: int = 32, seed: int = 0):
-        require("MoveToOrigin", num_steps=(num_steps, 1))
+        require_in_range("MoveToOrigin", num_steps=(num_steps, 1))
         self.obs_space = ObsSpace(
             {"Spaceship": EntityType(("x", "y", "x_velocity", "y_velocity", "step"))}
         )
@@ -59,7 +57,7 @@ class MoveToOrigin:
         self._step = 0
         return self._observe(0.0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Thrusts, then moves."""
         before = math.hypot(self._x, self._y)
         self._dx += _THRUST[actions["horizontal_thruster"].indices[0]]

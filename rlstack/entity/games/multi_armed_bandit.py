@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from rlstack.entity.environment import GlobalCategoricalMask, Observation
-from rlstack.entity.games.options import require
+from rlstack.entity.environment import Actions, GlobalCategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, GlobalCategorical, ObsSpace
 
 _PULL = {"pull": GlobalCategoricalMask()}
@@ -21,7 +18,7 @@ class MultiArmedBandit:
 
     def __init__(self, num_steps: int = 32, seed: int = 0):
         del seed  # nothing is drawn
-        require("MultiArmedBandit", num_steps=(num_steps, 1))
+        require_in_range("MultiArmedBandit", num_steps=(num_steps, 1))
         self.obs_space = ObsSpace(global_features=("step",))
         self.action_space: ActionSpace = {
             "pull": GlobalCategorical(("arm A", "arm B", "arm C", "arm D", "arm E"))
@@ -36,7 +33,7 @@ class MultiArmedBandit:
         self._step = 0
         return self._observe(0.0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Pays for arm A."""
         self._step += 1
         return self._observe(1.0 / self._num_steps if actions["pull"].indices[0] == 0 else 0.0)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
-from rlstack.entity.games.options import require
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 Cell = tuple[int, int]
@@ -46,7 +44,7 @@ class MultiSnake:
         num_steps: int = 180,
         seed: int = 0,
     ):
-        require(
+        require_in_range(
             "MultiSnake",
             board_size=(board_size, 2),
             num_players=(num_players, 1),
@@ -102,7 +100,7 @@ class MultiSnake:
         self._food = [self._place(colour) for colour in range(self._num_snakes)]
         return self._observe([0.0] * self._num_players, over=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Moves the snakes one after the other."""
         rewards, eaten, over = [0.0] * self._num_players, [], False
         share = self._num_snakes // self._num_players

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 _CLASSIFY = {"classify": CategoricalMask(actor_types=("Player",))}
@@ -45,7 +42,7 @@ class NotHotdog:
         self._is_plain = self._is_hotdog and self._rng.random() < 0.5
         return self._observe(0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Judges the answer."""
         right = actions["classify"].indices[0] == self._is_hotdog
         return self._observe(1, float(right))

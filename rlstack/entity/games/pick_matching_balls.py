@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import Observation, SelectEntityMask
-from rlstack.entity.games.options import require
+from rlstack.entity.environment import Actions, Observation, SelectEntityMask
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, EntityType, ObsSpace, SelectEntity
 
 _NUM_COLOURS = 6
@@ -29,7 +26,7 @@ class PickMatchingBalls:
     def __init__(
         self, max_balls: int = 32, randomize: bool = False, one_hot: bool = True, seed: int = 0
     ):
-        require("PickMatchingBalls", max_balls=(max_balls, 3))
+        require_in_range("PickMatchingBalls", max_balls=(max_balls, 3))
         slots = tuple(f"colour_{i}" for i in range(_NUM_COLOURS))
         self.obs_space = ObsSpace(
             {"Player": EntityType(), "Ball": EntityType((*slots, "selected"), max_balls)}
@@ -65,7 +62,7 @@ class PickMatchingBalls:
         self._num_picked, self._first_colour = 0, -1
         return self._observe(0.0, done=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Selects the ball."""
         _, row = actions["pick"].actees[0]
         colour = self._colours[row]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import CategoricalMask, Observation
+from rlstack.entity.environment import Actions, CategoricalMask, Observation
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
 _CHOICES = ("rock", "paper", "scissors")
@@ -46,7 +43,7 @@ class RockPaperScissors:
         self._opponent = 0 if drawn < 0.5 else 1 if drawn < 0.8 else 2
         return self._observe(0.0, done=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Pays a win."""
         wins = actions["throw"].indices[0] == (self._opponent + 1) % 3
         return self._observe(2.0 if wins else 0.0, done=True)

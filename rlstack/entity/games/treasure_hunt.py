@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import GlobalCategoricalMask, Observation
-from rlstack.entity.games.options import require
-from rlstack.entity.games.picture import grid
+from rlstack.entity.board import grid
+from rlstack.entity.environment import Actions, GlobalCategoricalMask, Observation
+from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, EntityType, GlobalCategorical, ObsSpace
 
 BOUND = 10
@@ -36,7 +33,7 @@ class TreasureHunt:
     def __init__(
         self, num_traps: int = 5, num_treasures: int = 5, max_steps: int = 1000, seed: int = 0
     ):
-        require(
+        require_in_range(
             "TreasureHunt",
             num_traps=(num_traps, 0, 60),
             num_treasures=(num_treasures, 1, 60),
@@ -74,7 +71,7 @@ class TreasureHunt:
         self._x = self._y = self._step = 0
         return self._observe(0.0)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Moves, and takes or falls."""
         dx, dy = _STEPS[actions["move"].indices[0]]
         self._x = min(BOUND, max(-BOUND, self._x + dx))

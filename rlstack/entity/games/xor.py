@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from rlstack.entity.environment import GlobalCategoricalMask, Observation
+from rlstack.entity.environment import Actions, GlobalCategoricalMask, Observation
 from rlstack.entity.spaces import ActionSpace, EntityType, GlobalCategorical, ObsSpace
 
 _OUTPUT = {"output": GlobalCategoricalMask()}
@@ -37,7 +34,7 @@ class Xor:
         self._bits = [drawn & 1, drawn >> 1 & 1, drawn >> 2]
         return self._observe(0.0, done=False)
 
-    def act(self, actions: Mapping[str, Any]) -> Observation:
+    def act(self, actions: Actions) -> Observation:
         """Judges the answer."""
         return self._observe(float(actions["output"].indices[0] == sum(self._bits) % 2), done=True)
 

@@ -1,14 +1,14 @@
 """Games that own their loop: they ask agents for actions, instead of being stepped.
 
-A game's author writes ``play(agents)``, which calls ``agent.act(observation)`` and
-``agent.game_over(observation)`` where it suits the game. The same loop then runs with random
-agents, with a trained one (``programs.run.game_agent``), or, by `PythonGame` and `SocketGame`, as
-the environments that everything else here trains on. docs/game_protocol.md is for games in other
-languages.
+The author of a game writes ``play(agents)``, which calls ``agent.act(observation)`` for actions and
+``agent.game_over(observation)`` at the end of a game. The same loop plays with random agents, with
+trained ones (``programs.run.game_agent``), or, through `PythonGame` and `SocketGame`, as the
+environments of a pool. docs/game_protocol.md describes how games in other languages take part.
 """
 
-from rlstack.entity.inverted.agents import (
-    Actions,
+from rlstack.entity.inverted.builders import PythonGame, SocketGame
+from rlstack.entity.inverted.errors import GameClosed, GameError, GameLost, GameTimeout
+from rlstack.entity.inverted.game import (
     EnvironmentGame,
     Game,
     GameAgent,
@@ -16,12 +16,8 @@ from rlstack.entity.inverted.agents import (
     ScoredObservation,
     act_all,
 )
-from rlstack.entity.inverted.errors import GameClosed, GameError, GameLost, GameTimeout
-from rlstack.entity.inverted.python_game import PythonGame
-from rlstack.entity.inverted.socket_game import SocketGame
 
 __all__ = [
-    "Actions",
     "EnvironmentGame",
     "Game",
     "GameAgent",

@@ -1,6 +1,6 @@
-"""The game's end of the socket, for games in another Python process.
+"""The game's side of the connection, for games in another Python process.
 
-A game's program is::
+The program of a game is::
 
     from rlstack.entity.inverted.client import run
 
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import traceback
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
+from rlstack.entity.environment import Actions
 from rlstack.entity.inverted import wire
-from rlstack.entity.inverted.agents import Actions, Game, ScoredObservation, TeamAgent
-from rlstack.entity.inverted.door import ADDRESS, TOKEN, connect
 from rlstack.entity.inverted.errors import GameError
-from rlstack.entity.inverted.messages import Hello, Messages, write_hello
+from rlstack.entity.inverted.game import Game, GroupAgent, ScoredObservation
+from rlstack.entity.inverted.listener import connect
+from rlstack.entity.inverted.messages import Hello, MessageCodec, write_hello
 from rlstack.entity.inverted.wire import Kind, Writer
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.validator import Validator
@@ -30,11 +33,11 @@ _CONNECT_TIMEOUT = 30.0
 
 
 class Connection:
-    """A game's connection to whoever decides for its agents.
+    """A game's connection to the trainer that decides for its agents; an `AgentGroup`.
 
     Attributes:
-      agents: whom to ask, one for each agent.
-      seed: what the game should seed itself with.
+      agents: the agents to ask for actions.
+      seed: the seed that the game should use.
     """
 
     def __init__(
@@ -50,33 +53,36 @@ class Connection:
         """Connects.
 
         Args:
-          obs_space: what every agent sees.
-          action_space: what every agent does.
-          num_agents: how many there are.
-          name: how messages call the game.
-          address: where to; by default what the game was started with.
-          token: who it is; by default what the game was started with.
+          obs_space: what every agent observes.
+          action_space: the action types of every agent.
+          num_agents: number of agents.
+          name: name of the game in errors.
+          address: where to connect; by default ``$RLSTACK_GAME_ADDRESS``.
+          token: identifies the game; by default ``$RLSTACK_GAME_TOKEN``.
           patience: seconds to wait for actions.
 
         Raises:
-          GameError: the other side refuses the game; the message says why.
-          OSError: nobody listens there.
-          ValueError: no address.
+          GameError: the trainer refuses the game; the message has its reason.
+          OSError: no program listens at the address.
+          ValueError: there is no address.
         """
-        address = address or os.environ.get(ADDRESS, "")
+        address = address or os.environ.get(wire.ADDRESS_VARIABLE, "")
         if not address:
-            raise ValueError(f"Connection: needs an address; none came, and ${ADDRESS} is not set.")
-        token = os.environ.get(TOKEN, "") if token is None else token
-        self.agents = [TeamAgent(self, i) for i in range(num_agents)]
+            raise ValueError(
+                f"Connection: needs an address; got none, and ${wire.ADDRESS_VARIABLE} is not set. "
+                "Let SocketGame start this program, or give the address at which it listens."
+            )
+        token = os.environ.get(wire.TOKEN_VARIABLE, "") if token is None else token
+        self.agents = [GroupAgent(self, i) for i in range(num_agents)]
         self._patience = patience
         self._check = Validator(obs_space, action_space, name).check
-        self._messages = Messages(obs_space, action_space)
-        self._socket: Any = connect(address, _CONNECT_TIMEOUT)
+        self._codec = MessageCodec(obs_space, action_space)
+        self._socket: socket.socket | None = connect(address, _CONNECT_TIMEOUT)
         self._send(write_hello(Hello(token, name, num_agents, obs_space, action_space)))
         welcome = self._receive(_CONNECT_TIMEOUT)
         if welcome is None or welcome.kind is not Kind.WELCOME:
             self.close()
-            raise GameError("Connection: must be welcomed; the other side hung up.")
+            raise GameError("Connection: HELLO must be answered by WELCOME; the trainer closed it.")
         version = welcome.u32()
         if version != wire.VERSION:
             self.close()
@@ -86,52 +92,52 @@ class Connection:
         self.seed = welcome.u64()
 
     def ask(
-        self, observations: Mapping[int, ScoredObservation], alone: bool
+        self, observations: Mapping[int, ScoredObservation], sequential: bool
     ) -> dict[int, Actions] | None:
-        """Asks agents by number; None when the game is to end.
+        """Requests actions by agent number; None when the game has to end its loop.
 
         Raises:
-          EnvError: an observation is wrong.
-          GameError: the other side complains.
-          TimeoutError: it is silent.
+          EnvError: an observation is invalid.
+          GameError: the trainer reports an error.
+          TimeoutError: no answer came within ``patience``.
         """
-        out, names = Writer(Kind.OBSERVE), {}
-        out.u8(alone)
+        out, ids = Writer(Kind.OBSERVE), {}
+        out.u8(sequential)
         out.u32(len(observations))
         for number, observation in observations.items():
             self._check(observation)
             out.u32(number)
-            names[number] = self._messages.write_observation(out, observation)
+            ids[number] = self._codec.write_observation(out, observation)
         self._send(out)
         data = self._receive(self._patience)
         if data is None or data.kind is Kind.SHUTDOWN:
             self.close()
             return None
         answers = {}
-        for _ in range(data.count("the number of agents", len(names))):
+        for _ in range(data.count("the number of agents", len(ids))):
             number = data.u32()
-            if number not in names:
-                raise wire.WireError(f"ACT: must answer agents {list(names)}; got {number}")
-            answers[number] = self._messages.read_actions(data, names[number])
+            if number not in ids:
+                raise wire.WireError(f"ACT: must answer agents {list(ids)}; got {number}")
+            answers[number] = self._codec.read_actions(data, ids[number])
         data.end()
         return answers
 
-    def end(self, number: int, observation: ScoredObservation) -> None:
-        """Shows an agent's last observation.
+    def game_over(self, number: int, observation: ScoredObservation) -> None:
+        """Shows an agent the last observation of its game.
 
         Raises:
-          EnvError: the observation is wrong.
+          EnvError: the observation is invalid.
         """
         self._check(observation)
         out = Writer(Kind.GAME_OVER)
         out.u32(number)
         out.u8(observation.truncated)
-        self._messages.write_observation(out, observation)
+        self._codec.write_observation(out, observation)
         self._send(out)
 
     def _send(self, out: Writer) -> None:
         if self._socket is not None:
-            # Who hung up may have said why; that is found when its answer is awaited.
+            # A trainer that has disconnected may have sent its reason, which _receive then raises.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 wire.send(self._socket, out, _SEND_TIMEOUT)
 
@@ -139,11 +145,11 @@ class Connection:
         data = None if self._socket is None else wire.receive(self._socket, timeout)
         if data is not None and data.kind is Kind.ERROR:
             self.close()
-            raise GameError(f"Connection: the other side says: {data.text()}")
+            raise GameError(f"Connection: the trainer reports: {data.text()}")
         return data
 
     def close(self) -> None:
-        """Hangs up; agents answer None from now on."""
+        """Disconnects. From now on agents answer None."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -151,7 +157,12 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None:
             out = Writer(Kind.ERROR)
             out.text("".join(traceback.format_exception(error)))
@@ -161,13 +172,13 @@ class Connection:
 
 
 def run(make: Callable[..., Game], num_agents: int = 1, **options: Any) -> None:
-    """Plays a game, in a process that was started as a `SocketGame`'s command.
+    """Plays a game in a process that was started as the command of a `SocketGame`.
 
     Args:
-      make: makes the game; given ``options``, and ``seed`` if it has such a parameter. It is
-        called twice: for the spaces, and once the seed is known.
-      num_agents: how many agents it is given.
-      **options: for the game.
+      make: builds the game, from ``options`` and, if it has such a parameter, ``seed``. It is
+        called twice: once for the spaces, and once more when the seed is known.
+      num_agents: number of agents of the game.
+      **options: options of the game.
     """
     game, name = make(**options), getattr(make, "__name__", type(make).__name__)
     with Connection(game.obs_space, game.action_space, num_agents, name) as connection:

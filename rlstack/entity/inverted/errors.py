@@ -1,22 +1,23 @@
-"""What goes wrong between a game and whoever decides for its agents."""
+"""Errors between a game and the program that decides for its agents."""
 
 from __future__ import annotations
 
 
 class GameError(RuntimeError):
-    """The game failed; what it raised is chained."""
+    """The game failed. The exception that it raised is chained."""
 
 
-class GameLost(GameError):  # noqa: N818 (it was lost; the message has the error)
-    """The game is gone or no longer makes sense. Its episodes end as truncated; it may come back.
+class GameLost(GameError):  # noqa: N818 (the message has the error)
+    """The connection to the game is lost, or the game no longer follows the protocol.
 
-    A game raises it, or whoever plays for one that runs elsewhere.
+    Its episodes end as truncated, and the game is started again. Raised by a game, or by the proxy
+    of a game that runs in another process.
     """
 
 
 class GameTimeout(GameError):  # noqa: N818
-    """Somebody waited too long."""
+    """A wait for the game, or of the game for its agents, took too long."""
 
 
 class GameClosed(GameError):  # noqa: N818
-    """The environment was closed while somebody waited."""
+    """The environment was closed during a wait."""

@@ -1,30 +1,33 @@
-"""What the frames of the game protocol say, for both sides of the socket.
+"""Messages of the game protocol, encoded and decoded, for both sides of the socket.
 
-On the wire an entity is its *index*: types in the order of the space, `GLOBAL` last. So games in
-other languages keep names to themselves.
+In messages an entity is its *index*: types in the order of the space, `GLOBAL` last. Ids stay in
+the game.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rlstack.entity.environment import (
     ActionMask,
+    Actions,
     CategoricalAction,
     CategoricalMask,
     EntityID,
     GlobalCategoricalMask,
     SelectEntityAction,
     SelectEntityMask,
+    num_entities,
 )
-from rlstack.entity.inverted.agents import Actions, ScoredObservation
+from rlstack.entity.inverted.game import ScoredObservation
 from rlstack.entity.inverted.wire import MAGIC, VERSION, Kind, Reader, WireError, Writer
 from rlstack.entity.spaces import (
     GLOBAL,
     ActionSpace,
+    ActionType,
     Categorical,
     EntityType,
     GlobalCategorical,
@@ -38,9 +41,9 @@ _MAX_CAPACITY = 1 << 16
 
 
 class Hello(NamedTuple):
-    """How a game introduces itself."""
+    """The first message of a game."""
 
-    token: str  # what it was started with, which shows that it is the one
+    token: str  # the token that it was started with, which identifies it
     name: str
     num_agents: int
     obs_space: ObsSpace
@@ -48,7 +51,7 @@ class Hello(NamedTuple):
 
 
 def write_hello(hello: Hello) -> Writer:
-    """Returns the frame of an introduction."""
+    """Returns the frame of a HELLO."""
     out = Writer(Kind.HELLO)
     out.array(np.frombuffer(MAGIC, np.uint8), "u1")
     out.u32(VERSION)
@@ -71,10 +74,10 @@ def write_hello(hello: Hello) -> Writer:
 
 
 def read_hello(data: Reader) -> Hello:
-    """Returns what an introduction says.
+    """Returns the contents of a HELLO.
 
     Raises:
-      WireError: it is none, of another version, or its spaces are none.
+      WireError: it is not a HELLO, has another version, or its spaces are not valid.
     """
     if data.kind is not Kind.HELLO:
         raise WireError(f"a game must begin with HELLO; got {data.kind.name}")
@@ -84,8 +87,8 @@ def read_hello(data: Reader) -> Hello:
     version = data.u32()
     if version != VERSION:
         raise WireError(
-            f"HELLO: the protocol's version must be {VERSION}; the game speaks {version}. Build "
-            "it with the client of this release"
+            f"HELLO: the protocol's version must be {VERSION}; the game has version {version}. "
+            "Build it with the client of this release"
         )
     token, name, num_agents = data.text(), data.text(), data.u32()
     try:
@@ -94,7 +97,7 @@ def read_hello(data: Reader) -> Hello:
             kind, capacity = data.text(), data.count("a capacity", _MAX_CAPACITY)
             entities[kind] = EntityType(data.texts(), capacity)
         obs_space = ObsSpace(entities, data.texts())
-        actions: dict[str, Any] = {}
+        actions: dict[str, ActionType] = {}
         for _ in range(data.u32()):
             action, number = data.text(), data.u8()
             capacity, choices = data.count("a capacity", _MAX_CAPACITY), data.texts()
@@ -109,29 +112,27 @@ def read_hello(data: Reader) -> Hello:
                 actions[action] = Categorical(choices, capacity)
     except WireError:
         raise
-    except ValueError as error:  # what the spaces themselves refuse
+    except ValueError as error:  # from the spaces themselves
         raise WireError(f"HELLO: {error}") from None
     data.end()
     return Hello(token, name, num_agents, obs_space, actions)
 
 
-class Messages:
-    """Observations and actions of one pair of spaces."""
+class MessageCodec:
+    """Encodes and decodes observations and actions of one pair of spaces."""
 
     def __init__(self, obs_space: ObsSpace, action_space: ActionSpace):
         self._obs_space, self._actions = obs_space, list(action_space.items())
         self._has_global = Slots(obs_space, action_space).has_global
 
-    # Observations.
-
     def write_observation(self, out: Writer, observation: ScoredObservation) -> list[EntityID]:
-        """Appends an observation, which has been checked; returns its entities' ids by index."""
+        """Appends a valid observation; returns the ids of its entities by index."""
         out.f64(observation.score)
         names: list[EntityID] = []
         of_type: dict[str, range] = {}
         for name, kind in self._obs_space.entities.items():
             rows = observation.features.get(name, 0)
-            count = int(rows) if isinstance(rows, int | np.integer) else len(rows)
+            count = num_entities(rows)
             out.u32(count)
             if kind.features and count:
                 out.array(rows, "<f4")
@@ -149,7 +150,7 @@ class Messages:
         for number, (name, _) in enumerate(self._actions):
             if name in observation.actions:
                 out.u32(number)
-                _write_offer(out, observation.actions[name], of_type, index_of)
+                _write_mask(out, observation.actions[name], of_type, index_of)
         out.u32(len(observation.metrics))
         for name, value in observation.metrics.items():
             out.text(name)
@@ -157,13 +158,15 @@ class Messages:
         return [*names, GLOBAL] if self._has_global else names
 
     def read_observation(self, data: Reader, truncated: bool = False) -> ScoredObservation:
-        """Takes an observation; its entities' ids are their indices.
+        """Takes an observation, in which the ids of entities are their indices.
+
+        It still has to be validated.
 
         Raises:
-          WireError: it does not fit the spaces. What it says is not checked.
+          WireError: its layout does not fit the spaces.
         """
         score = data.f64()
-        features: dict[str, Any] = {}
+        features: dict[str, np.ndarray] = {}
         ids: dict[str, list[int]] = {}
         total = 0
         for name, kind in self._obs_space.entities.items():
@@ -174,70 +177,74 @@ class Messages:
             total += count
         global_features = data.array(len(self._obs_space.global_features), "<f4")
         visible = {name: data.flags(len(rows)) for name, rows in features.items() if data.flag()}
-        offers: dict[str, ActionMask] = {}
+        masks: dict[str, ActionMask] = {}
         for _ in range(data.count("the number of actions", len(self._actions))):
             number = data.count("an action's number", len(self._actions) - 1)
             name, action = self._actions[number]
-            offers[name] = _read_offer(data, action, total)
+            masks[name] = _read_mask(data, action, total)
         metrics = {}
         for _ in range(data.u32()):
             key = data.text()
             metrics[key] = data.f64()
         return ScoredObservation(
-            features, offers, global_features, ids, visible,
+            features, masks, global_features, ids, visible,
             truncated=truncated, metrics=metrics, score=score,
         )  # fmt: skip
 
-    # Actions.
-
     def write_actions(self, out: Writer, actions: Actions) -> None:
-        """Appends actions of actors whose ids are their indices; `GLOBAL` has none and is 0."""
+        """Appends actions of actors whose ids are their indices; `GLOBAL` is written as 0."""
         for name, _ in self._actions:
             action = actions[name]
             chosen = (
                 action.actees if isinstance(action, SelectEntityAction) else action.indices.tolist()
             )
-            actors = [0 if actor == GLOBAL else actor for actor in action.actors]
-            out.u32s(actors)  # type: ignore[arg-type]  # these ids are indices
-            out.array(chosen, "<u4")
+            out.u32s([0 if actor == GLOBAL else actor for actor in action.actors])
+            out.array(chosen, "<u4")  # type: ignore[arg-type]  # ids of actees are indices here
 
-    def read_actions(self, data: Reader, names: Sequence[EntityID]) -> Actions:
-        """Takes actions of actors that are called ``names``, by index.
+    def read_actions(self, data: Reader, ids: Sequence[EntityID]) -> Actions:
+        """Takes actions.
+
+        Args:
+          data: the frame.
+          ids: ids of the entities by index.
 
         Raises:
-          WireError: there are no such entities or choices.
+          WireError: there is no such entity or choice.
         """
         actions: dict[str, CategoricalAction | SelectEntityAction] = {}
         for name, kind in self._actions:
             actors = data.u32s("the number of actors", kind.capacity)
             chosen = data.array(len(actors), "<u4").astype(np.int64)
-            room = len(names) if isinstance(kind, SelectEntity) else len(kind.choices)
-            if any(actor >= len(names) for actor in actors) or (chosen >= room).any():
-                raise WireError(f"ACT: {name!r} must name what is there; got {actors}, {chosen}")
-            who = [names[actor] for actor in actors]
+            limit = len(ids) if isinstance(kind, SelectEntity) else len(kind.choices)
+            if any(actor >= len(ids) for actor in actors) or (chosen >= limit).any():
+                raise WireError(
+                    f"ACT: {name!r}: actors must be less than {len(ids)} and choices less than "
+                    f"{limit}; got actors {actors}, choices {chosen}"
+                )
+            acting = [ids[actor] for actor in actors]
             if isinstance(kind, SelectEntity):
-                actions[name] = SelectEntityAction(who, [names[i] for i in chosen.tolist()])
+                actions[name] = SelectEntityAction(acting, [ids[i] for i in chosen.tolist()])
                 continue
             if isinstance(kind, GlobalCategorical):
-                who = [GLOBAL] * len(who)
+                acting = [GLOBAL] * len(acting)
             labels = [kind.choices[i] for i in chosen.tolist()]
-            actions[name] = CategoricalAction(who, chosen, labels)
+            actions[name] = CategoricalAction(acting, chosen, labels)
         return actions
 
 
-def _write_offer(
-    out: Writer, offer: Any, of_type: Mapping[str, range], index_of: Mapping[EntityID, int]
+def _write_mask(
+    out: Writer, given: ActionMask, of_type: Mapping[str, range], index_of: Mapping[EntityID, int]
 ) -> None:
-    if not isinstance(offer, GlobalCategoricalMask):
-        out.u32s(_who(offer.actor_ids, offer.actor_types, of_type, index_of))
-    if isinstance(offer, SelectEntityMask):
-        out.u32s(_who(offer.actee_ids, offer.actee_types, of_type, index_of))
-    out.u8(offer.mask is not None)
-    if offer.mask is not None:
-        out.array(offer.mask, "u1")
+    if not isinstance(given, GlobalCategoricalMask):
+        out.u32s(_indices(given.actor_ids, given.actor_types, of_type, index_of))
+    if isinstance(given, SelectEntityMask):
+        out.u32s(_indices(given.actee_ids, given.actee_types, of_type, index_of))
+    out.u8(given.mask is not None)
+    if given.mask is not None:
+        out.array(given.mask, "u1")
 
 
-def _who(
+def _indices(
     ids: Sequence[EntityID] | None,
     types: Sequence[str] | None,
     of_type: Mapping[str, range],
@@ -248,17 +255,17 @@ def _who(
     return [index for name in (of_type if types is None else types) for index in of_type[name]]
 
 
-def _read_offer(data: Reader, action: Any, total: int) -> ActionMask:
+def _read_mask(data: Reader, action: ActionType, total: int) -> ActionMask:
     if isinstance(action, GlobalCategorical):
         return GlobalCategoricalMask(data.flags(len(action.choices)) if data.flag() else None)
     actors = data.u32s("the number of actors", total)
     if isinstance(action, Categorical):
         shape = (len(actors), len(action.choices))
-        return CategoricalMask(actors, None, _read_mask(data, shape))
+        return CategoricalMask(actors, None, _read_flags(data, shape))
     actees = data.u32s("the number of actees", total)
-    mask = _read_mask(data, (len(actors), len(actees)))
+    mask = _read_flags(data, (len(actors), len(actees)))
     return SelectEntityMask(actors, None, actees, None, mask)
 
 
-def _read_mask(data: Reader, shape: tuple[int, int]) -> np.ndarray | None:
+def _read_flags(data: Reader, shape: tuple[int, int]) -> np.ndarray | None:
     return data.flags(shape[0] * shape[1]).reshape(shape) if data.flag() else None

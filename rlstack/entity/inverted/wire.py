@@ -1,7 +1,7 @@
-"""The game protocol's frames and primitives; docs/game_protocol.md has the whole of it.
+"""Frames and primitive types of the game protocol, which docs/game_protocol.md describes.
 
-A frame is a little-endian u32, how many bytes follow, then one byte, its kind, then its body. The
-worst bytes make a `WireError`.
+A frame is a little-endian u32, the number of bytes that follow, then one byte, its kind, then its
+body. Any bytes that are not valid raise a `WireError`.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 VERSION = 1
 MAGIC = b"RLGP"
 MAX_FRAME = 16 << 20  # bytes
+# Environment variables that tell a game's process where to connect, and with which token.
+ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLSTACK_GAME_ADDRESS", "RLSTACK_GAME_TOKEN"
 
 _U8, _U32, _U64, _F64 = (struct.Struct(f"<{code}") for code in "BIQd")
 
 
 class WireError(ValueError):
-    """The other side does not keep to the protocol."""
+    """The other side does not follow the protocol."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
-    HELLO = 1  # from the game: who it is, and its spaces
-    WELCOME = 2  # to the game
-    OBSERVE = 3  # from the game: observations of agents, whose actions it waits for
-    ACT = 4  # to the game: these actions
+    HELLO = 1  # from the game: its name, number of agents and spaces
+    WELCOME = 2  # to the game: version and seed
+    OBSERVE = 3  # from the game: observations of agents whose actions it waits for
+    ACT = 4  # to the game: the actions of these agents
     GAME_OVER = 5  # from the game: an agent's last observation
-    SHUTDOWN = 6  # to the game: end
-    ERROR = 7  # either way: why the sender hangs up
+    SHUTDOWN = 6  # to the game: end the loop
+    ERROR = 7  # from either side: why the sender disconnects
 
 
 class Writer:
-    """Builds the body of a frame."""
+    """Builds a frame."""
 
     def __init__(self, kind: Kind):
         self._data = bytearray(_U32.pack(0) + _U8.pack(kind))
@@ -57,40 +59,40 @@ class Writer:
         self._data += _U64.pack(value)
 
     def f64(self, value: float) -> None:
-        """Appends a 64-bit real number."""
+        """Appends a 64-bit float."""
         self._data += _F64.pack(value)
 
     def text(self, value: str) -> None:
-        """Appends a u32, how many bytes, and UTF-8."""
+        """Appends a u32, the number of bytes, then UTF-8."""
         data = value.encode()
         self._data += _U32.pack(len(data)) + data
 
     def texts(self, values: Sequence[str]) -> None:
-        """Appends a u32, how many, and texts."""
+        """Appends a u32, their number, then texts."""
         self.u32(len(values))
         for value in values:
             self.text(value)
 
     def u32s(self, values: Sequence[int]) -> None:
-        """Appends a u32, how many, and u32s."""
+        """Appends a u32, their number, then u32s."""
         self._data += struct.pack(f"<{len(values) + 1}I", len(values), *values)
 
-    def array(self, values: Any, dtype: str) -> None:
-        """Appends numbers without their count: the reader knows it."""
+    def array(self, values: ArrayLike, dtype: str) -> None:
+        """Appends numbers without their count, which the reader knows."""
         self._data += np.asarray(values, dtype).tobytes()
 
     def frame(self) -> bytes:
-        """Returns the frame, its length filled in."""
+        """Returns the frame, with its length filled in."""
         self._data[:4] = _U32.pack(len(self._data) - 4)
         return bytes(self._data)
 
 
 class Reader:
-    """Takes a frame's body apart."""
+    """Reads a frame. The methods take what comes next in its body."""
 
     def __init__(self, data: bytes):
         if not data:
-            raise WireError("a frame must have a kind; got an empty one")
+            raise WireError("a frame must have a kind; got an empty frame")
         self._data, self._at = data, 1
         try:
             self.kind = Kind(data[0])
@@ -98,22 +100,22 @@ class Reader:
             raise WireError(f"a frame's kind must be 1 to {len(Kind)}; got {data[0]}") from None
 
     def _take(self, count: int) -> int:
-        """Moves past ``count`` bytes and returns where they begin."""
+        """Skips ``count`` bytes and returns where they begin."""
         at = self._at
         if count > len(self._data) - at:
             raise WireError(
-                f"{self.kind.name}: must have {count} more bytes at {at}; got "
+                f"{self.kind.name}: must have {count} more bytes at byte {at}; got "
                 f"{len(self._data) - at}"
             )
         self._at = at + count
         return at
 
-    def _number(self, form: struct.Struct) -> Any:
+    def _integer(self, form: struct.Struct) -> int:
         return form.unpack_from(self._data, self._take(form.size))[0]
 
     def u8(self) -> int:
         """Takes one byte."""
-        return self._number(_U8)
+        return self._integer(_U8)
 
     def flag(self) -> bool:
         """Takes a byte that is 0 or 1."""
@@ -124,18 +126,18 @@ class Reader:
 
     def u32(self) -> int:
         """Takes an unsigned 32-bit integer."""
-        return self._number(_U32)
+        return self._integer(_U32)
 
     def u64(self) -> int:
         """Takes an unsigned 64-bit integer."""
-        return self._number(_U64)
+        return self._integer(_U64)
 
     def f64(self) -> float:
-        """Takes a 64-bit real number."""
-        return self._number(_F64)
+        """Takes a 64-bit float."""
+        return _F64.unpack_from(self._data, self._take(_F64.size))[0]
 
     def count(self, what: str, most: int) -> int:
-        """Takes a u32 that is at most ``most``."""
+        """Takes a u32 that is at most ``most``; errors call it ``what``."""
         value = self.u32()
         if value > most:
             raise WireError(f"{self.kind.name}: {what} must be at most {most}; got {value}")
@@ -148,7 +150,7 @@ class Reader:
         try:
             return self._data[at : at + count].decode()
         except UnicodeDecodeError:
-            raise WireError(f"{self.kind.name}: a text must be UTF-8, at {at}") from None
+            raise WireError(f"{self.kind.name}: the text at byte {at} must be UTF-8") from None
 
     def texts(self) -> tuple[str, ...]:
         """Takes texts."""
@@ -161,24 +163,24 @@ class Reader:
     def array(self, count: int, dtype: str) -> np.ndarray:
         """Takes ``count`` numbers."""
         size = count * np.dtype(dtype).itemsize
-        return np.frombuffer(self._data, dtype, count, self._take(size)) if size else _none(dtype)
+        return (
+            np.frombuffer(self._data, dtype, count, self._take(size))
+            if size
+            else np.empty(0, dtype)
+        )
 
     def flags(self, count: int) -> np.ndarray:
-        """Takes ``count`` bytes that are 0 or 1, as bools."""
+        """Takes ``count`` bytes that are 0 or 1, as bool."""
         values = self.array(count, "u1")
         if values.size and values.max() > 1:
             raise WireError(f"{self.kind.name}: a flag must be 0 or 1; got {values.max()}")
         return values.astype(np.bool_)
 
     def end(self) -> None:
-        """Checks that nothing is left."""
+        """Checks that the body ends here."""
         left = len(self._data) - self._at
         if left:
             raise WireError(f"{self.kind.name}: must end here; got {left} more bytes")
-
-
-def _none(dtype: str) -> np.ndarray:
-    return np.empty(0, dtype)
 
 
 def receive(
@@ -187,17 +189,17 @@ def receive(
     max_frame: int = MAX_FRAME,
     alive: Callable[[], bool] = lambda: True,
 ) -> Reader | None:
-    """Returns the next frame, None where the other side has hung up between two.
+    """Returns the next frame, or None if the other side has disconnected after the last one.
 
     Args:
       sock: a blocking socket.
-      timeout: seconds until all of the frame must be there.
-      max_frame: the most bytes.
-      alive: asked several times a second; False is a hang-up.
+      timeout: seconds within which the whole frame must arrive.
+      max_frame: maximum number of bytes of a frame.
+      alive: called several times a second; False counts as a disconnection.
 
     Raises:
-      TimeoutError: it is not there.
-      WireError: a frame too long or cut off.
+      TimeoutError: the frame did not arrive in time.
+      WireError: the frame is too long or was cut off.
     """
     deadline = time.monotonic() + timeout
     head = _exactly(sock, _U32.size, deadline, alive)
@@ -208,7 +210,7 @@ def receive(
         raise WireError(f"a frame must have 1 to {max_frame} bytes; got {size}")
     body = _exactly(sock, size, deadline, alive)
     if body is None:
-        raise WireError(f"a frame of {size} bytes must be whole; the connection ended before")
+        raise WireError(f"a frame of {size} bytes must be complete; the connection ended within it")
     return Reader(body)
 
 
@@ -219,7 +221,7 @@ def _exactly(
     while len(data) < count:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the other side is silent")
+            raise TimeoutError("the other side has sent nothing")
         sock.settimeout(min(left, 0.2))
         try:
             part = sock.recv(min(count - len(data), 1 << 20))
@@ -227,11 +229,11 @@ def _exactly(
             if alive():
                 continue
             part = b""
-        except OSError:  # a connection reset, or closed here by another thread
+        except OSError:  # reset by the other side, or closed here by another thread
             part = b""
         if not part:
             if data and len(data) < count:
-                raise WireError("a frame must be whole; the connection ended within one")
+                raise WireError("a frame must be complete; the connection ended within one")
             return None
         data += part
     return bytes(data)
@@ -241,7 +243,7 @@ def send(sock: socket.socket, writer: Writer, timeout: float) -> None:
     """Sends a frame.
 
     Raises:
-      OSError: the connection is gone, or nobody reads for ``timeout`` seconds.
+      OSError: the connection has ended, or the other side does not read for ``timeout`` seconds.
     """
     sock.settimeout(timeout)
     sock.sendall(writer.frame())

@@ -7,12 +7,12 @@ import pytest
 
 from rlstack.entity.games import GAMES
 from rlstack.entity.games import scripted as s
-from rlstack.entity.games.playing import RandomRule, play
+from rlstack.entity.policies import RandomPolicy, play
 
 
 def returns(name, rule, episodes, seed=1, **options):
     game = GAMES[name].game(seed=seed, **options)
-    rule = rule or RandomRule(game, seed + 1)
+    rule = rule or RandomPolicy(game, seed + 1)
     found = [play(game, rule) for _ in range(episodes)]
     return np.array([e.total for e in found]), np.array([e.length for e in found])
 
@@ -80,7 +80,7 @@ def test_the_best_return_is_one(name, options, rule, episodes):
     assert found == pytest.approx(np.ones(episodes))
 
 
-RULES = [
+CASES = [
     ("MoveToOrigin", {}, s.brake_in_time, 100, 0.9996, 0.0002),
     ("PickMatchingBalls", {}, s.stay_with_first_colour, 1000, 0.744, 0.002),
     ("PickMatchingBalls", {"randomize": True}, s.stay_with_first_colour, 1000, 0.750, 0.003),
@@ -93,7 +93,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "rule", "episodes", "figure", "open_"), RULES)
+@pytest.mark.parametrize(("name", "options", "rule", "episodes", "figure", "open_"), CASES)
 def test_rules_get_what_they_are_said_to(name, options, rule, episodes, figure, open_):
     found, _ = returns(name, rule, episodes, **options)
     band = 4 * found.std() / math.sqrt(episodes) + open_

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rlstack.entity.games import GAMES
-from rlstack.entity.games.playing import RandomRule, as_actions, legal_choices, play
-from rlstack.entity.games.scripted import RULES
+from rlstack.entity.policies import RandomPolicy, as_actions, legal_choices, play
+from rlstack.entity.scripted import SCRIPTED_POLICIES
 
 
 def make(name, **options):
@@ -47,7 +47,7 @@ def test_the_spaceship_thrusts_before_it_moves():
         gain = math.hypot(*before[:2]) - math.hypot(x, y)
         assert observation.reward == pytest.approx(gain)
     assert step == 5
-    total, length, truncated = play(game, RandomRule(game))
+    total, length, truncated = play(game, RandomPolicy(game))
     assert (length, truncated) == (32, False)
     assert total == pytest.approx(1 - math.hypot(game._x, game._y))
 
@@ -469,7 +469,7 @@ def test_a_hunt_does_not_leave_the_board(place, move):
 def test_a_seed_decides_the_game_and_a_picture_shows_it(name):
     def episode(seed):
         game = make(name, seed=seed)
-        rule, observation, seen = RandomRule(game, 1), game.reset(), []
+        rule, observation, seen = RandomPolicy(game, 1), game.reset(), []
         for _ in range(60):
             seen.append(
                 (str(game), observation.reward, repr(observation.features),
@@ -484,7 +484,7 @@ def test_a_seed_decides_the_game_and_a_picture_shows_it(name):
     assert episode(4) == episode(4)
     assert name == "MultiArmedBandit" or episode(4) != episode(5)
     assert len({picture for picture, *_ in episode(4)}) > 1
-    assert RULES.keys() == GAMES.keys()
+    assert SCRIPTED_POLICIES.keys() == GAMES.keys()
 
 
 @pytest.mark.parametrize(

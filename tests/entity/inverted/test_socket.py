@@ -87,20 +87,20 @@ def test_a_game_that_hangs_or_fails_is_lost():
             assert timestep.last().all() and timestep.discount.all()
 
 
-class Knocking:
-    """Plays sessions, one after the other, from a thread of this process."""
+class Connecting:
+    """Connects several times, one after the other, from a thread of this process."""
 
-    def __init__(self, path, *sessions):
-        self.address, self.sessions, self.failures = f"unix:{path}", sessions, []
+    def __init__(self, path, *clients):
+        self.address, self.clients, self.failures = f"unix:{path}", clients, []
         self.thread = threading.Thread(target=self.run)
 
     def run(self):
-        for session in self.sessions:
+        for client in self.clients:
             for _ in range(200):
                 try:
-                    session(self.address)
+                    client(self.address)
                     break
-                except (FileNotFoundError, ConnectionError):  # nobody listens yet
+                except (FileNotFoundError, ConnectionError):  # no listener yet
                     time.sleep(0.02)
                 except BaseException as error:
                     self.failures.append(error)
@@ -115,14 +115,14 @@ class Knocking:
 
 
 def says(data):
-    def session(address):
+    def client(address):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(address.removeprefix("unix:"))
             sock.settimeout(5)
             sock.sendall(data)
             sock.recv(1 << 16)
 
-    return session
+    return client
 
 
 def frame(kind, body=b""):
@@ -132,7 +132,7 @@ def frame(kind, body=b""):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (frame(1, MAGIC + struct.pack("<I", 7)), "version must be 1; the game speaks 7"),
+        (frame(1, MAGIC + struct.pack("<I", 7)), "version must be 1; the game has version 7"),
         (frame(1, b"HTTP"), "must begin with b'RLGP'"),
         (b"GET / HTTP/1.1\r\n\r\n", "a frame must have 1 to"),
         (frame(3), "must begin with HELLO; got OBSERVE"),
@@ -140,12 +140,12 @@ def frame(kind, body=b""):
         (frame(1, MAGIC + struct.pack("<II", 1, 1 << 31)), "more bytes"),
     ],
 )
-def test_who_is_no_game_of_this_version_is_refused(tmp_path, data, message):
+def test_programs_that_are_not_games_of_this_version_are_refused(tmp_path, data, message):
     with (
-        Knocking(tmp_path / "door", says(data)) as knocking,
+        Connecting(tmp_path / "socket", says(data)) as connecting,
         pytest.raises(EnvError, match=message),
     ):
-        SocketGame(address=knocking.address, start_timeout=5.0)
+        SocketGame(address=connecting.address, start_timeout=5.0)
 
 
 def good_hello(address):
@@ -155,15 +155,15 @@ def good_hello(address):
 def garbage(data):
     """A game that introduces itself, observes once, and then sends nonsense."""
 
-    def session(address):
+    def client(address):
         game = games.Bidding(num_agents=1)
         with good_hello(address) as connection:
             connection.agents[0].act(game.see(0, 0, [0.0]))
             connection._socket.sendall(data)
-            with pytest.raises(GameError, match=r"the other side says"):
+            with pytest.raises(GameError, match=r"the trainer reports"):
                 connection._receive(5)
 
-    return session
+    return client
 
 
 @pytest.mark.parametrize(
@@ -181,18 +181,18 @@ def test_garbage_is_a_truncation(tmp_path, data):
         with good_hello(address) as connection:
             games.Bidding(num_agents=1).play(connection.agents)
 
-    knocking = Knocking(tmp_path / "door", garbage(data), polite)
-    options = {"address": knocking.address, "start_timeout": 5.0}
-    with knocking, SyncEnv(SocketGame, 1, options=options) as pool:
+    connecting = Connecting(tmp_path / "socket", garbage(data), polite)
+    options = {"address": connecting.address, "start_timeout": 5.0}
+    with connecting, SyncEnv(SocketGame, 1, options=options) as pool:
         pool.reset()
         timestep = pool.step(bids(pool))
         assert timestep.last().all() and timestep.discount.all()
         assert pool.step(bids(pool)).first().all()
         assert pool.step(bids(pool)).reward == 2
-    assert knocking.failures == []
+    assert connecting.failures == []
 
 
-def test_a_command_that_is_no_game():
+def test_commands_that_are_not_games_are_refused():
     with pytest.raises(RuntimeError, match=r"did not connect.*ended with code 1"):
         SocketGame(command="false")
     with pytest.raises(RuntimeError, match="no-such-program"):

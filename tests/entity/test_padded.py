@@ -21,7 +21,7 @@ from rlstack.entity import (
     Slots,
     as_dm_env,
 )
-from rlstack.entity.tables import Table
+from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.validator import Validator
 from rlstack.entity.vec_obs import BatchView, index_to_slot, slot_to_index
 from rlstack.networks.ragged.layout import read_layout
@@ -30,8 +30,8 @@ from tests.entity.cases import SWEEPER, SWEEPER_ACTIONS, SWEEPER_OBS, Skirmish, 
 SEEDS = st.integers(0, 2**31)
 
 
-def skirmish_table():
-    return Table(Skirmish.obs_space, Skirmish.action_space, "Skirmish")
+def skirmish_codec():
+    return PaddedCodec(Skirmish.obs_space, Skirmish.action_space, "Skirmish")
 
 
 def observations(seed, number=6):
@@ -72,14 +72,14 @@ def who_and_what(observation, name):
 @hypothesis.given(SEEDS)
 @hypothesis.settings(deadline=None, max_examples=40, derandomize=True)
 def test_padded_arrays_say_what_the_observation_says(seed):
-    table = skirmish_table()
+    codec = skirmish_codec()
     slots = {
-        (name, i): slot for name, places in table.slots.ranges() for i, slot in enumerate(places)
+        (name, i): slot for name, places in codec.slots.ranges() for i, slot in enumerate(places)
     }
     validator = Validator(Skirmish.obs_space, Skirmish.action_space, "Skirmish")
     for observation in observations(seed):
         validator.check(observation)
-        padded, roster = table.observe(observation)
+        padded, context = codec.encode(observation)
         there = entities(observation)
         for name, count in padded["count"].items():
             assert count == sum(e[0] == name for e in there)
@@ -96,7 +96,7 @@ def test_padded_arrays_say_what_the_observation_says(seed):
             actors, legal = who_and_what(observation, name)
             assert [slots[a] for a in actors] == padded["actors"][name][: len(actors)].tolist()
             assert (padded["actors"][name][len(actors) :] == -1).all()
-            assert roster.actors[name] == [slots[a] for a in actors]
+            assert context.actors[name] == [slots[a] for a in actors]
             mask = padded["action_mask"][name].reshape(kind.capacity, -1)
             for row, options in zip(mask, legal, strict=False):
                 if name == "Aim":
@@ -108,14 +108,14 @@ def test_padded_arrays_say_what_the_observation_says(seed):
 @hypothesis.given(st.lists(SEEDS, min_size=1, max_size=5))
 @hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
 def test_indices_and_slots_are_inverse_and_in_the_order_of_the_space(seeds):
-    table = skirmish_table()
+    codec = skirmish_codec()
     shown = [o for seed in seeds for o in observations(seed, 3)]
-    batch = stacked([table.observe(o)[0] for o in shown])
+    batch = stacked([codec.encode(o)[0] for o in shown])
     present = BatchView(Skirmish.obs_space, Skirmish.action_space).present(batch)
     index, slot = slot_to_index(present), index_to_slot(present)
     for row, observation in enumerate(shown):
         there = entities(observation)  # rocks and flags have no ids and count all the same
-        expected = [table.slots.offsets[name] + i for name, i in there]
+        expected = [codec.slots.offsets[name] + i for name, i in there]
         assert slot[row, : len(there)].tolist() == expected
         assert (slot[row, len(there) :] == -1).all()
         assert index[row, expected].tolist() == list(range(len(there)))
@@ -127,31 +127,31 @@ def test_specs_describe_what_is_observed_and_what_the_network_reads():
         (SWEEPER_OBS, SWEEPER_ACTIONS, SWEEPER),
         (Skirmish.obs_space, Skirmish.action_space, observations(0, 20)),
     ):
-        table = Table(obs_space, action_space, "game")
+        codec = PaddedCodec(obs_space, action_space, "game")
         for observation in shown:
-            padded = table.observe(observation)[0]
-            jax.tree.map(lambda spec, value: spec.validate(value), table.observation_spec, padded)
-        layout = read_layout(table.observation_spec, table.action_spec)
+            padded = codec.encode(observation)[0]
+            jax.tree.map(lambda spec, value: spec.validate(value), codec.observation_spec, padded)
+        layout = read_layout(codec.observation_spec, codec.action_spec)
         assert layout.num_slots == Slots(obs_space, action_space).total
         assert layout.global_features == obs_space.global_features
         by_name = {t.name: t for t in layout.types}
         for name, kind in obs_space.entities.items():
             assert by_name[name].features == kind.features
-            assert by_name[name].offset == table.slots.offsets[name]
+            assert by_name[name].offset == codec.slots.offsets[name]
 
 
 def test_rows_without_actors_decide_nothing():
-    table = skirmish_table()
-    batch = stacked([table.observe(o)[0] for o in observations(3, 8)])
-    logits = np.random.default_rng(0).normal(size=(8, num_parameters(table.action_spec)))
-    policy = from_parameters(table.action_spec, jnp.asarray(logits), batch["action_mask"])
+    codec = skirmish_codec()
+    batch = stacked([codec.encode(o)[0] for o in observations(3, 8)])
+    logits = np.random.default_rng(0).normal(size=(8, num_parameters(codec.action_spec)))
+    policy = from_parameters(codec.action_spec, jnp.asarray(logits), batch["action_mask"])
     action = policy.sample(jax.random.key(0))
     none = {name: np.full_like(rows, -1) for name, rows in batch["actors"].items()}
     assert any((batch["actors"][name] >= 0).any() for name in none)
     for name, rows in batch["actors"].items():
         assert (np.asarray(action[name])[rows < 0] == 0).all()
-    nobody = stacked([table.observe(Observation({}, global_features=[0.0]))[0]] * 8)
-    idle = from_parameters(table.action_spec, jnp.asarray(logits), nobody["action_mask"])
+    nobody = stacked([codec.encode(Observation({}, global_features=[0.0]))[0]] * 8)
+    idle = from_parameters(codec.action_spec, jnp.asarray(logits), nobody["action_mask"])
     np.testing.assert_array_equal(idle.entropy(), np.zeros(8))
     chosen = idle.sample(jax.random.key(0))
     np.testing.assert_array_equal(idle.log_prob(chosen), np.zeros(8))
@@ -159,14 +159,14 @@ def test_rows_without_actors_decide_nothing():
 
 def test_ids_name_actors_and_actees_and_types_without_ids_are_known_by_row():
     space = ObsSpace({"A": EntityType(("f",), 2), "B": EntityType((), 2)})
-    table = Table(space, {"Aim": SelectEntity(4), "Go": Categorical(("x", "y"), 4)}, "game")
+    codec = PaddedCodec(space, {"Aim": SelectEntity(4), "Go": Categorical(("x", "y"), 4)}, "game")
     observation = Observation(
         {"A": [[1.0]], "B": 2},
         actions={"Go": CategoricalMask()},
         ids={"B": ["left", "right"]},
     )
-    _, roster = table.observe(observation)
-    actions = table.act(roster, {"Go": np.array([1, 0, 1, 0]), "Aim": np.zeros(4, np.int32)})
+    _, context = codec.encode(observation)
+    actions = codec.decode(context, {"Go": np.array([1, 0, 1, 0]), "Aim": np.zeros(4, np.int32)})
     assert actions["Go"].actors == [("A", 0), "left", "right"]
     assert actions["Go"].labels == ["y", "x", "y"]
     assert actions["Go"].indices.tolist() == [1, 0, 1]
@@ -174,10 +174,12 @@ def test_ids_name_actors_and_actees_and_types_without_ids_are_known_by_row():
 
 
 def test_spaces_in_which_nobody_acts_are_refused():
-    with pytest.raises(ValueError, match="game: action_space: must have an action"):
-        Table(SWEEPER_OBS, {}, "game")
-    with pytest.raises(ValueError, match="game: action 'Aim': must have entities to act"):
-        Table(ObsSpace({}, ("hour",)), {"Aim": SelectEntity()}, "game")
+    with pytest.raises(ValueError, match="game: action_space: must have an action type; got none"):
+        PaddedCodec(SWEEPER_OBS, {}, "game")
+    with pytest.raises(
+        ValueError, match="game: action 'Aim': needs entity types whose entities can act"
+    ):
+        PaddedCodec(ObsSpace({}, ("hour",)), {"Aim": SelectEntity()}, "game")
 
 
 def test_the_same_seed_shows_the_same():

@@ -1,37 +1,44 @@
-"""Policies written by hand, one a game: what a good player gets, to compare learners with.
+"""A hand-written policy for each game in `rlstack.entity.games`, to compare learners with.
 
-Each is a function of the observation alone, a `rlstack.entity.games.playing.Rule`.
+Each is a function of the observation alone, a `rlstack.entity.policies.Policy`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
-from rlstack.entity.environment import Observation
+from rlstack.entity.environment import Observation, num_entities
 from rlstack.entity.games.floor_is_lava import DIRECTIONS
 from rlstack.entity.games.minefield import TOUCH, TURN
 from rlstack.entity.games.multi_snake import STEPS
-from rlstack.entity.games.playing import Choices, Rule
 from rlstack.entity.games.treasure_hunt import BOUND
+from rlstack.entity.policies import Choices, Policy
 
+Rows = Sequence[Sequence[float]]
 Cell = tuple[int, int]
 
 _NUM_HEADINGS = 16
-_CLEARANCE = TOUCH + 1.5  # between a mine and the way ahead
-_OUTLOOK = 40.0
+_CLEARANCE = TOUCH + 1.5  # least distance of a mine from the path ahead
+_LOOK_AHEAD = 40.0
+
+
+def _rows(observation: Observation, kind: str) -> Rows:
+    """Returns the features of a type's entities; the games give them as lists of tuples."""
+    return cast(Rows, observation.features.get(kind, ()))
 
 
 def pull_arm_a(observation: Observation) -> Choices:
-    """Best for MultiArmedBandit."""
+    """MultiArmedBandit: optimal."""
     del observation
     return {"pull": [0]}
 
 
 def brake_in_time(observation: Observation) -> Choices:
-    """Flies MoveToOrigin at the speed from which thrust can still stop at the origin."""
-    ((x, y, dx, dy, _),) = observation.features["Spaceship"]
+    """MoveToOrigin: flies at the highest speed from which thrust can still stop at the origin."""
+    ((x, y, dx, dy, _),) = _rows(observation, "Spaceship")
     return {"horizontal_thruster": [_thrust(x, dx)], "vertical_thruster": [_thrust(y, dy)]}
 
 
@@ -42,68 +49,69 @@ def _thrust(position: float, velocity: float) -> int:
 
 
 def say_what_it_is(observation: Observation) -> Choices:
-    """Best for NotHotdog."""
-    things = observation.features.get("Object", ())
+    """NotHotdog: optimal."""
+    things = _rows(observation, "Object")
     return {"classify": [int(things[0][0]) if len(things) else 1]}
 
 
 def count_beans(observation: Observation) -> Choices:
-    """Best for Count."""
-    return {"count": [observation.features["Bean"]]}
+    """Count: optimal."""
+    return {"count": [num_entities(observation.features["Bean"])]}
 
 
 def exclusive_or(observation: Observation) -> Choices:
-    """Best for Xor."""
-    bits = [bit for (bit,) in observation.features["Input"]]
-    return {"output": [int(sum(bits) + observation.global_features[0]) % 2]}
+    """Xor: optimal."""
+    bits = [bit for (bit,) in _rows(observation, "Input")]
+    (negate,) = cast(Sequence[float], observation.global_features)
+    return {"output": [int(sum(bits) + negate) % 2]}
 
 
 def jump_to_high_ground(observation: Observation) -> Choices:
-    """Best for FloorIsLava."""
-    ((x, y),) = observation.features["Player"]
-    ((a, b),) = observation.features["HighGround"]
-    return {"move": [list(DIRECTIONS.values()).index((a - x, b - y))]}
+    """FloorIsLava: optimal."""
+    ((x, y),) = _rows(observation, "Player")
+    ((a, b),) = _rows(observation, "HighGround")
+    return {"move": [list(DIRECTIONS.values()).index((int(a - x), int(b - y)))]}
 
 
 def pick_best_cherry(observation: Observation) -> Choices:
-    """Best for CherryPick."""
-    qualities = [quality for (quality,) in observation.features["Cherry"]]
+    """CherryPick: optimal."""
+    qualities = [quality for (quality,) in _rows(observation, "Cherry")]
     return {"pick": [("Cherry", qualities.index(max(qualities)))]}
 
 
 def pick_commonest_colour(observation: Observation) -> Choices:
-    """Best for PickMatchingBalls."""
-    colours = [tuple(ball[:-1]) for ball in observation.features["Ball"]]
+    """PickMatchingBalls: optimal."""
+    colours = [tuple(ball[:-1]) for ball in _rows(observation, "Ball")]
     return {"pick": [_pick(observation, max(colours, key=colours.count))]}
 
 
 def stay_with_first_colour(observation: Observation) -> Choices:
-    """PickMatchingBalls' local optimum: the colour of the first ball, which is random."""
-    balls = observation.features["Ball"]
+    """PickMatchingBalls: keeps to the colour of a random first ball, a local optimum."""
+    balls = _rows(observation, "Ball")
     first = next((ball for ball in balls if ball[-1]), balls[0])
     return {"pick": [_pick(observation, tuple(first[:-1]))]}
 
 
 def _pick(observation: Observation, colour: tuple[float, ...]) -> tuple[str, int]:
-    free = [(row, ball) for row, ball in enumerate(observation.features["Ball"]) if not ball[-1]]
+    free = [(row, ball) for row, ball in enumerate(_rows(observation, "Ball")) if not ball[-1]]
     matching = [row for row, ball in free if tuple(ball[:-1]) == colour]
     return "Ball", matching[0] if matching else free[0][0]
 
 
 def steer_around_mines(observation: Observation) -> Choices:
-    """Drives Minefield in the free direction nearest the target's."""
-    return {"steer": [_steer(observation, observation.features["Mine"])]}
+    """Minefield: drives in the free direction nearest to that of the target."""
+    return {"steer": [_steer(observation, _rows(observation, "Mine"))]}
 
 
 def drive_straight(observation: Observation) -> Choices:
-    """Drives Minefield at the target, whatever lies between."""
+    """Minefield: drives straight at the target and ignores mines."""
     return {"steer": [_steer(observation, ())]}
 
 
-def _steer(observation: Observation, mines: Iterable[tuple[float, float]]) -> int:
-    ((x, y, heading, _),) = observation.features["Vehicle"]
-    ((a, b),) = observation.features["Target"]
-    reach = min(math.hypot(a - x, b - y), _OUTLOOK)
+def _steer(observation: Observation, mines: Rows) -> int:
+    ((x, y, heading, _),) = _rows(observation, "Vehicle")
+    ((a, b),) = _rows(observation, "Target")
+    reach = min(math.hypot(a - x, b - y), _LOOK_AHEAD)
     bearing = math.atan2(b - y, a - x)
     near = [(m - x, n - y) for m, n in mines if math.hypot(m - x, n - y) < reach + _CLEARANCE]
 
@@ -117,7 +125,7 @@ def _steer(observation: Observation, mines: Iterable[tuple[float, float]]) -> in
     return 1 if turns == 0 else 2 if turns > 0 else 0
 
 
-def _is_blocked(angle: float, reach: float, near: Iterable[tuple[float, float]]) -> bool:
+def _is_blocked(angle: float, reach: float, near: Rows) -> bool:
     cos, sin = math.cos(angle), math.sin(angle)
     for x, y in near:
         ahead = min(x * cos + y * sin, reach)
@@ -127,19 +135,19 @@ def _is_blocked(angle: float, reach: float, near: Iterable[tuple[float, float]])
 
 
 def go_for_food(observation: Observation) -> Choices:
-    """Moves each snake of MultiSnake nearer to its food, unless that ends the game at once.
+    """MultiSnake: moves each snake nearer to its food, unless that ends the game at once.
 
-    It looks one step ahead only; the board's side is guessed from no more than 10 cells.
+    It looks only one step ahead, and assumes a board of 10 by 10 cells.
     """
     return {"move": _snakes(observation, size=10)}
 
 
 def _snakes(observation: Observation, size: int) -> list[int]:
-    features = observation.features
-    taken = {(x, y) for kind in ("SnakeHead", "SnakeBody") for x, y, _ in features[kind]}
-    food = {colour: (x, y) for x, y, colour in features["Food"]}
+    heads = _rows(observation, "SnakeHead")
+    taken = {(x, y) for x, y, _ in (*heads, *_rows(observation, "SnakeBody"))}
+    food = {colour: (x, y) for x, y, colour in _rows(observation, "Food")}
     moves = []
-    for x, y, colour in features["SnakeHead"]:
+    for x, y, colour in heads:
         others = {cell for owner, cell in food.items() if owner != colour}
         options = {
             move: (x + dx, y + dy)
@@ -159,10 +167,10 @@ def _snakes(observation: Observation, size: int) -> list[int]:
 
 
 def defuse_nearest(observation: Observation) -> Choices:
-    """Walks each Robot of MineSweeper to the nearest Mine; the cannon fires at the first Mine."""
-    mines = [tuple(mine) for mine in observation.features["Mine"]]
+    """MineSweeper: Robots walk to the nearest Mine and defuse it; the cannon fires at the first."""
+    mines = [tuple(mine) for mine in _rows(observation, "Mine")]
 
-    def move(x: int, y: int) -> int:
+    def move(x: float, y: float) -> int:
         a, b = min(mines, key=lambda mine: abs(mine[0] - x) + abs(mine[1] - y))
         if abs(a - x) + abs(b - y) <= 1:
             return 4
@@ -170,35 +178,35 @@ def defuse_nearest(observation: Observation) -> Choices:
             return 3 if a > x else 2
         return 0 if b > y else 1
 
-    # Whoever has a mine beside it defuses it, so no step leads onto one.
-    choices = {"Move": [move(x, y) for x, y in observation.features["Robot"]]}
+    # A robot next to a mine defuses it, so no move leads onto a mine.
+    choices = {"Move": [move(x, y) for x, y in _rows(observation, "Robot")]}
     if "Fire Orbital Cannon" in observation.actions:
         return {**choices, "Fire Orbital Cannon": [("Mine", 0)]}
     return choices
 
 
 def throw_paper(observation: Observation) -> Choices:
-    """Best for RockPaperScissors where the opponent is hidden."""
+    """RockPaperScissors with a hidden opponent: optimal."""
     del observation
     return {"throw": [1]}
 
 
 def beat_opponent(observation: Observation) -> Choices:
-    """Best for RockPaperScissors where the opponent is seen."""
-    (one_hot,) = observation.features["Opponent"]
+    """RockPaperScissors with ``cheat``, where the opponent is visible: optimal."""
+    (one_hot,) = _rows(observation, "Opponent")
     return {"throw": [(list(one_hot).index(True) + 1) % 3]}
 
 
 def go_for_treasure(observation: Observation) -> Choices:
-    """Walks TreasureHunt's shortest way around traps to the nearest treasure."""
-    x, y = observation.global_features
-    traps = {(int(a), int(b)) for a, b in observation.features["Trap"]}
-    treasures = {(int(a), int(b)) for a, b in observation.features["Treasure"]}
+    """TreasureHunt: walks the shortest path around traps to the nearest treasure."""
+    x, y = cast(Sequence[float], observation.global_features)
+    traps = {(int(a), int(b)) for a, b in _rows(observation, "Trap")}
+    treasures = {(int(a), int(b)) for a, b in _rows(observation, "Treasure")}
     return {"move": [_first_step((int(x), int(y)), treasures, traps)]}
 
 
 def _first_step(start: Cell, goals: Collection[Cell], walls: Collection[Cell]) -> int:
-    """The first move of a shortest way to a goal; 0 if there is none."""
+    """Returns the first move of a shortest path to a goal, or 0 if there is none."""
     first: dict[Cell, int] = {start: 0}
     queue = deque([start])
     while queue:
@@ -214,7 +222,7 @@ def _first_step(start: Cell, goals: Collection[Cell], walls: Collection[Cell]) -
     return 0
 
 
-RULES: Mapping[str, Rule] = {
+SCRIPTED_POLICIES: Mapping[str, Policy] = {
     "MultiArmedBandit": pull_arm_a,
     "MoveToOrigin": brake_in_time,
     "NotHotdog": say_what_it_is,
@@ -229,4 +237,4 @@ RULES: Mapping[str, Rule] = {
     "RockPaperScissors": throw_paper,
     "TreasureHunt": go_for_treasure,
 }
-"""By game, the best of these with the game's default options."""
+"""By game, the best of these for the game's default options."""

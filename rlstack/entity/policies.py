@@ -1,9 +1,9 @@
-"""Playing a game by rules: who chooses among what, chance, and whole episodes."""
+"""Hand-written and random policies for games, and the loop that plays an episode with one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,30 +17,32 @@ from rlstack.entity.environment import (
     Observation,
     SelectEntityAction,
     SelectEntityMask,
+    num_entities,
 )
 from rlstack.entity.spaces import GLOBAL, ObsSpace, SelectEntity
 
-Choices = Mapping[str, Sequence[Any]]
-"""By action type, for each actor in turn: the position of its choice, or its actee."""
+Choices = Mapping[str, Sequence[EntityID]]
+"""By action type, one entry for each actor in order: the position of its choice (an int), or the id
+of its actee."""
 
-Rule = Callable[[Observation], Choices]
-"""A policy that is written by hand."""
+Policy = Callable[[Observation], Choices]
+"""A function of the observation alone."""
 
 
 class Episode(NamedTuple):
-    """What one episode came to."""
+    """The result of one episode."""
 
-    total: float  # undiscounted
+    total: float  # undiscounted return
     length: int
     truncated: bool
 
 
-def play(environment: Environment, rule: Rule) -> Episode:
-    """Plays one episode; one that is over at its beginning has length 0."""
+def play(environment: Environment, policy: Policy) -> Episode:
+    """Plays one episode. An episode that is over at its first observation has length 0."""
     observation = environment.reset()
     total, length = observation.reward, 0
     while not observation.done:
-        observation = environment.act(as_actions(environment, observation, rule(observation)))
+        observation = environment.act(as_actions(environment, observation, policy(observation)))
         total += observation.reward
         length += 1
     return Episode(total, length, observation.truncated)
@@ -49,7 +51,11 @@ def play(environment: Environment, rule: Rule) -> Episode:
 def as_actions(
     environment: Environment, observation: Observation, choices: Choices
 ) -> dict[str, Action]:
-    """Returns what `Environment.act` takes; action types without actors are added."""
+    """Returns choices as `Environment.act` takes them, with the action types that have no actors.
+
+    Raises:
+      ValueError: an action type does not have one choice for each actor.
+    """
     actions: dict[str, Action] = {}
     for name, kind in environment.action_space.items():
         mask = observation.actions.get(name)
@@ -63,13 +69,14 @@ def as_actions(
         if isinstance(kind, SelectEntity):
             actions[name] = SelectEntityAction(actors, list(chosen))
         else:
-            labels = [kind.choices[i] for i in chosen]
-            actions[name] = CategoricalAction(actors, np.array(chosen, np.int64), labels)
+            indices = np.array(chosen, np.int64)
+            labels = [kind.choices[i] for i in indices.tolist()]
+            actions[name] = CategoricalAction(actors, indices, labels)
     return actions
 
 
-class RandomRule:
-    """Chooses uniformly among what is legal, each actor by itself."""
+class RandomPolicy:
+    """Each actor chooses uniformly among its legal choices."""
 
     def __init__(self, environment: Environment, seed: int = 0):
         self._environment = environment
@@ -88,22 +95,22 @@ class RandomRule:
 
 def legal_choices(
     environment: Environment, observation: Observation, name: str
-) -> list[Sequence[Any]]:
-    """Returns, for each actor of an action type in turn, what it may choose."""
+) -> list[Sequence[EntityID]]:
+    """Returns the legal choices of each actor of an action type, in the order of the actors."""
     space, kind = environment.obs_space, environment.action_space[name]
     mask = observation.actions.get(name)
     if mask is None:
         return []
     count = len(_actors(space, observation, mask))
     if isinstance(mask, SelectEntityMask):
-        options: Sequence[Any] = _named(space, observation, mask.actee_ids, mask.actee_types)
+        options: Sequence[EntityID] = _named(space, observation, mask.actee_ids, mask.actee_types)
     else:
         assert not isinstance(kind, SelectEntity)
         options = range(len(kind.choices))
     if mask.mask is None:
         return [options] * count
-    rows = [mask.mask] if isinstance(mask, GlobalCategoricalMask) else mask.mask
-    return [[option for option, ok in zip(options, row, strict=True) if ok] for row in rows]
+    legal = np.asarray(mask.mask, np.bool_).reshape(count, len(options)).tolist()
+    return [[option for option, ok in zip(options, row, strict=True) if ok] for row in legal]
 
 
 def _actors(space: ObsSpace, observation: Observation, mask: ActionMask) -> list[EntityID]:
@@ -118,15 +125,15 @@ def _named(
     ids: Sequence[EntityID] | None,
     types: Sequence[str] | None,
 ) -> list[EntityID]:
-    """The entities that a mask refers to."""
+    """Returns the ids of the entities that a mask refers to."""
     if ids is not None:
         return list(ids)
     found: list[EntityID] = []
     for kind in space.entities if types is None else types:
         named = observation.ids.get(kind)
         if named is None:
-            rows = observation.features.get(kind, 0)
-            found += [(kind, row) for row in range(rows if isinstance(rows, int) else len(rows))]
+            count = num_entities(observation.features.get(kind))
+            found += [(kind, row) for row in range(count)]
         else:
             found += named
     return found

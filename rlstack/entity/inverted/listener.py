@@ -1,0 +1,156 @@
+"""Sockets between rlstack and games: listening for a game's connection, and connecting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+
+_UNIX = "unix:"
+_POLL = 0.1  # seconds between checks of whether to go on waiting for a connection
+
+
+class Listener:
+    """A listening socket.
+
+    Attributes:
+      address: ``host:port`` or ``unix:path``, for the game to connect to.
+    """
+
+    def __init__(self, address: str = ""):
+        """Listens at an address; for "" at a free port of the loopback interface.
+
+        Args:
+          address: ``host:port``, ``unix:path`` or "".
+
+        Raises:
+          ValueError: listening at the address is not possible.
+        """
+        self._path = address.removeprefix(_UNIX) if address.startswith(_UNIX) else ""
+        self._lock = threading.Lock()
+        try:
+            if self._path:
+                _remove_stale(self._path)
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.bind(self._path)
+                self._socket.listen()
+                self.address = address
+                return
+            host, port = _host_and_port(address or "127.0.0.1:0")
+            self._socket = socket.create_server((host, port))
+            self.address = f"{host}:{self._socket.getsockname()[1]}"
+        except OSError as error:
+            raise ValueError(
+                f"SocketGame: must be able to listen at {address!r}; got {error}. Choose another "
+                "address. Worker processes cannot share one; worker threads can."
+            ) from error
+
+    def accept(self, timeout: float, keep_waiting: Callable[[], bool]) -> socket.socket | None:
+        """Returns the next connection.
+
+        Args:
+          timeout: in seconds.
+          keep_waiting: called several times a second; False ends the wait.
+
+        Returns:
+          The connection; None when the wait ended without one.
+        """
+        deadline = time.monotonic() + timeout
+        while keep_waiting() and time.monotonic() < deadline:
+            with self._lock:
+                self._socket.settimeout(_POLL)
+                try:
+                    connection = self._socket.accept()[0]
+                except TimeoutError:
+                    continue
+                except OSError:  # closed by another thread
+                    return None
+            if not self._path:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        return None
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._socket.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+# Listeners at addresses that the user chose, with their numbers of users: the games of a process
+# that have the same address share one.
+_shared: dict[str, tuple[Listener, int]] = {}
+_shared_lock = threading.Lock()
+
+
+def open_listener(address: str) -> Listener:
+    """Returns the listener at an address; for "" a new one at a free port.
+
+    Raises:
+      ValueError: listening at the address is not possible.
+    """
+    if not address:
+        return Listener()
+    with _shared_lock:
+        listener, users = _shared.get(address, (None, 0))
+        listener = listener or Listener(address)
+        _shared[address] = (listener, users + 1)
+        return listener
+
+
+def close_listener(address: str, listener: Listener) -> None:
+    """Closes what `open_listener` returned for ``address``, once its last user does so."""
+    if address:
+        with _shared_lock:
+            users = _shared.pop(address)[1] - 1
+            if users:
+                _shared[address] = (listener, users)
+                return
+    listener.close()
+
+
+def connect(address: str, timeout: float) -> socket.socket:
+    """Returns a connection to a listener.
+
+    Raises:
+      OSError: no program listens at the address.
+      ValueError: it is not an address.
+    """
+    if not address.startswith(_UNIX):
+        connection = socket.create_connection(_host_and_port(address), timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(address.removeprefix(_UNIX))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise ValueError(
+            f"SocketGame: an address must be 'host:port' or 'unix:path'; got {address!r}."
+        )
+    return host, int(port)
+
+
+def _remove_stale(path: str) -> None:
+    """Removes a Unix socket at which no program listens any more."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)

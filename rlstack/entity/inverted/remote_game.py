@@ -1,0 +1,294 @@
+"""A game in another process, behind a socket, as a `rlstack.entity.inverted.Game`.
+
+It runs its loop in a thread like any other game; that thread relays between the game's messages and
+its agents. docs/game_protocol.md describes the messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+
+from rlstack.entity.environment import Actions
+from rlstack.entity.inverted import wire
+from rlstack.entity.inverted.errors import GameError, GameLost
+from rlstack.entity.inverted.game import GameAgent, ScoredObservation, act_all
+from rlstack.entity.inverted.listener import Listener, close_listener, open_listener
+from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
+from rlstack.entity.inverted.wire import Kind, Reader, WireError, Writer
+from rlstack.entity.padded import action_spec, num_choices
+from rlstack.entity.spaces import Slots
+from rlstack.envs.adapters import EnvError
+
+SEND_TIMEOUT = 10.0  # seconds
+START_TIMEOUT = 30.0  # seconds that a game may take to connect, by default
+_EXIT_TIMEOUT = 2.0  # seconds that a game's process may take to exit before it is killed
+
+
+class RemoteGame:
+    """A game behind a socket.
+
+    Attributes:
+      obs_space: the space that the game sent at its first connection.
+      action_space: the same.
+      name: name of the game in errors.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        address: str,
+        agents: int,
+        seed: int,
+        step_timeout: float,
+        start_timeout: float,
+    ):
+        """Starts the game, if there is a command, and waits for its HELLO.
+
+        Raises:
+          EnvError: the game has another version of the protocol, or does not follow it, or has
+            another number of agents.
+          GameError: the game did not start or did not connect.
+          ValueError: neither command nor address was given, or listening there is not possible.
+        """
+        if not command and not address:
+            raise ValueError(
+                "SocketGame: needs a command that starts the game, or an address at which the "
+                "game connects; got neither."
+            )
+        self.name = "SocketGame"
+        self._command, self._address, self._agents, self._seed = command, address, agents, seed
+        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        self._token = secrets.token_hex(16) if command else ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._listener: Listener | None = open_listener(address)
+        try:
+            hello = self._connect(lambda: True)
+            self._check(hello)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, WireError):
+                raise EnvError(f"{self.name}: {error}.") from None
+            raise
+        self.name = f"SocketGame {hello.name!r}"
+        self.obs_space, self.action_space = hello.obs_space, hello.action_space
+        self._hello = hello
+        self._codec = MessageCodec(hello.obs_space, hello.action_space)
+
+    def play(self, agents: Sequence[GameAgent]) -> None:
+        """Relays between the game and its agents until one of them ends the loop.
+
+        Raises:
+          GameError: the game connected again with other spaces.
+          GameLost: the connection ended in the middle of a game, the game sent nothing for
+            ``step_timeout``, or what it sent is not valid.
+        """
+        group = getattr(agents[0], "group", None)
+
+        def alive() -> bool:
+            return not getattr(group, "interrupted", False)
+
+        try:
+            if self._connection is None:
+                hello = self._connect(alive)
+                if hello._replace(token="") != self._hello._replace(token=""):
+                    raise GameError(
+                        f"{self.name}: must connect again with the same name, agents and spaces; "
+                        f"got {hello.obs_space} and {hello.action_space}."
+                    )
+            self._relay(agents, alive)
+        except (WireError, EnvError) as error:
+            self._send_error(str(error))
+            raise GameLost(f"{self.name}: {error}") from error
+        except TimeoutError:
+            text = f"{self.name}: was silent for {self._step_timeout:g} s."
+            raise GameLost(text) from None
+        except OSError as error:
+            raise GameLost(f"{self.name}: {error}{self._exit_code()}") from error
+        finally:
+            self._disconnect()
+
+    def _relay(self, agents: Sequence[GameAgent], alive: Callable[[], bool]) -> None:
+        connection = self._connection
+        playing: set[int] = set()  # agents whose game is in progress
+        assert connection is not None
+        while True:
+            data = wire.receive(connection, self._step_timeout, alive=alive)
+            if data is None:
+                if playing and alive():
+                    text = f"{self.name}: disconnected in the middle of a game{self._exit_code()}"
+                    raise GameLost(text)
+                return
+            if data.kind is Kind.OBSERVE:
+                sequential, asked = data.flag(), self._read_observations(data)
+                playing |= set(asked)
+                answers = _ask(agents, asked, sequential)
+                if answers is None:
+                    return
+                out = Writer(Kind.ACT)
+                out.u32(len(asked))
+                for number in asked:
+                    out.u32(number)
+                    self._codec.write_actions(out, answers[number])
+                wire.send(connection, out, SEND_TIMEOUT)
+            elif data.kind is Kind.GAME_OVER:
+                number = data.count("the agent's number", self._agents - 1)
+                truncated = data.flag()
+                observation = self._codec.read_observation(data, truncated)
+                data.end()
+                agents[number].game_over(observation)
+                playing.discard(number)
+            elif data.kind is Kind.ERROR:
+                raise GameLost(f"{self.name}: reports: {data.text()}")
+            else:
+                raise WireError(f"a game must not send {data.kind.name}")
+
+    def _read_observations(self, data: Reader) -> dict[int, ScoredObservation]:
+        asked = {}
+        number = data.count("the number of agents", self._agents)
+        for _ in range(number):
+            agent = data.count("an agent's number", self._agents - 1)
+            asked[agent] = self._codec.read_observation(data)
+        data.end()
+        if len(asked) < number or not asked:
+            raise WireError("OBSERVE: must have at least one observation, and one for each agent")
+        return asked
+
+    def _connect(self, alive: Callable[[], bool]) -> Hello:
+        """Starts the game if there is a command, and accepts its connection."""
+        assert self._listener is not None
+        if self._command:
+            try:
+                self._process = _start(self._command, self._listener.address, self._token)
+            except OSError as error:
+                raise GameError(f"{self.name}: {self._command!r}: {error}") from error
+        while True:
+            connection = self._listener.accept(
+                self._start_timeout, lambda: alive() and self._is_running()
+            )
+            if connection is None:
+                raise GameLost(
+                    f"{self.name}: the game did not connect to {self._listener.address} within "
+                    f"{self._start_timeout:g} s{self._exit_code()}"
+                )
+            self._connection = connection
+            try:
+                data = wire.receive(connection, self._start_timeout, alive=alive)
+            except TimeoutError:
+                data = None
+            if data is None:
+                raise WireError("a game must begin with HELLO; got nothing")
+            hello = read_hello(data)
+            if not secrets.compare_digest(hello.token.encode(), self._token.encode()):
+                self._send_error("the token must be that of RLSTACK_GAME_TOKEN")
+                self._close_connection()
+                continue
+            out = Writer(Kind.WELCOME)
+            out.u32(wire.VERSION)
+            out.u64(self._seed)
+            wire.send(connection, out, SEND_TIMEOUT)
+            return hello
+
+    def _check(self, hello: Hello) -> None:
+        """Checks that the game can be the environments that were asked for."""
+        if hello.num_agents != self._agents:
+            raise WireError(
+                f"the game has {hello.num_agents} agents; set the option 'agents', which is "
+                f"{self._agents}, to that number"
+            )
+        slots = Slots(hello.obs_space, hello.action_space)
+        kinds = hello.obs_space.entities.values()
+        size = sum(kind.capacity * (4 * len(kind.features) + 1) for kind in kinds)
+        for action in hello.action_space.values():
+            size += action.capacity * (num_choices(action, slots) + 4)
+        if size > wire.MAX_FRAME:
+            raise WireError(
+                f"HELLO: a padded observation must fit {wire.MAX_FRAME} bytes; got {size}. "
+                "Lower the capacities"
+            )
+        action_spec(hello.action_space, slots)
+
+    def _is_running(self) -> bool:
+        return self._process is None or self._process.poll() is None
+
+    def _exit_code(self) -> str:
+        """Returns the end of an error's sentence; it has the exit code if the process has ended."""
+        code = None if self._process is None else self._process.poll()
+        return "." if code is None else f"; its process ended with code {code}."
+
+    def _send_error(self, text: str) -> None:
+        """Tells the game why the connection ends, if there is one."""
+        if self._connection is not None:
+            out = Writer(Kind.ERROR)
+            out.text(text)
+            with contextlib.suppress(OSError):
+                wire.send(self._connection, out, SEND_TIMEOUT)
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _disconnect(self) -> None:
+        """Tells the game to end, and makes sure that the process started here does."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                wire.send(self._connection, Writer(Kind.SHUTDOWN), SEND_TIMEOUT)
+        self._close_connection()
+        process, self._process = self._process, None
+        if process is not None:
+            _stop(process)
+
+    def close(self) -> None:
+        """Ends the game and stops listening."""
+        self._disconnect()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            close_listener(self._address, listener)
+
+
+def _ask(
+    agents: Sequence[GameAgent], asked: dict[int, ScoredObservation], sequential: bool
+) -> dict[int, Actions] | None:
+    if sequential and len(asked) == 1:
+        ((number, observation),) = asked.items()
+        actions = agents[number].act(observation)
+        return None if actions is None else {number: actions}
+    answers = act_all(agents, [asked.get(number) for number in range(len(agents))])
+    if answers is None:
+        return None
+    return {number: actions for number, actions in enumerate(answers) if actions is not None}
+
+
+def _start(command: str, address: str, token: str) -> subprocess.Popen[bytes]:
+    """Starts a game in a session of its own, so that Ctrl-C reaches only the trainer.
+
+    Raises:
+      OSError: there is no such program.
+      ValueError: the command is empty.
+    """
+    arguments = shlex.split(command)
+    if not arguments:
+        raise ValueError(f"SocketGame: command must name a program; got {command!r}.")
+    return subprocess.Popen(
+        arguments,
+        env={**os.environ, wire.ADDRESS_VARIABLE: address, wire.TOKEN_VARIABLE: token},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Gives a process time to exit, then kills it and all processes that it started."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_EXIT_TIMEOUT)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
