@@ -47,7 +47,7 @@ SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
 REAL = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
 UNEVEN = specs.BoundedArray((2,), np.float32, [-2.0, 0.0], [2.0, 6.0])
 STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
-ENTITIES = ragged_cases.TABLE.observation_spec  # of three kinds of actions
+ENTITIES = ragged_cases.CODEC.observation_spec  # of three kinds of actions
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
@@ -151,7 +151,7 @@ SETTINGS = {
     "ppo-entities": Setting(
         _with(PPO_SMALL, ratio="per_actor"),
         ENTITIES,
-        ragged_cases.TABLE.action_spec,
+        ragged_cases.CODEC.action_spec,
         NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
     ),
     "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),

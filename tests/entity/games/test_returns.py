@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from rlstack.entity import scripted as s
 from rlstack.entity.games import GAMES
-from rlstack.entity.games import scripted as s
 from rlstack.entity.policies import RandomPolicy, play
 
 
