@@ -25,9 +25,8 @@ from benchmarks.report import Comparison, alternate
 from programs.build.components import make_agent
 from programs.build.environments import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
+from programs.nodes.base import Setup
 from programs.nodes.inference import InferenceNode
-from programs.nodes.line import Setup
-from programs.nodes.params import know_records
 from programs.presets import preset
 from programs.tracking.run_dir import RunDir
 from rlstack.rpc import RemoteObject, codec, serve
@@ -163,7 +162,9 @@ def _serve(clients: int, num_envs: int) -> None:
     agent = make_agent(setup.experiment, setup.spec)
     params = jax.jit(agent.initial_params)(jax.random.PRNGKey(0))
     stop = threading.Event()
-    node = InferenceNode(setup, 0, _FixedParams(params), _NoCoordinator(), stop)
+    learner: Any = _FixedParams(params)
+    coordinator: Any = _NoCoordinator()
+    node = InferenceNode(setup, 0, learner, coordinator, stop)
     runs = threading.Thread(target=node.run)
     bare = courier.Server()
     bare.Bind("act", _Bare(agent, params).act)
@@ -183,7 +184,7 @@ def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> No
     import courier
 
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
-    know_records(make_agent(setup.experiment, setup.spec), setup.step)
+    setup.register_records(make_agent(setup.experiment, setup.spec))
     ids = np.arange(rank * num_envs, (rank + 1) * num_envs, dtype=np.int32)
     timestep = _timestep(num_envs)
     remote = RemoteObject(service, InferenceNode, name="inferencer/0")

@@ -1,12 +1,13 @@
-"""From the experiment config to the parts that every topology wires together."""
+"""Makes the parts of an experiment from its config: agent, evaluator and replay."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 import jax
+import numpy as np
 
 from agents import AGENTS
 from programs.build.seeds import role_key, role_seed
@@ -16,16 +17,26 @@ from rlstack.acting.evaluator import Evaluator
 from rlstack.agent import Agent
 from rlstack.families.normalised import normalised
 from rlstack.references import load_object, nearest
-from rlstack.replay import InProcessReplay, ReplayBuffer, ReplayConfig, bytes_needed
+from rlstack.replay import (
+    InProcessReplay,
+    ReplayBuffer,
+    ReplayConfig,
+    SharedMemHandle,
+    SharedMemReplayBuffer,
+    bytes_needed,
+)
 from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
-from rlstack.types import EnvSpec, Transition
+from rlstack.types import EnvSpec, PyTree, Transition
+
+if TYPE_CHECKING:
+    from rlstack.replay.reverb import ReverbReplayBuffer
 
 
 def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
-    """Makes the agent, to explore with or, when greedy, to be judged."""
+    """Makes the agent, with its exploring policy or, for evaluation, the greedy one."""
     cfg = experiment.agent
     if type(cfg) not in AGENTS:
         raise ValueError(
@@ -48,59 +59,181 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     return normalised(agent, experiment.normalisation)
 
 
-def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
-    """Makes the replay of a single process, for steps of this `transition_spec`."""
-    num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
-
-    def make(cfg: ReplayConfig, spec: Transition) -> InProcessReplay:
-        return InProcessReplay(cfg, num_envs, seed=seed, spec=spec)
-
-    return make_stacked(experiment, spec, make)
-
-
-def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) -> None:
-    """Says how much memory the replay takes, before anything takes it.
-
-    Args:
-      experiment: whose replay.
-      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
-      stream: where to.
-
-    Raises:
-      ValueError: there is not that much.
-    """
-    (cfg, stored), num_envs = as_stored(experiment, spec), experiment.total_envs
-    if experiment.topology in ("heavy_env", "light_env"):
-        shared, beside = total_bytes(cfg, num_envs, stored)
-        check_memory(shared, "replay", FOLDER)
-        size = shared + beside
-    else:
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored)
-        size = bytes_needed(cfg, example, num_envs)
-    check_memory(size, "replay")
-    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
-
-
-def as_stored(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:
-    """Returns the config and the spec of what is stored, which differ where frames are stacked."""
-    cfg = experiment.replay
-    if not cfg.frame_stack:
-        return cfg, spec
-    stacks = FrameStacks(cfg, experiment.total_envs, spec)
-    return stacks.cfg, stacks.spec
-
-
-def make_stacked(
-    experiment: Experiment, spec: Transition, make: Callable[[ReplayConfig, Transition], Any]
-) -> Any:
-    """Makes what stores steps, so that it stores stacked frames once if the config says so."""
-    cfg = experiment.replay
-    if cfg.frame_stack:
-        return StackedReplay(cfg, experiment.total_envs, spec, make)
-    return make(cfg, spec)
-
-
 def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     """Makes the evaluator, with the agent's greedy policy."""
     agent = make_agent(experiment, spec, greedy=True)
     return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
+
+
+def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
+    """Makes the replay of a single process, for steps of this `transition_spec`."""
+    stored = _Stored.of(experiment, spec)
+    num_envs, seed = experiment.env.num_envs, role_seed(experiment.seed, "replay")
+    return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
+
+
+def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) -> None:
+    """Prints how much memory the replay takes, before it is allocated.
+
+    Args:
+      experiment: the experiment, with its replay.
+      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
+      stream: where to print.
+
+    Raises:
+      ValueError: the machine has less memory than that.
+    """
+    stored, num_envs = _Stored.of(experiment, spec), experiment.total_envs
+    if experiment.topology in ("heavy_env", "light_env"):
+        shared, private = total_bytes(stored.cfg, num_envs, stored.spec)
+        check_memory(shared, "replay", FOLDER)
+        size = shared + private
+    else:
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored.spec)
+        size = bytes_needed(stored.cfg, example, num_envs)
+    check_memory(size, "replay")
+    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
+
+
+class ReplayWriter(Protocol):
+    """An actor's side of a program's replay."""
+
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
+        """Stores one step of some environments."""
+
+    def flush(self) -> None:
+        """Waits until everything added can be sampled."""
+
+    def close(self) -> None:
+        """Disconnects."""
+
+
+class LearnerReplay(NamedTuple):
+    """The learner's side of a program's replay."""
+
+    buffer: ReplayBuffer
+    save: Callable[[], PyTree]  # returns what a checkpoint holds of the replay
+    load: Callable[[PyTree], None]  # takes that back
+    name: str = ""  # of its shared memory; actors open it by that
+
+
+class ProgramReplay(Protocol):
+    """The replay of a program of several nodes; every node opens its own side."""
+
+    def reader(self) -> LearnerReplay:
+        """Opens the learner's side."""
+
+    def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
+        """Opens the side of the actor of this rank.
+
+        Args:
+          rank: of the actor.
+          find_memory: asks the learner for `LearnerReplay.name`; called where there is one.
+        """
+
+
+class SharedMemory:
+    """Replay in memory that the learner owns and actors of the same machine write to."""
+
+    def __init__(self, experiment: Experiment, spec: Transition) -> None:
+        """Opens nothing yet; `spec` is of one environment's step."""
+        self._experiment, self._spec = experiment, spec
+
+    def reader(self) -> LearnerReplay:
+        """Allocates the memory."""
+        experiment = self._experiment
+        stored = _Stored.of(experiment, self._spec)
+        buffer = SharedMemReplayBuffer(
+            stored.cfg,
+            experiment.total_envs,
+            seed=role_seed(experiment.seed, "replay"),
+            spec=stored.spec,
+            num_actors=experiment.num_actors,
+        )
+        stacked = stored.stacked(buffer)
+        return LearnerReplay(stacked, stacked.save, stacked.load, buffer.handle().name)
+
+    def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
+        """Opens the learner's memory for an actor."""
+        experiment = self._experiment
+        stored = _Stored.of(experiment, self._spec)
+        handle = SharedMemHandle(find_memory(), stored.cfg, experiment.total_envs, stored.spec)
+        return stored.stacked(handle.writer(rank, experiment.num_actors))
+
+
+class ReverbReplay:
+    """Replay on a Reverb server, found by its address."""
+
+    def __init__(self, experiment: Experiment, spec: Transition, address: str) -> None:
+        """Connects nowhere yet; `spec` is of one environment's step."""
+        self._experiment, self._spec, self._address = experiment, spec, address
+
+    def reader(self) -> LearnerReplay:
+        """Connects the learner. The server writes its own checkpoints and restores the newest."""
+        stored = _Stored.of(self._experiment, self._spec)
+        buffer = self._connect(stored)
+
+        def save() -> PyTree:
+            buffer.checkpoint()
+            return ()
+
+        return LearnerReplay(stored.stacked(buffer), save, load=lambda saved: None)
+
+    def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
+        """Connects an actor."""
+        del find_memory
+        stored = _Stored.of(self._experiment, self._spec)
+        return stored.stacked(self._connect(stored, self._experiment.env_ids(rank)))
+
+    def _connect(self, stored: _Stored, env_ids: range | None = None) -> ReverbReplayBuffer:
+        from rlstack.replay.reverb import ReverbReplayBuffer
+
+        experiment = self._experiment
+        prefetch, max_pending = None, 64
+        if experiment.program.pacing == "lock_step":
+            # A step that was added must be sampled in this round, and none of a later one.
+            prefetch = max_pending = 0
+        elif experiment.replay.sampler == "fifo":
+            # Prefetched and pending items grow old, as those in the queue do.
+            prefetch, max_pending = experiment.replay.batch_size, experiment.env.num_envs
+        return ReverbReplayBuffer(
+            stored.cfg,
+            experiment.total_envs,
+            self._address,
+            stored.spec,
+            env_ids=env_ids,
+            num_actors=experiment.num_actors,
+            prefetch=prefetch,
+            max_pending=max_pending,
+        )
+
+
+def stored_spec(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:
+    """Returns config and spec of what is stored of steps of this `transition_spec`.
+
+    They differ from the experiment's own where stacked frames are stored once.
+    """
+    stored = _Stored.of(experiment, spec)
+    return stored.cfg, stored.spec
+
+
+class _Stored(NamedTuple):
+    """What a replay stores: the steps, or steps with their stacked frames taken apart."""
+
+    cfg: ReplayConfig
+    spec: Transition
+    stacked: Callable[[Any], Any]  # wraps a buffer or a writer; callers then see whole stacks
+
+    @classmethod
+    def of(cls, experiment: Experiment, spec: Transition) -> _Stored:
+        cfg, num_envs = experiment.replay, experiment.total_envs
+        if not cfg.frame_stack:
+            return cls(cfg, spec, lambda buffer: buffer)
+        stacks = FrameStacks(cfg, num_envs, spec)
+        return cls(
+            stacks.cfg,
+            stacks.spec,
+            lambda buffer: StackedReplay(cfg, num_envs, spec, lambda *_: buffer),
+        )

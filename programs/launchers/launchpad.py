@@ -1,7 +1,6 @@
-"""Nodes of a Launchpad program; with the launcher, the only place that knows Launchpad.
+"""A program's graph as a Launchpad program: its nodes become Launchpad nodes.
 
-A node is a class of `programs.nodes` with the arguments of its constructor, but the last one, the
-event by which Launchpad ends a node. Handles among them become clients (`rlstack.rpc`) there.
+A node's handles become Launchpad handles, and in the node that gets them clients (`rlstack.rpc`).
 """
 
 from __future__ import annotations
@@ -14,43 +13,77 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import launchpad as lp
 from launchpad import address as lp_address
 from launchpad import context
 from launchpad.nodes.dereference import Dereferenceable
 
-from programs.nodes import supervise
-from programs.nodes.line import Setup, incarnation, set_incarnation
-from programs.nodes.replay import Reverb, ReverbNode
+from programs import timing
+from programs.graph import Graph, Handle, Node
+from programs.nodes import supervisor
+from programs.nodes.base import Setup, incarnation, set_incarnation
 from rlstack.rpc import RemoteObject, Service
 from rlstack.rpc.courier import Server
 from rlstack.rpc.socket_filter import LOOPBACK, address_of
 
-# Seconds in which a node ends after it was told to: those that hold nothing to lose, and others.
-_GRACE, _GRACE_OF_OWNERS = 2.0, 7.0
-_ASK_SECONDS = 2.0  # for the coordinator to say where a node is
 _THREADS = (context.LaunchType.LOCAL_MULTI_THREADING, context.LaunchType.TEST_MULTI_THREADING)
 
 
-class _Runs:
-    """What nodes add to Launchpad's: a record of failures, and restarts where they are safe."""
+class LaunchpadProgram(NamedTuple):
+    """A Launchpad program, and where its coordinator answers once addresses are bound."""
+
+    program: lp.Program
+    coordinator: lp_address.Address
+
+
+def build(graph: Graph, setup: Setup) -> LaunchpadProgram:
+    """Returns the graph as a Launchpad program, with real Launchpad nodes."""
+    program = lp.Program(graph.name)
+    made: dict[str, lp.PyClassNode] = {}
+    handles: dict[str, Any] = {}
+    for node in graph.nodes:
+        args = [handles[a.node] if isinstance(a, Handle) else a for a in node.args]
+        made[node.name] = _make_node(node, args, setup, handles)
+        with program.group(node.group):
+            handles[node.name] = program.add_node(made[node.name])
+    return LaunchpadProgram(program, made["coordinator"].addresses[0])
+
+
+def _make_node(
+    node: Node, args: Sequence[object], setup: Setup, handles: dict[str, Any]
+) -> lp.PyClassNode:
+    if node.kind == "worker":
+        return WorkerNode(node, args, setup)
+    if node.kind == "server":
+        return ServerNode(node, args, setup)
+    # Ray may restart a node on another host; clients then ask the coordinator for its address.
+    moves = node.restartable and setup.experiment.program.launch == "ray"
+    return ServiceNode(node, args, setup, handles["coordinator"] if moves else None)
+
+
+class _ProgramNode:
+    """What nodes add to Launchpad's: records of failures, and restarts where they are safe."""
 
     setup: Setup
     name: str
     restartable: bool
-    niceness: int = 0
+    niceness: int
     _instance: Any
 
+    def _describe(self, node: Node, setup: Setup) -> None:
+        self.setup, self.name, self.restartable = setup, node.name, node.restartable
+        self.niceness = getattr(node.cls, "niceness", 0)
+
     def run(self) -> None:
-        """Runs the node; in a thread, again and again where that is safe."""
+        """Runs the node; in a thread, restarts it after failures where that is safe."""
         launch = self.setup.experiment.program.launch
-        if launch == "ray":  # whose launcher writes failures down, and restarts
+        if launch == "ray":  # whose launcher records failures and restarts nodes
             super().run()  # type: ignore[misc]
             return
         if launch == "threads" and self.restartable:
-            self._run_again_and_again()
+            self._run_with_restarts()
             return
         try:
             super().run()  # type: ignore[misc]
@@ -58,27 +91,28 @@ class _Runs:
             self._record(error, restarts=False)
             raise
         if launch != "threads":
-            _leave()
+            _exit_process()
 
-    def _run_again_and_again(self) -> None:
-        backoff = supervise.Backoff(self.setup.experiment.program.max_restarts)
+    def _run_with_restarts(self) -> None:
+        limit = self.setup.experiment.program.max_restarts
+        restarts = supervisor.RestartPolicy(limit, *timing.RESTARTS)
         stop = lp.stop_event()
         while not stop.is_set():
-            begun = time.monotonic()
-            set_incarnation(backoff.failures)
+            started = time.monotonic()
+            set_incarnation(restarts.failures)
             self._instance = None
             try:
                 super().run()  # type: ignore[misc]
                 return
             except Exception as error:
-                pause = backoff.failed(time.monotonic() - begun)
+                pause = restarts.failed(time.monotonic() - started)
                 self._record(error, restarts=pause is not None)
                 if pause is None:
                     raise
                 stop.wait(pause)
 
     def _record(self, error: BaseException, *, restarts: bool) -> None:
-        supervise.record_failure(
+        supervisor.record_failure(
             str(self.setup.directory.failures),
             node=self.name,
             incarnation=incarnation(),
@@ -89,17 +123,17 @@ class _Runs:
 
     @staticmethod
     def to_executables(nodes: Sequence[Any], label: str, launch_context: Any) -> list[Any]:
-        """Puts processes under a supervisor, which restarts them or writes down how they ended."""
+        """Puts processes under a supervisor, which restarts them or records how they ended."""
         executables = lp.PyNode.to_executables(nodes, label, launch_context)
         if launch_context.launch_type in _THREADS:
             return executables
         return [_supervised(node, c) for node, c in zip(nodes, executables, strict=True)]
 
 
-def _leave() -> None:
-    """Ends the process, all but the interpreter's taking down of itself.
+def _exit_process() -> None:
+    """Ends the process without the interpreter's own teardown.
 
-    In that, threads of Courier and of JAX may still touch what is no more, and abort.
+    During that, threads of Courier and of JAX may touch freed memory and abort.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -107,129 +141,124 @@ def _leave() -> None:
     os._exit(0)
 
 
-def _supervised(node: _Runs, launched: Any) -> Any:
+def _supervised(node: _ProgramNode, launched: Any) -> Any:
     # A debugger that waits for input would keep a failed node alive.
     command = [part for part in launched.command_as_list if part != "--pdb_post_mortem"]
     limit = node.setup.experiment.program.max_restarts if node.restartable else 0
-    grace = _GRACE if node.restartable else _GRACE_OF_OWNERS
+    grace = timing.GRACE if node.restartable else timing.GRACE_TO_SAVE
     record = str(node.setup.directory.failures)
-    supervisor = [sys.executable, supervise.__file__, record, node.name, str(limit), str(grace)]
-    nice = shutil.which("nice") if node.niceness else None
-    steps_back = [nice, "-n", str(node.niceness)] if nice else []
-    launched.command_as_list[:] = [*supervisor, *steps_back, *command]
+    times = map(str, (limit, grace, *timing.RESTARTS))
+    prefix = [sys.executable, supervisor.__file__, record, node.name, *times]
+    if node.niceness and (nice := shutil.which("nice")):
+        prefix += [nice, "-n", str(node.niceness)]
+    launched.command_as_list[:] = [*prefix, *command]
     return launched
 
 
-class WorkerNode(_Runs, lp.PyClassNode):
-    """A node that nobody calls."""
+class WorkerNode(_ProgramNode, lp.PyClassNode):
+    """A node that no other node calls."""
 
-    def __init__(
-        self, cls: type, setup: Setup, *args: Any, name: str, restartable: bool = False
-    ) -> None:
-        super().__init__(_Construct(cls), setup, *args)
-        self.setup, self.name, self.restartable = setup, name, restartable
-        self.niceness = getattr(cls, "niceness", 0)
+    def __init__(self, node: Node, args: Sequence[object], setup: Setup) -> None:
+        super().__init__(_Construct(node.cls), *args)
+        self._describe(node, setup)
 
 
 class _CourierNode(lp.CourierNode):
-    """Launchpad's, but for its server, which answers at one address."""
+    """Launchpad's node with our server, which answers at one address of the host only."""
 
     setup: Setup
 
     def run(self) -> None:
-        """Serves until the object's `run` has ended."""
-        port, bind_address = _listen(self.setup, self._address.resolve())
+        """Serves until the object's `run` has returned."""
+        port, bind_address = _listen_on(self.setup, self._address.resolve())
         instance = self._construct_instance()
         with Server(instance, port, bind_address):
             instance.run()
 
 
-class ServiceNode(_Runs, _CourierNode):
-    """A node whose remote methods others call."""
+class ServiceNode(_ProgramNode, _CourierNode):
+    """A node whose remote methods other nodes call."""
 
     def __init__(
-        self,
-        cls: type,
-        setup: Setup,
-        *args: Any,
-        name: str,
-        restartable: bool = False,
-        book: Any = None,
+        self, node: Node, args: Sequence[object], setup: Setup, locator: Any = None
     ) -> None:
-        """Takes what a worker does, and the coordinator's handle as `book` if the node may move."""
-        super().__init__(_Construct(cls, serves=True), setup, *args)
-        self.setup, self.name, self.restartable = setup, name, restartable
-        self._cls, self._book = cls, book
+        """Takes the coordinator's handle as `locator` if the node may move to another host."""
+        super().__init__(_Construct(node.cls, serves=True), *args)
+        self._describe(node, setup)
+        self._cls, self._locator = node.cls, locator
 
     def create_handle(self) -> Any:
-        """Returns what becomes a client in other nodes."""
-        return self._track_handle(_ServiceHandle(self._address, self._cls, self.name, self._book))
+        """Returns the handle that becomes a `RemoteObject` in other nodes."""
+        return self._track_handle(
+            _ServiceHandle(self._address, self._cls, self.name, self._locator)
+        )
 
 
 class _ServiceHandle(lp.CourierHandle):
-    def __init__(self, address: lp_address.Address, cls: type, name: str, book: Any) -> None:
+    def __init__(self, address: lp_address.Address, cls: type, name: str, locator: Any) -> None:
         super().__init__(address)
-        self._cls, self._name, self._book = cls, name, book
-
-    @property
-    def address(self) -> str:
-        """Where the node answers, once the program is launched."""
-        return self._address.resolve()
+        self._cls, self._name, self._locator = cls, name, locator
 
     def dereference(self) -> RemoteObject:
-        find = None if self._book is None else _Find(self._book.dereference(), self._name)
+        """Returns a client of the node."""
+        find = None if self._locator is None else _Locate(self._locator.dereference(), self._name)
         return RemoteObject(self._address.resolve(), self._cls, name=self._name, find=find)
 
 
-class _Find:
-    """Asks the coordinator where a node is now."""
+class _Locate:
+    """Asks the coordinator for the present address of a node."""
 
     def __init__(self, coordinator: RemoteObject, name: str) -> None:
         self._coordinator, self._name = coordinator, name
 
     def __call__(self) -> str:
-        return self._coordinator.call("locate", (self._name,), timeout=_ASK_SECONDS)
+        timeout = timing.ASK_COORDINATOR
+        return str(self._coordinator.call("locate", (self._name,), timeout=timeout))
 
 
-class ReplayNode(_Runs, lp.PyClassNode):
-    """A Reverb server, without the TensorFlow that Launchpad's own such node loads."""
+class ServerNode(_ProgramNode, lp.PyClassNode):
+    """A node with a server of its own.
 
-    def __init__(self, setup: Setup, coordinator: Any) -> None:
-        self._address = lp_address.Address("reverb")
-        super().__init__(_Construct(ReverbNode), setup, _Listen(setup, self._address), coordinator)
+    For Reverb it replaces Launchpad's node, which would load TensorFlow.
+    """
+
+    def __init__(self, node: Node, args: Sequence[object], setup: Setup) -> None:
+        self._address = lp_address.Address(node.name)
+        super().__init__(_Construct(node.cls), *args, _Listen(setup, self._address))
         self.allocate_address(self._address)
-        self.setup, self.name, self.restartable = setup, "replay", False
+        self._describe(node, setup)
+        self._client = node.client
 
     def create_handle(self) -> Any:
-        """Returns what becomes a `programs.nodes.replay.Reverb` in other nodes."""
-        return self._track_handle(_ReplayHandle(self.setup, self._address))
+        """Returns the handle that becomes the node's client in other nodes."""
+        return self._track_handle(_ServerHandle(self._address, self._client))
 
 
 class _Listen(Dereferenceable):
-    """Becomes a port, and the address of this host at which to answer, in the node."""
+    """Resolves to (port, IPv4 address to listen on) inside the node."""
 
     def __init__(self, setup: Setup, address: lp_address.Address) -> None:
         self._setup, self._address = setup, address
 
     def dereference(self) -> tuple[int, str]:
-        return _listen(self._setup, self._address.resolve())
+        return _listen_on(self._setup, self._address.resolve())
 
 
-def _listen(setup: Setup, bound: str) -> tuple[int, str]:
-    """Returns a node's port, and where it answers: by the config, or where others call."""
-    host = bound.rsplit(":", 1)[0]
+def _listen_on(setup: Setup, address: str) -> tuple[int, str]:
+    """Returns (port, IPv4 address to listen on): by the config, or the address that others call."""
+    host = address.rsplit(":", 1)[0]
     interface = setup.experiment.program.interface or host
     bind_address = LOOPBACK if interface == "localhost" else address_of(interface)
-    return lp_address.get_port_from_address(bound), bind_address
+    return lp_address.get_port_from_address(address), bind_address
 
 
-class _ReplayHandle(lp.CourierHandle):
-    def __init__(self, setup: Setup, address: lp_address.Address) -> None:
+class _ServerHandle(lp.CourierHandle):
+    def __init__(self, address: lp_address.Address, client: Any) -> None:
         super().__init__(address)
-        self._setup = setup
+        self._client = client
 
-    def dereference(self) -> Reverb:
-        return Reverb(self._setup, self._address.resolve())
+    def dereference(self) -> Any:
+        return self._client(self._address.resolve())
 
 
 class _Construct:
@@ -243,13 +272,13 @@ class _Construct:
         return Service(instance) if self._serves else instance
 
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def set_stop_event(event: threading.Event) -> None:
-    """Gives the node in this thread its end, where no Launchpad runs that would have one."""
-    _own.stop_event = event
+    """Sets the stop event of the node in this thread, where Launchpad does not provide one."""
+    _thread.stop_event = event
 
 
 def _stop_event() -> threading.Event:
-    return getattr(_own, "stop_event", None) or lp.stop_event()
+    return getattr(_thread, "stop_event", None) or lp.stop_event()

@@ -1,9 +1,9 @@
-"""The process under which Launchpad runs a program's nodes: ``python -m programs.launchers.local``.
+"""The process in which Launchpad runs a program's nodes: ``python -m programs.launchers.local``.
 
-It takes the plan (`programs.launchers.processes`) on standard input, prints a line once all nodes
-are started, and ends when they have. Launchpad may kill whoever launched a program that does not
-end in time, so nobody else should be in that process; and every node waits for it, so it imports
-Launchpad and nothing that is heavy.
+It reads the commands of all nodes (`programs.launchers.processes`) from standard input, prints a
+line once all nodes are started, and ends when they have. It is a process of its own because
+Launchpad kills the process that launched a program if the program does not end in time. Every node
+waits for it, so it imports Launchpad and nothing else that is heavy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from programs.nodes import supervise
-
-_NOTICE_SECONDS = 8  # in which nodes end before Launchpad kills them
+from programs import timing
+from programs.nodes import supervisor
 
 
 def wait(manager: Any) -> None:
-    """Waits for the coordinator, the last to leave, and ends whoever has not heard of the end.
+    """Waits for the coordinator, which ends last, and then ends all other nodes.
 
-    A node that was just being restarted has not, and would look for the others in vain.
+    A node that was being restarted may not know that the program is over; it would wait for nodes
+    that have ended.
     """
     labels = [label for label in manager._active_workers if label.startswith("coordinator")]
     manager.wait(labels)
@@ -33,9 +33,9 @@ def wait(manager: Any) -> None:
 
 
 def forget(commands: Sequence[Mapping[str, Any]]) -> None:
-    """Removes the folders in which a program's nodes lie pickled; it must have ended.
+    """Removes the folders with a program's pickled nodes; call it after the program's end.
 
-    Launchpad leaves that to the end of whoever planned the program, who may have been killed.
+    Launchpad does so when the process that made the folders exits, but that may be killed.
     """
     for command in commands:
         words = command["command_as_list"]
@@ -43,29 +43,33 @@ def forget(commands: Sequence[Mapping[str, Any]]) -> None:
         shutil.rmtree(data_file.parent, ignore_errors=True)
 
 
-def parse_flags(notice_seconds: int) -> None:
-    """Has Launchpad's flags parsed; to kill takes it so many seconds, -1 for never."""
+def parse_flags(notice_seconds: float) -> None:
+    """Parses Launchpad's flags.
+
+    Args:
+      notice_seconds: from SIGTERM to SIGKILL for nodes that do not end; -1 for no SIGKILL.
+    """
     import launchpad.flags  # noqa: F401  (defines them)
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["rlstack", f"--lp_termination_notice_secs={notice_seconds}"])
+        flags.FLAGS(["rlstack", f"--lp_termination_notice_secs={notice_seconds:g}"])
 
 
 def main() -> int:
-    """The launcher's process."""
-    supervise.die_with_parent(signal.SIGTERM)
-    parse_flags(_NOTICE_SECONDS)
+    """Runs the launcher's process; returns its exit code."""
+    supervisor.die_with_parent(signal.SIGTERM)
+    parse_flags(timing.LAUNCHPAD_NOTICE)
     from launchpad.launch.local_multi_processing.commands import Command
     from launchpad.launch.run_locally.run_locally import run_commands_locally
 
-    planned = sys.stdin.readline()
-    if not planned:  # given up
+    line = sys.stdin.readline()
+    if not line:  # the parent gave up
         return 1
-    sys.stdin = open(os.devnull)  # noqa: SIM115  (for good)
+    sys.stdin = open(os.devnull)  # noqa: SIM115  (stays open)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Launchpad prints is no answer
-    commands = json.loads(planned)
+    os.dup2(2, 1)  # standard output is for answers; what Launchpad prints goes to standard error
+    commands = json.loads(line)
     try:
         manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
         print("launched", file=answers, flush=True)
@@ -77,7 +81,7 @@ def main() -> int:
 def _wait(manager: Any) -> int:
     try:
         wait(manager)
-    except RuntimeError as error:  # a node's failure; the nodes have written it down
+    except RuntimeError as error:  # a node failed, and has recorded why
         print(error, file=sys.stderr)
         manager.wait(raise_error=False)
         return 1

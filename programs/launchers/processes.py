@@ -11,62 +11,64 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from programs.launchers import local
-from programs.launchers.program import build, environment
-from programs.launchers.watch import Watch
-from programs.nodes.coordination import OVER, SAVING
-from programs.nodes.line import Setup
+from programs import timing
+from programs.launchers import environment, local
+from programs.launchers.monitor import ProgramMonitor
+from programs.nodes.base import OVER, SAVING, Setup
+from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals
 
-_LOOK = 0.1  # seconds between two looks at the launcher
-# Seconds after an interruption in which a program ends by itself, and one with nothing to save.
-_PATIENCE, _HURRY = 20.0, 3.0
-
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes under a launcher of their own; returns the signal that came, or 0."""
+    """Runs the nodes in processes; returns the signal that came, or 0."""
     with StopSignals() as signals, _launcher(setup.directory) as process:
-        plan = plan_of(setup)  # while the launcher starts
+        commands, coordinator = commands_of(setup)  # while the launcher starts
         try:
-            _send(plan.commands, process)
-            _watch(process, plan.address, signals, display)
+            _send(commands, process)
+            _supervise(process, coordinator, signals, display)
         finally:
-            local.forget(plan.commands)
+            local.forget(commands)
         return signals.received or 0
 
 
-def _watch(
-    process: subprocess.Popen[bytes], address: str, signals: StopSignals, display: ProgressDisplay
+def _supervise(
+    process: subprocess.Popen[bytes],
+    coordinator: str,
+    signals: StopSignals,
+    display: ProgressDisplay,
 ) -> None:
-    """Until the launcher ends; passes signals on."""
-    watch: Watch | None = None
-    phase, until = "", math.inf
+    """Waits for the end of the launcher, shows progress, and ends the program on a signal."""
+    monitor: ProgramMonitor | None = None
+    phase, deadline = "", math.inf
     while process.poll() is None:
-        if watch is None and _has_launched(process):
-            watch = Watch(address, display)
-        if signals.received and until == math.inf:
-            phase = watch.interrupt(signals.received) if watch else OVER
+        if monitor is None and _has_launched(process):
+            monitor = ProgramMonitor(coordinator, display)
+        if signals.received and deadline == math.inf:
+            phase = monitor.interrupt(signals.received) if monitor else OVER
             if phase != SAVING:
                 process.terminate()
-            until = time.monotonic() + (_HURRY if phase == OVER else _PATIENCE)
-        if time.monotonic() > until:
+            patience = timing.INTERRUPTED
+            if phase == OVER:
+                patience = timing.INTERRUPTED_WITHOUT_STATE
+            deadline = time.monotonic() + patience
+        if time.monotonic() > deadline:
             if phase == OVER:
                 _kill(process)
             else:
                 process.terminate()
-            until = time.monotonic() + _PATIENCE
-        time.sleep(_LOOK)
-    if watch is not None:
-        watch.close()
+            deadline = time.monotonic() + timing.INTERRUPTED
+        time.sleep(timing.LAUNCHER_POLL)
+    if monitor is not None:
+        monitor.close()
 
 
 @contextlib.contextmanager
 def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher's process, in a session of its own: a terminal's Ctrl-C is for us alone."""
+    """The launcher's process, in a session of its own, so that it gets no Ctrl-C by itself."""
     directory.node_logs.mkdir(exist_ok=True)
     variables = {
         **os.environ,
@@ -87,7 +89,7 @@ def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+            process.wait(timing.INTERRUPTED)
         _kill(process)
         process.wait()
         assert process.stdin is not None and process.stdout is not None
@@ -97,7 +99,7 @@ def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the launcher and all that it started, at once."""
+    """Kills the launcher and all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -114,40 +116,38 @@ def _has_launched(process: subprocess.Popen[bytes]) -> bool:
     return bool(process.stdout.readline())
 
 
-class Plan(NamedTuple):
-    """What is needed to launch a program's processes."""
+def commands_of(setup: Setup) -> tuple[list[dict[str, Any]], str]:
+    """Builds the program for processes, as Launchpad does before it starts them.
 
-    commands: list[dict[str, Any]]  # the arguments of Launchpad's commands
-    address: str  # of the coordinator
-
-
-def plan_of(setup: Setup) -> Plan:
-    """Builds the program for processes; what Launchpad does with it before it starts any."""
+    Returns:
+      The arguments of Launchpad's command of each node, and the coordinator's address.
+    """
     from launchpad import context
     from launchpad.nodes.python.local_multi_processing import PythonProcess
 
-    wiring = build(setup)
-    groups = wiring.program.groups
-    for label, nodes in groups.items():
+    from programs.launchers.launchpad import build
+
+    program, coordinator = build(graph_of(setup), setup)
+    for label, nodes in program.groups.items():
         for node in nodes:
             process = PythonProcess(env=environment(label))
             node._initialize_context(context.LaunchType.LOCAL_MULTI_PROCESSING, process)
-    for label, nodes in groups.items():
+    for label, nodes in program.groups.items():
         for node in nodes:
             for handle in node.input_handles:
                 handle.connect(node, label)
-    for node in wiring.program.get_all_nodes():
+    for node in program.get_all_nodes():
         node.bind_addresses()
     commands = [
         command
-        for label, nodes in groups.items()
+        for label, nodes in program.groups.items()
         for command in nodes[0].to_executables(nodes, label, nodes[0].launch_context)
     ]
-    return Plan([vars(command) for command in commands], wiring.coordinator.address)
+    return [vars(command) for command in commands], coordinator.resolve()
 
 
 def _sweep() -> None:
-    """Removes what killed nodes left in shared memory."""
+    """Removes blocks of shared memory that killed nodes left behind."""
     from rlstack.replay.shared_memory import block
 
     block.sweep()

@@ -1,7 +1,7 @@
-"""Runs a program's nodes on the hosts of a Ray cluster, one process of Ray's for each.
+"""Runs a program's nodes on the hosts of a Ray cluster, each in a process of Ray's.
 
-Ray places and watches the processes. All that nodes have to say to one another goes by Courier and
-Reverb, to the addresses that the launcher binds once it knows where each node has come to lie.
+Ray places and watches the processes. Nodes call one another by Courier and Reverb, at addresses
+that the launcher binds once Ray has placed each node.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from programs import timing
 from programs.launchers import ray_cluster
-from programs.launchers.program import build
-from programs.launchers.ray_host import Berth, Outcome
-from programs.launchers.ray_members import ENDED, PAUSED, PLACING, RUNNING, Member, Members
-from programs.launchers.watch import Watch
-from programs.nodes.coordination import RUNNING as ACTING
-from programs.nodes.coordination import SAVING
-from programs.nodes.line import Setup
-from programs.nodes.supervise import Backoff, record_failure
+from programs.launchers.launchpad import build
+from programs.launchers.monitor import ProgramMonitor
+from programs.launchers.ray_nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
+from programs.launchers.ray_runner import Outcome, Placement
+from programs.nodes import base
+from programs.nodes.base import Setup
+from programs.nodes.supervisor import RestartPolicy, record_failure
+from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.signals import StopSignals
 from rlstack.storage import checkpoint
 
-_LOOK = 0.1  # seconds between two looks at everything
-_PATIENCE = 20.0  # seconds after an interruption in which a program ends by itself
-_GRACE = 7.5  # seconds in which nodes end after they were told to
-_DOUBT = 3.0  # seconds after a failure in which the loss that caused it may show
-_CUT = ("UnavailableError", "ReplayClosedError", "ReplayTimeoutError", "ParamsError")
+# Errors that a node raises because another node is lost.
+_SECONDARY_ERRORS = ("UnavailableError", "ReplayClosedError", "ReplayTimeoutError", "ParamsError")
 
 
 class _Loss(NamedTuple):
-    """The end of a node without which the program cannot go on."""
+    """The end of a node that the program needs."""
 
-    member: Member
+    node: RayNode
     reason: str
     traceback: str = ""
-    by_accident: bool = True  # a process or host was lost; nothing that would happen again
+    by_accident: bool = True  # a process or host was lost, so a new try may succeed
 
 
 def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes on a cluster; returns the signal that came, or 0."""
     program = setup.experiment.program
     setup.directory.node_logs.mkdir(exist_ok=True)
-    tries = Backoff(program.max_restarts if program.ray.on_loss == "resume" else 0)
+    limit = program.max_restarts if program.ray.on_loss == "resume" else 0
+    restarts = RestartPolicy(limit, *timing.RESTARTS)
     incarnations: collections.Counter[str] = collections.Counter()
     with StopSignals() as signals, ray_cluster.joined(program) as ray:
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             with _token(setup.directory.path) as token_file:
-                members = Members(ray, setup, build(setup).program, token_file)
-                loss = _Program(setup, members, incarnations, signals).run(display)
+                program, _ = build(graph_of(setup), setup)
+                nodes = RayNodes(ray, setup, program, token_file)
+                loss = _RayProgram(setup, nodes, incarnations, signals).run(display)
             if loss is None:
                 break
             pause = None
             if loss.by_accident and not signals.received:
-                pause = tries.failed(time.monotonic() - begun)
-            _record(setup, loss.member, loss.reason, loss.traceback, restarts=pause is not None)
+                pause = restarts.failed(time.monotonic() - started)
+            _record(setup, loss.node, loss.reason, loss.traceback, restarts=pause is not None)
             if pause is None:
                 break
             time.sleep(pause)
@@ -72,7 +72,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
 
 @contextlib.contextmanager
 def _token(directory: Path) -> Iterator[Path]:
-    """A file by which other hosts show that they see the run directory."""
+    """A file whose contents hosts read to show that they see the run directory."""
     path = directory / f".hosts-{secrets.token_hex(8)}"
     path.write_text(secrets.token_hex(16))
     try:
@@ -81,167 +81,172 @@ def _token(directory: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _record(setup: Setup, member: Member, reason: str, text: str, *, restarts: bool) -> None:
+def _record(setup: Setup, node: RayNode, reason: str, text: str, *, restarts: bool) -> None:
     record_failure(
         str(setup.directory.failures),
-        node=member.name,
-        incarnation=member.incarnation,
-        host=member.berth.host if member.berth else "",
+        node=node.name,
+        incarnation=node.incarnation,
+        host=node.placement.host if node.placement else "",
         reason=reason,
         traceback=text,
         restarts=restarts,
     )
 
 
-class _Program:
-    """One life of the program, from the placing of its nodes to the end of the last."""
+class _RayProgram:
+    """One attempt at the program, from placing its nodes to the end of the last."""
 
     def __init__(
         self,
         setup: Setup,
-        members: Members,
+        nodes: RayNodes,
         incarnations: collections.Counter[str],
         signals: StopSignals,
     ) -> None:
-        """Takes what it needs, and how often each node was started before, to go on counting."""
-        self._setup, self._members, self._signals = setup, members, signals
+        """Places nothing yet; `incarnations` counts each node's starts over all attempts."""
+        self._setup, self._nodes, self._signals = setup, nodes, signals
         self._incarnations = incarnations
-        self._coordinator = members.named("coordinator")
-        self._watch: Watch | None = None
-        self._moved: dict[str, str] = {}  # addresses that the coordinator is yet to hear
+        self._coordinator = nodes.named("coordinator")
+        self._monitor: ProgramMonitor | None = None
+        self._moved: dict[str, str] = {}  # new addresses that the coordinator does not know yet
         self._loss: _Loss | None = None
         self._lost_at = 0.0
 
     def run(self, display: ProgressDisplay) -> _Loss | None:
-        """Runs until the coordinator has ended; returns what ended the program before, if so."""
+        """Runs until the coordinator has ended; returns the loss that ended the program, if any."""
         try:
             if self._place_all():
-                address = self._coordinator.node.addresses[0].resolve()
-                self._watch = Watch(address, display)
+                address = self._coordinator.lp_node.addresses[0].resolve()
+                self._monitor = ProgramMonitor(address, display)
                 self._supervise()
             self._end()
         finally:
-            for member in self._members.all:
-                self._members.drop(member)
-            if self._watch is not None:
-                self._watch.close()
+            for node in self._nodes.all:
+                self._nodes.drop(node)
+            if self._monitor is not None:
+                self._monitor.close()
         return self._loss
 
     def _place_all(self) -> bool:
-        """Places all nodes, then starts all; says whether that was so, or a signal came."""
-        cfg, members = self._setup.experiment.program.ray, self._members
-        for follow in (False, True):
-            wave = [m for m in members.all if bool(cfg.beside(m.group)) == follow]
-            for member in wave:
-                member.incarnation = self._incarnations[member.name]
-                members.place(member, members.first_place(member))
-            while any(member.state == PLACING and member.berth is None for member in wave):
+        """Places all nodes, then starts all; returns False if a signal came first."""
+        cfg, nodes = self._setup.experiment.program.ray, self._nodes
+        for follows in (False, True):  # a leader's host must be known before its followers'
+            wave = [node for node in nodes.all if bool(cfg.beside(node.group)) == follows]
+            for node in wave:
+                node.incarnation = self._incarnations[node.name]
+                nodes.place(node, nodes.first_place(node))
+            while any(node.state == PLACING and node.placement is None for node in wave):
                 if self._signals.received:
                     return False
-                for member, answer in members.answers(_LOOK):
-                    if not isinstance(answer, Berth):
-                        raise ValueError(f"launch ray: no process for {member.name}: {answer}")
-                    members.moor(member, answer)
-                for member in members.unplaced():
+                for node, answer in nodes.answers(timing.LAUNCHER_POLL):
+                    if not isinstance(answer, Placement):
+                        raise ValueError(f"launch ray: no process for {node.name}: {answer}")
+                    nodes.bind(node, answer)
+                for node in nodes.unplaced():
                     raise ValueError(
-                        f"launch ray: the cluster must have room for {member.name}, which takes "
-                        f"{ray_cluster.needs(cfg, member.group)}; there was none in "
+                        f"launch ray: the cluster must have room for {node.name}, which takes "
+                        f"{ray_cluster.needs(cfg, node.group)}; there was none in "
                         f"{cfg.place_seconds:g} s. Add hosts, or ask for less (--program.ray)."
                     )
-        for member in members.all:
-            members.start(member)
+        for node in nodes.all:
+            nodes.start(node)
         return True
 
     def _supervise(self) -> None:
-        """Until the program is over, or has lost what it cannot do without."""
-        told = 0.0
+        """Runs until the program is over or has lost a node that it needs."""
+        interrupted_at = 0.0
         while self._coordinator.state != ENDED:
-            for member, answer in self._members.answers(_LOOK):
-                self._heed(member, answer)
-            for member in self._members.silent():
-                self._fail(member, "its host does not answer")
-            for member in self._members.unplaced():
-                self._fail(member, "there was no place for it")
+            for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
+                self._handle(node, answer)
+            for node in self._nodes.silent():
+                self._fail(node, "its host does not answer")
+            for node in self._nodes.unplaced():
+                self._fail(node, "there was no place for it")
             now = time.monotonic()
-            for member in self._members.all:
-                if member.state == PAUSED and now >= member.until:
-                    self._members.place(member, self._members.next_place(member))
-                if member.state == ENDED and not member.settled and now > member.since + _DOUBT:
-                    self._settle(member)
+            for node in self._nodes.all:
+                if node.state == PAUSED and now >= node.until:
+                    self._nodes.place(node, self._nodes.next_place(node))
+                if (
+                    node.state == ENDED
+                    and not node.end_checked
+                    and now > node.since + timing.RAY_CAUSE
+                ):
+                    self._check_end(node)
             self._announce()
-            if self._loss and (self._loss.by_accident or now > self._lost_at + _DOUBT):
+            if self._loss and (self._loss.by_accident or now > self._lost_at + timing.RAY_CAUSE):
                 return
-            if self._signals.received and not told:
-                told = now
-                if not self._watch or self._watch.interrupt(self._signals.received) != SAVING:
+            if self._signals.received and not interrupted_at:
+                interrupted_at = now
+                monitor = self._monitor
+                if not monitor or monitor.interrupt(self._signals.received) != base.SAVING:
                     return
-            if told and now > told + _PATIENCE:
+            if interrupted_at and now > interrupted_at + timing.INTERRUPTED:
                 return
 
-    def _heed(self, member: Member, answer: Berth | Outcome | str | None) -> None:
-        """Goes by what a node's process said."""
-        if isinstance(answer, Berth):
+    def _handle(self, node: RayNode, answer: Placement | Outcome | str | None) -> None:
+        """Reacts to an answer of a node's process."""
+        if isinstance(answer, Placement):
             try:
-                self._members.moor(member, answer)
+                self._nodes.bind(node, answer)
             except ValueError as error:
-                self._members.shun(member)
-                self._fail(member, str(error))
+                self._nodes.avoid_host(node)
+                self._fail(node, str(error))
                 return
-            self._members.start(member)
-            if member.node.addresses:
-                self._moved[member.name] = member.node.addresses[0].resolve()
+            self._nodes.start(node)
+            if node.lp_node.addresses:
+                self._moved[node.name] = node.lp_node.addresses[0].resolve()
         elif isinstance(answer, Outcome):
             if answer.failed:
-                self._fail(member, answer.reason, answer.traceback)
+                self._fail(node, answer.reason, answer.traceback)
             else:
-                member.enter(ENDED)
+                node.enter(ENDED)
         elif answer is not None:
-            self._fail(member, answer)
+            self._fail(node, answer)
 
-    def _settle(self, member: Member) -> None:
-        """Asks whether a node has ended because the program does."""
-        assert self._watch is not None
-        member.settled = True
-        if self._watch.phase() == ACTING:
-            self._fail(member, "it left, having heard nothing from the coordinator for long")
+    def _check_end(self, node: RayNode) -> None:
+        """Fails a node that has ended while the program still runs."""
+        assert self._monitor is not None
+        node.end_checked = True
+        if self._monitor.phase() == base.RUNNING:
+            self._fail(node, "it ended because the coordinator did not answer it")
 
     def _announce(self) -> None:
-        """Tells the coordinator where nodes have moved."""
-        assert self._watch is not None
+        """Tells the coordinator the addresses of nodes that have moved."""
+        assert self._monitor is not None
         for name, address in list(self._moved.items()):
-            if self._watch.relocate(name, address):
+            if self._monitor.relocate(name, address):
                 del self._moved[name]
 
-    def _fail(self, member: Member, reason: str, text: str = "") -> None:
-        """Has a node placed anew, or the program end."""
-        lived = time.monotonic() - member.since
-        self._members.drop(member)
-        self._incarnations[member.name] += 1
-        if not member.node.restartable:
-            member.enter(ENDED)
-            member.settled = True
-            by_accident = not text or reason.split(":")[0] in _CUT
+    def _fail(self, node: RayNode, reason: str, text: str = "") -> None:
+        """Schedules a node's restart, or the end of the program."""
+        lived = time.monotonic() - node.since
+        self._nodes.drop(node)
+        self._incarnations[node.name] += 1
+        if not node.lp_node.restartable:
+            node.enter(ENDED)
+            node.end_checked = True
+            by_accident = not text or reason.split(":")[0] in _SECONDARY_ERRORS
             if self._loss is None or (by_accident and not self._loss.by_accident):
-                self._loss, self._lost_at = _Loss(member, reason, text, by_accident), member.since
+                self._loss, self._lost_at = _Loss(node, reason, text, by_accident), node.since
             return
-        pause = member.backoff.failed(lived)
-        _record(self._setup, member, reason, text, restarts=pause is not None)
+        pause = node.restarts.failed(lived)
+        _record(self._setup, node, reason, text, restarts=pause is not None)
         if pause is None:
-            member.enter(ENDED)
-            member.settled = True
-            self._loss, self._lost_at = _Loss(member, reason, text, False), 0.0
+            node.enter(ENDED)
+            node.end_checked = True
+            self._loss, self._lost_at = _Loss(node, reason, text, False), 0.0
             return
-        member.incarnation = self._incarnations[member.name]
-        member.enter(PAUSED)
-        member.until, member.settled = member.since + pause, False
+        node.incarnation = self._incarnations[node.name]
+        node.enter(PAUSED)
+        node.until, node.end_checked = node.since + pause, False
 
     def _end(self) -> None:
-        """Has all nodes end that still run; `run` kills whoever does not in time."""
-        running = [m for m in self._members.all if m.state == RUNNING]
-        for member in running:
-            self._members.stop(member)
-        until = time.monotonic() + _GRACE
+        """Asks all running nodes to end, and waits; `run` then kills those that have not ended."""
+        running = [m for m in self._nodes.all if m.state == RUNNING]
+        for node in running:
+            self._nodes.stop(node)
+        until = time.monotonic() + timing.RAY_GRACE
         while any(m.state == RUNNING for m in running) and time.monotonic() < until:
-            for member, answer in self._members.answers(_LOOK):
+            for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
                 if answer is not None:
-                    member.enter(ENDED)
+                    node.enter(ENDED)

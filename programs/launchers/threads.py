@@ -1,4 +1,4 @@
-"""Runs a program's nodes in threads of this process, so that a debugger stops in any of them."""
+"""Runs a program's nodes in threads of this process, so that a debugger can stop in any of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 from programs.launchers import local
-from programs.launchers.program import build
-from programs.launchers.watch import Watch
-from programs.nodes.line import Setup
+from programs.launchers.monitor import ProgramMonitor
+from programs.nodes.base import Setup
+from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
@@ -21,20 +21,20 @@ def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     manager, address = _launch(setup)
     for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
+        launchpads = signal.getsignal(number)
 
-        def receive(number: int, frame: Any, handler: Any = handler) -> None:
+        def receive(number: int, frame: Any, handler: Any = launchpads) -> None:
             received.append(number)
             handler(number, frame)
 
         signal.signal(number, receive)
-    watch = Watch(address, display)
+    monitor = ProgramMonitor(address, display)
     try:
-        with contextlib.suppress(Exception):  # the nodes have written it down
+        with contextlib.suppress(Exception):  # which the node has recorded
             local.wait(manager)
     finally:
         manager.wait(raise_error=False)
-        watch.close()
+        monitor.close()
         _forget(manager)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -43,16 +43,18 @@ def run_threads(setup: Setup, display: ProgressDisplay) -> int:
 
 def _launch(setup: Setup) -> tuple[Any, str]:
     """Launches all nodes; returns Launchpad's manager and the coordinator's address."""
-    local.parse_flags(notice_seconds=-1)  # to kill threads is to kill whoever called
+    local.parse_flags(notice_seconds=-1)  # killing threads would kill this process
     import launchpad as lp
 
-    wiring = build(setup)
-    manager = lp.launch(wiring.program, launch_type="local_mt", serialize_py_nodes=False)
-    return manager, wiring.coordinator.address
+    from programs.launchers.launchpad import build
+
+    program, coordinator = build(graph_of(setup), setup)
+    manager = lp.launch(program, launch_type="local_mt", serialize_py_nodes=False)
+    return manager, coordinator.resolve()
 
 
 def _forget(manager: Any) -> None:
-    """Has Launchpad, which keeps its signal handlers for good, put them in again next time."""
+    """Lets the next program install Launchpad's signal handlers, which are kept in a global."""
     from launchpad.launch import worker_manager
 
     manager._disable_signals()

@@ -1,21 +1,248 @@
-"""The coordinator's node: the last to leave, because the others learn from it that all is over."""
+"""The coordinator's node: counts frames, writes the logs, and tells every node what to do.
+
+Nodes report a few times a second. The answer says in which phase the program is and how many
+checkpoints and evaluations have become due since its start. Nothing is pushed to nodes, so a node
+that is slow or restarting learns of everything at its next report.
+"""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from programs.nodes.coordination import Coordinator
-from programs.nodes.line import Setup
+import numpy as np
+
+from programs import timing
+from programs.experiment import Experiment
+from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
+from programs.tracking.periodic import PeriodicActions
+from programs.tracking.run_dir import RunDir
+from rlstack.acting.evaluator import Evaluation, as_logs
+from rlstack.rpc import remote
 from rlstack.storage import checkpoint
-from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
+from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 
-_LINGER = 1.0  # seconds in which every node that lives reports a few times
+
+class Coordinator:
+    """The central state of one program; its public methods may be called from any thread."""
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDir, logger: Logger, start_frames: int = 0
+    ) -> None:
+        """Starts the program's clock.
+
+        Args:
+          experiment: its budget and periods apply.
+          directory: where the result is written.
+          logger: receives the logs, by frames.
+          start_frames: frames of the runs that this one resumes.
+        """
+        self._experiment, self._directory = experiment, directory
+        self._newest = _NewestLogs()
+        self._logger = Fanout([logger, self._newest])
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._periodic = PeriodicActions(
+            experiment,
+            self._logger,
+            start_frames=start_frames,
+            evaluate=lambda _: self._increment(evaluations=1),
+            checkpoint=lambda _: self._increment(checkpoints=1),
+        )
+        self._state = ProgramState(env_frames=start_frames)
+        self._learner_steps = 0
+        self._lost_frames = 0.0
+        self._nodes: dict[str, _NodeStatus] = {}
+        self._addresses: dict[str, str] = {}
+        self._interrupted = 0
+
+    @remote()
+    def report(
+        self,
+        node: str,
+        incarnation: int,
+        pid: int,
+        counts: Mapping[str, float],
+        gauges: Mapping[str, float],
+        logs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Takes a node's report and returns the fields of the `ProgramState`.
+
+        Args:
+          node: the node's name, such as "actor/0".
+          incarnation: how often it has been restarted.
+          pid: the id of its process.
+          counts: totals since the incarnation began. ``env_frames`` and ``learner_steps`` are
+            counted; ``ended`` marks the node's last report.
+          gauges: current values, logged as means over the nodes that report them.
+          logs: values to average, each a list of numbers.
+        """
+        with self._lock:
+            known = self._nodes.setdefault(node, _NodeStatus(incarnation))
+            if incarnation < known.incarnation:  # replaced, but perhaps still running
+                return self._state._replace(phase=OVER)._asdict()
+            if incarnation > known.incarnation:
+                self._lost_frames += self._frames_lost_with(known)
+            before = known.counts if incarnation == known.incarnation else {}
+            self._add_frames(int(counts.get("env_frames", 0) - before.get("env_frames", 0)))
+            self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
+            known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
+            known.counts, known.gauges = counts, gauges
+            known.history.append((known.seen, counts.get("env_frames", 0.0)))
+            self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
+            if self._state.phase == RUNNING:
+                self._periodic.tick(self._state.env_frames, self._program_logs)
+                if self._state.env_frames >= self._experiment.frames:
+                    self._enter(SAVING)
+            known.left = self._state.phase == OVER or "ended" in counts
+            self._changed.notify_all()
+            return self._state._asdict()
+
+    @remote(idempotent=True)
+    def saved(self) -> None:
+        """The learner calls this once the last checkpoint is written."""
+        with self._lock:
+            self._periodic.finish(self._state.env_frames, self._program_logs())
+            self._enter(OVER if self._interrupted else JUDGING)
+
+    @remote()
+    def judged(
+        self,
+        env_frames: int,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+        last: bool,
+        opponents: Sequence[str] = (),
+    ) -> None:
+        """The evaluator calls this after each evaluation; the last one becomes the result."""
+        with self._lock:
+            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents))
+            self._logger.write(env_frames, as_logs(evaluation))
+            if last:
+                frames, steps = self._state.env_frames, self._learner_steps
+                result = self._periodic.result(evaluation, frames, steps)
+                self._directory.write_result(result._asdict())
+                self._enter(OVER)
+
+    @remote(idempotent=True)
+    def interrupt(self, signal_number: int) -> str:
+        """Ends the program with a checkpoint but no evaluation; returns the phase from now on."""
+        with self._lock:
+            self._interrupted = signal_number
+            if self._state.phase == RUNNING and "learner" in self._nodes:
+                self._enter(SAVING)
+            elif self._state.phase != SAVING:  # nothing to save, or saved already
+                self._enter(OVER)
+            return self._state.phase
+
+    @remote(idempotent=True)
+    def status(self) -> dict[str, Any]:
+        """Returns what a display shows: the state, the newest logs, and every node."""
+        with self._lock:
+            nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
+            return {**self._state._asdict(), "logs": dict(self._newest.logs), "nodes": nodes}
+
+    @remote(idempotent=True)
+    def relocate(self, node: str, address: str) -> None:
+        """A launcher calls this when a node has moved to another address."""
+        with self._lock:
+            self._addresses[node] = address
+
+    @remote(idempotent=True)
+    def locate(self, node: str) -> str:
+        """Returns a node's address if it has moved, else an empty string."""
+        with self._lock:
+            return self._addresses.get(node, "")
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Waits for the last phase; returns whether it has begun."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._state.phase == OVER, timeout)
+
+    def wait_until_left(self, timeout: float) -> bool:
+        """Waits until every node has ended or knows that it should; returns whether that is so.
+
+        After an interruption it never is: nodes that are starting may not have reported yet.
+        """
+        with self._lock:
+            return self._changed.wait_for(
+                lambda: not self._interrupted and all(node.left for node in self._nodes.values()),
+                timeout,
+            )
+
+    @property
+    def interrupted(self) -> int:
+        """The number of the signal that interrupted the program, 0 for none."""
+        return self._interrupted
+
+    def _increment(self, *, checkpoints: int = 0, evaluations: int = 0) -> None:
+        state = self._state
+        self._state = state._replace(
+            checkpoints=state.checkpoints + checkpoints,
+            evaluations=state.evaluations + evaluations,
+        )
+
+    def _add_frames(self, frames: int) -> None:
+        self._state = self._state._replace(env_frames=self._state.env_frames + frames)
+
+    def _enter(self, phase: str) -> None:
+        self._state = self._state._replace(phase=phase)
+        self._changed.notify_all()
+
+    def _frames_lost_with(self, node: _NodeStatus) -> float:
+        """Estimates the frames that an incarnation made and the learner never sees.
+
+        These are the frames of unrolls that it had begun and those since its last report.
+        """
+        frames = int(node.counts.get("env_frames", 0))
+        if not frames:
+            return 0.0
+        num_envs = self._experiment.env.num_envs
+        begun = frames // num_envs % self._experiment.replay.unroll_length * num_envs
+        return begun + timing.REPORT_PERIOD * node.frames_per_second()
+
+    def _shown(self, node: _NodeStatus) -> dict[str, float | str]:
+        """What a display shows of a node."""
+        silent = time.monotonic() - node.seen > timing.SHOWN_AS_SILENT
+        shown: dict[str, float | str] = {
+            "state": "silent" if silent else "up",
+            "pid": node.pid,
+            "restarts": node.incarnation,
+        }
+        if "env_frames" in node.counts:
+            shown["frames/s"] = node.frames_per_second()
+        if "params/version" in node.gauges:
+            shown["lag"] = max(0, self._learner_steps - node.gauges["params/version"])
+        waits = [value for name, value in node.gauges.items() if name.endswith("wait_seconds")]
+        if waits:
+            shown["waited s"] = sum(waits)
+        return shown
+
+    def _program_logs(self) -> dict[str, float]:
+        """Means of the gauges, and how often nodes were restarted."""
+        values: dict[str, list[float]] = collections.defaultdict(list)
+        for node in self._nodes.values():
+            for name, value in node.gauges.items():
+                values[name].append(value)
+            if "params/version" in node.gauges:
+                values["params/lag"].append(self._learner_steps - node.gauges["params/version"])
+        return {
+            "learner/steps": self._learner_steps,
+            "program/restarts": sum(node.incarnation for node in self._nodes.values()),
+            "program/lost_frames": self._lost_frames,
+            **{name: float(np.mean(found)) for name, found in values.items()},
+        }
 
 
 class CoordinatorNode(Coordinator):
-    """A `Coordinator` that runs until the program is over."""
+    """A `Coordinator` that runs until the program is over. It ends last."""
 
     def __init__(self, setup: Setup, stop: threading.Event) -> None:
+        """Opens the logs in the run directory."""
         directory = setup.directory
         self._logs = Fanout(
             [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard)]
@@ -25,10 +252,45 @@ class CoordinatorNode(Coordinator):
         super().__init__(setup.experiment, directory, self._logs, frames)
 
     def run(self) -> None:
-        """Waits for the end."""
+        """Waits for the end of the program, then for the other nodes to hear of it."""
         try:
-            while not (self.wait_until_over(0.1) or self._stop.is_set()):
+            while not (self.wait_until_over(timing.PHASE_POLL) or self._stop.is_set()):
                 pass
-            self.wait_until_left(_LINGER)
+            self.wait_until_left(timing.COORDINATOR_LINGER)
         finally:
             self._logs.close()
+
+
+@dataclasses.dataclass
+class _NodeStatus:
+    """What is known of one node."""
+
+    incarnation: int = 0
+    pid: int = 0
+    seen: float = 0.0  # when it last reported
+    left: bool = False  # whether it has ended, or was told that the program is over
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    history: collections.deque[tuple[float, float]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=25)  # (time, frames) of the last seconds
+    )
+
+    def frames_per_second(self) -> float:
+        """The rate of this incarnation over the last seconds."""
+        (then, before), (now, frames) = self.history[0], self.history[-1]
+        return max(0.0, frames - before) / (now - then) if now > then else 0.0
+
+
+class _NewestLogs:
+    """A logger that holds the newest value of each name."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, float] = {}
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes one line of logs."""
+        del step
+        self.logs.update({name: float(value) for name, value in logs.items()})
+
+    def close(self) -> None:
+        """Does nothing."""

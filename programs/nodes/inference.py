@@ -1,76 +1,75 @@
-"""The inference service's node."""
+"""The inference service's node: acts for its share of the actors."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
 
 import numpy as np
 
+from programs import timing
 from programs.build.components import make_agent
 from programs.build.seeds import acting_key
-from programs.nodes.coordination import OVER, RUNNING
-from programs.nodes.line import Coordinates, Line, Setup
-from programs.nodes.params import know_records, pull_params
+from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
+from programs.nodes.params import pull_params
 from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inference
-from rlstack.rpc import remote
+from rlstack.rpc import RemoteObject, remote
 from rlstack.types import TimeStep
 
 
 class InferenceNode:
-    """An InferenceService for its share of the actors."""
+    """An InferenceService for the actors whose rank, modulo the services, is its index."""
 
     def __init__(
         self,
         setup: Setup,
         index: int,
-        learner: Any,
-        coordinator: Coordinates,
+        learner: RemoteObject,
+        coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
         """Waits for the learner's first params.
 
         Args:
           setup: of the program.
-          index: of this service; it serves the actors whose rank leaves this remainder.
-          learner: who publishes params.
-          coordinator: told how full batches are and how long requests wait.
+          index: of this service.
+          learner: a client of the learner, which publishes params.
+          coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
         """
         setup.configure_jax(single_thread=True)
         experiment, self._stop = setup.experiment, stop
-        self._line = Line(coordinator, f"inferencer/{index}", stop)
+        self._program = CoordinatorClient(coordinator, f"inferencer/{index}", stop)
         agent = make_agent(experiment, setup.spec)
-        know_records(agent, setup.step)
+        setup.register_records(agent)
         program = experiment.program
         ranks = range(index, program.num_actors, program.num_inferencers)
         ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
         params, self._close_params = pull_params(program, learner)
-        key = acting_key(experiment.seed, index, self._line.incarnation)
+        key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
         if program.pacing == "lock_step" and not experiment.env.wait_num:
-            # Who asks first must change nothing, or a run could not be repeated.
+            # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
         self._service = InferenceService(cfg, agent, params, len(ids), key, ids)
-        self._line.gauges = self._service.stats
+        self._program.gauges = self._service.stats
 
     @remote()
     def inference(
         self, rank: int, incarnation: int, env_ids: np.ndarray, timestep: TimeStep
     ) -> Inference:
-        """Acts on some of an actor's environments; see `InferenceService.inference`."""
+        """Acts in some of an actor's environments; see `InferenceService.inference`."""
         return self._service.inference(rank, incarnation, env_ids, timestep)
 
     def run(self) -> None:
-        """Serves until all is over."""
+        """Serves until the program is over."""
         try:
-            while self._line.ask().phase == RUNNING:
-                self._stop.wait(0.1)
-            self._service.close()  # who waits here for an actor that has ended need not
-            while self._line.ask().phase != OVER:
-                self._stop.wait(0.1)
+            while self._program.poll().phase == RUNNING:
+                self._stop.wait(timing.PHASE_POLL)
+            self._service.close()  # releases requests that wait for actors that have ended
+            while self._program.poll().phase != OVER:
+                self._stop.wait(timing.PHASE_POLL)
         finally:
             self._service.close()
             self._close_params()

@@ -12,51 +12,46 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.build.components import make_agent
+from programs import timing
+from programs.build.components import ProgramReplay, make_agent
 from programs.build.seeds import role_key
-from programs.nodes.coordination import OVER, RUNNING
-from programs.nodes.line import Line, Orders, Setup
-from programs.nodes.meeting import Meeting
-from programs.nodes.params import know_records
-from programs.nodes.replay import OpensReplay
+from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
+from programs.nodes.lock_step import LockStepBarrier
 from programs.tracking.failed_update import saved_on_failure
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner
-from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from rlstack.rpc import codec, remote
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
+from rlstack.rpc import RemoteObject, codec, remote
 from rlstack.storage import checkpoint
 from rlstack.types import Batch
 
-_PATIENCE = 0.2  # seconds to wait for items before asking whether the program still runs
-_MEETING_SECONDS = 5.0  # that an actor waits for the others in one call; it calls again
-
 
 class LearnerNode:
-    """A Learner that goes on until the coordinator says otherwise."""
+    """A Learner that runs until the coordinator ends the program."""
 
     def __init__(
         self,
         setup: Setup,
-        replay: OpensReplay,
-        coordinator: Any,
+        replay: ProgramReplay,
+        coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
-        """Makes the learner, as it was if the program goes on from a checkpoint.
+        """Makes the learner, with the state of the checkpoint if the program resumes from one.
 
         Args:
           setup: of the program.
-          replay: from where to learn.
-          coordinator: told of updates and checkpoints.
+          replay: what to learn from.
+          coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
         """
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
-        self._line = Line(coordinator, "learner", stop)
+        self._program = CoordinatorClient(coordinator, "learner", stop)
         agent = make_agent(experiment, setup.spec)
-        know_records(agent, setup.step)
-        self._reads = replay.reader()
-        self._replay = self._reads.buffer
+        setup.register_records(agent)
+        self._source = replay.reader()
+        self._replay = self._source.buffer
         self._learner = Learner(
             experiment.learner, agent, self._replay, role_key(experiment.seed, "learner")
         )
@@ -64,11 +59,11 @@ class LearnerNode:
             self._load(setup.restored)
         self._publisher = ParamsPublisher(codec.encode)
         self._publish()
-        self._meeting = Meeting(experiment.program.num_actors)
-        self._checkpoints = 0  # ordered so far
+        self._barrier = LockStepBarrier(experiment.program.num_actors)
+        self._checkpoints = 0  # due so far
         self._saved_frames = -1
         self._replay_gauges: Mapping[str, Any] = {}
-        self._line.gauges = self._gauges
+        self._program.gauges = self._gauges
 
     @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
@@ -77,37 +72,37 @@ class LearnerNode:
 
     @remote(idempotent=True)
     def replay_name(self) -> str:
-        """Returns what actors need to find the replay, where that is in memory of this process."""
-        return self._reads.name
+        """Returns the name of the replay's shared memory, empty if it has none."""
+        return self._source.name
 
     @remote(idempotent=True)
-    def settle(
-        self, rank: int, incarnation: int, env_frames: int, attended: int
+    def arrive(
+        self, rank: int, incarnation: int, env_frames: int, known_round: int
     ) -> tuple[str, int]:
-        """In lock-step: waits until all actors came here and the learner learned all it may.
+        """In lock-step: waits until all actors have arrived and the learner has learned.
 
-        The arguments are those of `Meeting.attend`, and so is the answer.
+        Arguments and answer are those of `LockStepBarrier.arrive`.
         """
-        return self._meeting.attend(rank, incarnation, env_frames, attended, _MEETING_SECONDS)
+        return self._barrier.arrive(rank, incarnation, env_frames, known_round, timing.BARRIER_CALL)
 
     def run(self) -> None:
-        """Learns until told to stop, saves, and hands out params until all is over."""
+        """Learns until training ends, saves, and publishes params until the program is over."""
         try:
-            if not self._setup.experiment.replay.min_actors:  # a round's size is not known before
+            if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
                 self._learner.compile(self._batch_spec())  # while actors make the first batch
             if self._setup.experiment.program.pacing == "lock_step":
                 self._learn_in_lock_step()
             else:
                 self._learn()
-            orders = self._ask(now=True)
-            self._save(orders.env_frames)
-            self._line.gauges = self._publisher.stats  # the replay may end before this node
-            if orders.phase != OVER:  # else the coordinator waits for no one, and may have left
+            state = self._poll(now=True)
+            self._save(state.env_frames)
+            self._program.gauges = self._publisher.stats  # the replay may end before this node
+            if state.phase != OVER:  # else the coordinator may have ended
                 self._coordinator.saved()
-            while self._ask().phase != OVER:
-                time.sleep(0.05)
+            while self._poll().phase != OVER:
+                time.sleep(timing.LEARNER_PHASE_POLL)
         finally:
-            self._meeting.close()
+            self._barrier.close()
             self._publisher.close()
             self._replay.close()
 
@@ -121,30 +116,30 @@ class LearnerNode:
         return Batch(trajectory, weights)
 
     def _learn(self) -> None:
-        while (orders := self._ask()).phase == RUNNING:
-            self._save_if_due(orders)
+        while (state := self._poll()).phase == RUNNING:
+            self._save_if_due(state)
             try:
-                sample = self._replay.sample(timeout=_PATIENCE)
+                sample = self._replay.sample(timeout=timing.LEARNER_SAMPLE)
             except ReplayTimeoutError:
                 continue
             self._update(sample)
 
     def _learn_in_lock_step(self) -> None:
         experiment = self._setup.experiment
-        start = self._ask(now=True).env_frames
-        while (orders := self._ask()).phase == RUNNING:
-            frames = self._meeting.wait(_PATIENCE)
+        start = self._poll(now=True).env_frames
+        while (state := self._poll()).phase == RUNNING:
+            frames = self._barrier.wait_for_actors(timing.LEARNER_SAMPLE)
             if frames is None:
                 continue
             while self._replay.can_sample():
                 self._update(self._replay.sample())
-            self._look_at_replay()
-            self._save_if_due(orders)
-            self._meeting.dismiss(go_on=start + frames < experiment.frames)
+            self._read_replay_stats()
+            self._save_if_due(state)
+            self._barrier.release(go_on=start + frames < experiment.frames)
 
-    def _update(self, sample: Any) -> None:
+    def _update(self, sample: Sample) -> None:
         with saved_on_failure(self._setup.directory, self._learner):
-            self._line.log(self._learner.step(sample), "learner/")
+            self._program.log(self._learner.step(sample), "learner/")
         self._replay.set_params_version(self._learner.version)
         self._publish()
 
@@ -152,41 +147,40 @@ class LearnerNode:
         version, params = self._learner.get_params()  # type: ignore[misc]  # always newer than -1
         self._publisher.publish(version, params)
 
-    def _ask(self, *, now: bool = False) -> Orders:
-        line = self._line
-        line.count(learner_steps=self._learner.version)
-        return line.ask(now=now)
+    def _poll(self, *, now: bool = False) -> ProgramState:
+        self._program.count(learner_steps=self._learner.version)
+        return self._program.poll(now=now)
 
     def _gauges(self) -> dict[str, Any]:
-        # In lock-step not while actors write: the look would settle whose items come first.
+        # In lock-step not while actors write: reading would decide which items come first.
         if self._setup.experiment.program.pacing != "lock_step":
-            self._look_at_replay()
+            self._read_replay_stats()
         return {**self._replay_gauges, **self._publisher.stats()}
 
-    def _look_at_replay(self) -> None:
+    def _read_replay_stats(self) -> None:
         with contextlib.suppress(ReplayTimeoutError, ReplayClosedError):  # a server that has ended
             stats = self._replay.stats()
             self._replay_gauges = {f"replay/{name}": value for name, value in stats.items()}
 
-    def _save_if_due(self, orders: Orders) -> None:
-        if orders.checkpoints > self._checkpoints:
-            self._checkpoints = orders.checkpoints
-            self._save(orders.env_frames)
+    def _save_if_due(self, state: ProgramState) -> None:
+        if state.checkpoints > self._checkpoints:
+            self._checkpoints = state.checkpoints
+            self._save(state.env_frames)
 
     def _save(self, env_frames: int) -> None:
         if env_frames == self._saved_frames:
             return
         self._saved_frames = env_frames
         keeps = self._setup.experiment.checkpoint_replay
-        tree = {"learner": self._learner.save(), "replay": self._reads.save() if keeps else ()}
+        tree = {"learner": self._learner.save(), "replay": self._source.save() if keeps else ()}
         directory = self._setup.directory.checkpoints
         checkpoint.save(directory, env_frames, tree, {"env_frames": env_frames})
 
     def _load(self, path: Path) -> None:
         keeps = self._setup.experiment.checkpoint_replay
-        replay = jax.tree.map(lambda _: checkpoint.ANY_ARRAY, self._reads.save()) if keeps else ()
+        replay = jax.tree.map(lambda _: checkpoint.ANY_ARRAY, self._source.save()) if keeps else ()
         target = {"learner": self._learner.save(), "replay": replay}
         saved = checkpoint.restore(path, target, partial=True)
         self._learner.load(saved["learner"])
         if keeps:
-            self._reads.load(saved["replay"])
+            self._source.load(saved["replay"])

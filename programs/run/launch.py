@@ -13,7 +13,7 @@ from programs import launchers
 from programs.build.components import announce_replay
 from programs.build.environments import make_env
 from programs.experiment import Experiment
-from programs.nodes.line import Setup
+from programs.nodes.base import Setup
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from programs.experiment import from_json
-from programs.nodes import line
 from programs.tracking.result import Result
 from rlstack.learning.learner import Learner
 from rlstack.storage import checkpoint
@@ -117,7 +116,9 @@ def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
 def test_the_last_round_of_lock_step_is_learned_however_soon_its_frames_are_reported(
     tmp_path, single, monkeypatch
 ):
-    monkeypatch.setattr(line, "_PERIOD", 0.0)  # every node tells and hears at every step
+    monkeypatch.setattr(
+        "programs.timing.REPORT_PERIOD", 0.0
+    )  # every node tells and hears at every step
     check_parity(single, dqn, 1000, "heavy_env", tmp_path / "run")
 
 
@@ -141,8 +142,8 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
     experiment = dataclasses.replace(experiment, replay=replay)
     results = [run(experiment, tmp_path / "one")]
     # Whoever looks at the replay while one actor has written and the other has not changes nothing.
-    monkeypatch.setattr("programs.nodes.line._PERIOD", 0.0)
-    monkeypatch.setattr("programs.nodes.learner._PATIENCE", 0.001)
+    monkeypatch.setattr("programs.timing.REPORT_PERIOD", 0.0)
+    monkeypatch.setattr("programs.timing.LEARNER_SAMPLE", 0.001)
     results.append(run(experiment, tmp_path / "two"))
     assert results[0].learner_steps == results[1].learner_steps >= 7
     assert results[0].env_frames == results[1].env_frames

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from programs.launchers import processes
-from programs.launchers.watch import Watch
-from programs.nodes.coordination import OVER, SAVING, Coordinator
+from programs.launchers.monitor import ProgramMonitor
+from programs.nodes.base import OVER, SAVING
+from programs.nodes.coordinator import Coordinator
 from programs.presets import preset
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
@@ -71,11 +72,11 @@ def wait_for(condition):
 
 
 def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted():
-    watch = Watch(free_address(), Display())
+    monitor = ProgramMonitor(free_address(), Display())
     begun = time.monotonic()
-    assert watch.interrupt(signal.SIGINT) == OVER
+    assert monitor.interrupt(signal.SIGINT) == OVER
     assert time.monotonic() - begun < 1.0  # none to wait for
-    watch.close()
+    monitor.close()
 
 
 @pytest.mark.parametrize(("learns", "phase"), [(True, SAVING), (False, OVER)])
@@ -84,14 +85,14 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, ph
         coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {})
     coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {})
     address, display = free_address(), Display()
-    watch = Watch(address, display)
+    monitor = ProgramMonitor(address, display)
     time.sleep(1.0)  # it asks in vain, and goes on asking
     with serve(coordinator, port=int(address.rsplit(":", 1)[1]), bind_address=LOOPBACK):
         wait_for(lambda: "actor/0" in display.nodes)
-        assert watch.interrupt(signal.SIGINT) == phase
+        assert monitor.interrupt(signal.SIGINT) == phase
         assert coordinator.interrupted == signal.SIGINT
-    assert watch.interrupt(signal.SIGINT) == ""  # silent now, but something may be there to save
-    watch.close()
+    assert monitor.interrupt(signal.SIGINT) == ""  # silent now, but something may be there to save
+    monitor.close()
 
 
 @pytest.mark.parametrize("told", ["", "launched\n"])
@@ -104,7 +105,7 @@ def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
     signals.received = signal.SIGTERM
     time.sleep(0.5)  # it begins to ignore the signal
     begun = time.monotonic()
-    processes._watch(launcher, free_address(), signals, Display())
+    processes._supervise(launcher, free_address(), signals, Display())
     assert 2.0 < time.monotonic() - begun < 8.0
     assert launcher.returncode == -signal.SIGKILL
     launcher.stdout.close()

@@ -11,7 +11,7 @@ import pytest
 from programs.cluster_config import RayConfig
 from programs.experiment import ProgramConfig, from_json, to_json
 from programs.launchers import ray_cluster
-from programs.launchers.ray_members import Members
+from programs.launchers.ray_nodes import RayNodes
 from programs.run import launch
 from tests.programs.clusters import wait_until_empty
 from tests.programs.running import params, ppo, run, same, series, threads
@@ -68,13 +68,13 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, hosts):
 
 
 def test_a_run_directory_that_a_host_does_not_see_is_refused(tmp_path, hosts, monkeypatch):
-    init = Members.__init__
+    init = RayNodes.__init__
 
     def elsewhere(self, ray, setup, program, token_file):
         init(self, ray, setup, program, token_file)
         self._token_file = Path("/nowhere") / token_file.name
 
-    monkeypatch.setattr(Members, "__init__", elsewhere)
+    monkeypatch.setattr(RayNodes, "__init__", elsewhere)
     with pytest.raises(ValueError, match="every host must see the run directory at the same path"):
         run(ppo("distributed", program=on(hosts)), tmp_path / "run")
     assert wait_until_empty() == []

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from programs.experiment import to_json
-from programs.nodes.coordination import JUDGING, OVER, RUNNING, SAVING, Coordinator
+from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
+from programs.nodes.coordinator import Coordinator
 from programs.presets import preset
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
@@ -62,7 +63,7 @@ def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
 def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(desk, monkeypatch):
     """Unrolls of 32 steps, 8 environments; and what it makes between two reports 0.2 s apart."""
     now = [100.0]
-    monkeypatch.setattr("programs.nodes.coordination.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("programs.nodes.coordinator.time.monotonic", lambda: now[0])
     desk.report(env_frames=0)
     now[0] += 10.0
     desk.report(env_frames=8 * (3 * 32 + 5))

@@ -8,10 +8,8 @@ import pytest
 
 from programs.build.components import make_agent
 from programs.build.environments import make_env
-from programs.nodes import line
-from programs.nodes.coordination import JUDGING
+from programs.nodes.base import JUDGING, Setup
 from programs.nodes.evaluator import EvaluatorNode
-from programs.nodes.line import Setup
 from programs.tracking.run_dir import RunDir
 from rlstack.rpc import codec
 from tests.programs.running import ppo
@@ -40,7 +38,7 @@ class Learner:
 
 @pytest.mark.timeout(60)
 def test_the_last_judgement_is_made_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(line, "_PERIOD", 0.0)
+    monkeypatch.setattr("programs.timing.REPORT_PERIOD", 0.0)
     experiment = ppo("heavy_env")
     with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
         setup = Setup(experiment, RunDir(tmp_path), env.spec)

@@ -10,10 +10,15 @@ import time
 import psutil
 import pytest
 
-from programs.nodes import supervise
-from programs.nodes.supervise import Backoff
+from programs import timing
+from programs.nodes import supervisor as supervisor_module
+from programs.nodes.supervisor import RestartPolicy
 
 pytestmark = pytest.mark.timeout(60)
+
+
+def policy(max_restarts):
+    return RestartPolicy(max_restarts, *timing.RESTARTS)
 
 
 class Supervised:
@@ -22,10 +27,11 @@ class Supervised:
     def __init__(self, tmp_path, code, max_restarts=3, grace=5.0):
         self.record, self.out = tmp_path / "failures.jsonl", tmp_path / "out"
         child = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{code}"]
-        command = [sys.executable, "-S", supervise.__file__, str(self.record), "actor/7"]
+        command = [sys.executable, "-S", supervisor_module.__file__, str(self.record), "actor/7"]
+        times = map(str, (max_restarts, grace, *timing.RESTARTS))
         with open(self.out, "wb") as out:
             self.process = subprocess.Popen(
-                [*command, str(max_restarts), str(grace), *child],
+                [*command, *times, *child],
                 stdout=out,
                 stderr=subprocess.PIPE,
             )
@@ -77,24 +83,24 @@ def gone(pid, seconds):
 
 
 def test_pauses_double_up_to_a_limit_and_tries_end():
-    backoff = Backoff(8)
-    pauses = [backoff.failed(1.0) for _ in range(9)]
+    restarts = policy(8)
+    pauses = [restarts.failed(1.0) for _ in range(9)]
     assert pauses[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert pauses[6:] == [10.0, 10.0, None]
-    assert backoff.failures == 9
+    assert restarts.failures == 9
 
 
 def test_who_lived_long_is_forgiven_earlier_failures():
-    backoff = Backoff(2)
-    assert [backoff.failed(1.0), backoff.failed(1.0)] == pytest.approx([0.2, 0.4])
-    assert [backoff.failed(61.0) for _ in range(5)] == [0.2] * 5
-    assert backoff.failures == 7
-    assert [backoff.failed(1.0), backoff.failed(1.0)] == [0.4, None]
+    restarts = policy(2)
+    assert [restarts.failed(1.0), restarts.failed(1.0)] == pytest.approx([0.2, 0.4])
+    assert [restarts.failed(61.0) for _ in range(5)] == [0.2] * 5
+    assert restarts.failures == 7
+    assert [restarts.failed(1.0), restarts.failed(1.0)] == [0.4, None]
 
 
 def test_nothing_is_tried_again_where_no_restart_is_allowed():
-    assert Backoff(0).failed(1.0) is None
-    assert Backoff(0).failed(100.0) is None
+    assert policy(0).failed(1.0) is None
+    assert policy(0).failed(100.0) is None
 
 
 def test_a_success_ends_it_without_a_record(start):
@@ -191,7 +197,7 @@ def test_the_child_goes_when_its_supervisor_is_killed(start):
 def test_lines_of_many_writers_do_not_mix(tmp_path):
     path = tmp_path / "record"
     code = (
-        "import sys; from programs.nodes.supervise import record_failure\n"
+        "import sys; from programs.nodes.supervisor import record_failure\n"
         "for i in range(200): record_failure(sys.argv[1], node=sys.argv[2], text='x' * 500)"
     )
     writers = [

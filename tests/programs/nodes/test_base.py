@@ -1,4 +1,4 @@
-"""A node's line to the coordinator."""
+"""A node's client of the coordinator."""
 
 import os
 import threading
@@ -6,10 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from programs.nodes import line as line_module
-from programs.nodes.coordination import OVER, RUNNING, SAVING
-from programs.nodes.line import Line, Orders
-from programs.nodes.supervise import INCARNATION
+from programs.nodes import base
+from programs.nodes.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
+from programs.nodes.supervisor import INCARNATION
 from rlstack.rpc import RemoteError, UnavailableError
 
 
@@ -27,7 +26,7 @@ class Far:
     """A coordinator that can be away."""
 
     def __init__(self, clock, patience=0.0):
-        self.reports, self.away, self.answer = [], False, Orders()
+        self.reports, self.away, self.answer = [], False, ProgramState()
         self._clock, self._patience = clock, patience
 
     def report(self, node, incarnation, pid, counts, gauges, logs):
@@ -41,41 +40,41 @@ class Far:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(line_module, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
     return clock
 
 
 def make(clock, stop=None, **kwargs):
     far = Far(clock, **kwargs)
-    return far, Line(far, "actor/3", stop or threading.Event())
+    return far, CoordinatorClient(far, "actor/3", stop or threading.Event())
 
 
-def test_the_first_question_is_asked_and_then_a_few_a_second(clock):
-    far, line = make(clock)
+def test_the_first_poll_reports_and_then_a_few_a_second(clock):
+    far, client = make(clock)
     for _ in range(100):
-        line.ask()
+        client.poll()
         clock.now += 0.01
     assert 4 <= len(far.reports) <= 6
     before = len(far.reports)
-    line.ask(now=True)
+    client.poll(now=True)
     assert len(far.reports) == before + 1
 
 
-def test_a_report_says_who_what_and_how_much(clock):
-    far, line = make(clock)
-    line.count(env_frames=12)
-    line.log({"actor/episode_return": np.array([1.0, 2.0])})
-    line.log({"actor/episode_return": np.array([3.0])})
-    line.log({"loss": np.float32(0.5)}, "learner/")
-    line.log(None)
-    line.gauges = lambda: {"replay/size": np.int64(8)}
-    line.ask()
+def test_a_report_holds_name_counts_gauges_and_logs(clock):
+    far, client = make(clock)
+    client.count(env_frames=12)
+    client.log({"actor/episode_return": np.array([1.0, 2.0])})
+    client.log({"actor/episode_return": np.array([3.0])})
+    client.log({"loss": np.float32(0.5)}, "learner/")
+    client.log(None)
+    client.gauges = lambda: {"replay/size": np.int64(8)}
+    client.poll()
     node, incarnation, pid, counts, gauges, logs = far.reports[0]
     assert (node, incarnation, pid, counts) == ("actor/3", 0, os.getpid(), {"env_frames": 12})
     assert gauges == {"replay/size": 8.0}
     assert logs["actor/episode_return"].tolist() == [1.0, 2.0, 3.0]
     assert logs["learner/loss"].tolist() == [0.5]
-    line.ask(now=True)
+    client.poll(now=True)
     assert far.reports[1][3:] == (
         {"env_frames": 12},
         {"replay/size": 8.0},
@@ -83,65 +82,65 @@ def test_a_report_says_who_what_and_how_much(clock):
     )  # totals again, averages once
 
 
-def test_orders_are_passed_on_and_remembered_between_reports(clock):
-    far, line = make(clock)
-    far.answer = Orders(SAVING, 500, 2, 1)
-    assert line.ask() == Orders(SAVING, 500, 2, 1)
-    far.answer = Orders(OVER, 510, 2, 1)
-    assert line.ask().phase == SAVING
+def test_the_state_is_returned_and_remembered_between_reports(clock):
+    far, client = make(clock)
+    far.answer = ProgramState(SAVING, 500, 2, 1)
+    assert client.poll() == ProgramState(SAVING, 500, 2, 1)
+    far.answer = ProgramState(OVER, 510, 2, 1)
+    assert client.poll().phase == SAVING
     clock.now += 1.0
-    assert line.ask().phase == OVER
+    assert client.poll().phase == OVER
 
 
 def test_a_short_absence_of_the_coordinator_changes_nothing(clock):
-    far, line = make(clock)
-    line.ask()
+    far, client = make(clock)
+    client.poll()
     far.away = True
     for _ in range(15):
         clock.now += 0.3
-        assert line.ask().phase == RUNNING
+        assert client.poll().phase == RUNNING
     far.away = False
     clock.now += 0.3
-    assert line.ask().phase == RUNNING
+    assert client.poll().phase == RUNNING
     far.away = True
     for _ in range(15):
         clock.now += 0.3
-        assert line.ask().phase == RUNNING  # it has been heard since
+        assert client.poll().phase == RUNNING  # it has been heard since
 
 
 def test_a_coordinator_that_stays_away_means_that_all_is_over(clock):
-    far, line = make(clock)
-    line.ask()
+    far, client = make(clock)
+    client.poll()
     far.away = True
     for _ in range(30):
         clock.now += 0.3
-        line.ask()
-    assert line.ask().phase == OVER
+        client.poll()
+    assert client.poll().phase == OVER
 
 
-def test_the_time_that_a_vain_call_took_counts(clock):
-    far, line = make(clock, patience=6.0)
+def test_the_time_of_a_failed_call_counts(clock):
+    far, client = make(clock, patience=6.0)
     far.away = True
-    assert line.ask().phase == OVER
+    assert client.poll().phase == OVER
 
 
-def test_what_the_coordinator_raises_is_not_taken_for_its_absence(clock):
-    far, line = make(clock)
+def test_an_error_of_the_coordinator_is_not_taken_for_its_absence(clock):
+    far, client = make(clock)
 
     def refuse(*args):
         raise RemoteError("coordinator", "report", "ValueError", "ValueError: no", "")
 
     far.report = refuse
     with pytest.raises(RemoteError):
-        line.ask()
+        client.poll()
 
 
-def test_a_launcher_that_ends_the_node_is_obeyed_at_once(clock):
+def test_the_stop_event_ends_the_node_at_once(clock):
     stop = threading.Event()
-    far, line = make(clock, stop)
-    line.ask()
+    far, client = make(clock, stop)
+    client.poll()
     stop.set()
-    assert line.ask().phase == OVER
+    assert client.poll().phase == OVER
     assert len(far.reports) == 1
 
 
@@ -151,7 +150,7 @@ def test_the_incarnation_is_the_supervisors_or_the_threads_own(clock, monkeypatc
     found = []
 
     def in_a_thread():
-        line_module.set_incarnation(2)
+        base.set_incarnation(2)
         found.append(make(clock)[1].incarnation)
 
     thread = threading.Thread(target=in_a_thread)

@@ -1,6 +1,6 @@
-"""The process of one node on some host of a Ray cluster; the launcher calls it through Ray.
+"""The process of one node on a host of a Ray cluster; the launcher calls it through Ray.
 
-Ray places this process and sees it end, no more: nodes talk to one another by Courier and Reverb.
+Ray only places and watches this process. Nodes call one another by Courier and Reverb.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Berth(NamedTuple):
-    """Where a node's process has come to lie."""
+class Placement(NamedTuple):
+    """Where a node's process runs."""
 
     host: str  # the address by which other hosts reach it
     node_id: str  # of the host, in Ray
     pid: int
     ports: tuple[int, ...]  # free ones, for the node's servers
-    token: str  # what it read in the run directory
+    token: str  # the contents of the token file, as this host sees it
 
 
 class Outcome(NamedTuple):
@@ -31,20 +31,20 @@ class Outcome(NamedTuple):
     traceback: str = ""
 
 
-class NodeHost:
+class NodeRunner:
     """Runs one node in a thread; every method may be called while another waits."""
 
     def __init__(self) -> None:
         self._stop, self._done = threading.Event(), threading.Event()
         self._outcome = Outcome(failed=False)
 
-    def prepare(self, token_file: str, num_ports: int, interface: str) -> Berth:
-        """Looks around.
+    def prepare(self, token_file: str, num_ports: int, interface: str) -> Placement:
+        """Returns where this process runs and which ports are free.
 
         Args:
-          token_file: in the run directory, which this host must see as the launcher does.
-          num_ports: that the node will listen on.
-          interface: by which others are to reach it, where the config says so.
+          token_file: a file in the run directory, which every host must see at the same path.
+          num_ports: ports that the node will listen on.
+          interface: of this host, by which others reach the node; empty for the one Ray uses.
         """
         import ray
 
@@ -58,41 +58,41 @@ class NodeHost:
         if interface not in ("", ALL_ADDRESSES):
             address = address_of(interface)
         node_id = ray.get_runtime_context().get_node_id()
-        return Berth(address, node_id, os.getpid(), _free_ports(num_ports), token)
+        return Placement(address, node_id, os.getpid(), _free_ports(num_ports), token)
 
-    def start(self, node: bytes, incarnation: int, give_up: float, log: str) -> None:
+    def start(self, node: bytes, incarnation: int, coordinator_lost: float, log: str) -> None:
         """Starts the node.
 
         Args:
-          node: what Launchpad would execute, pickled.
-          incarnation: how often the node has been started before.
-          give_up: seconds without a coordinator after which the node ends.
-          log: the file that takes what the node prints.
+          node: the node's function, pickled.
+          incarnation: how often the node has been restarted.
+          coordinator_lost: seconds without an answer of the coordinator after which the node ends.
+          log: the file for what the node prints.
         """
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        arguments = (node, incarnation, give_up)
+        arguments = (node, incarnation, coordinator_lost)
         threading.Thread(target=self._run, args=arguments, name="node", daemon=True).start()
 
     def watch(self, seconds: float) -> Outcome | None:
-        """Waits for the node's end, at most so long; returns None if it runs on."""
+        """Waits at most this long for the node to end; returns None if it still runs."""
         return self._outcome if self._done.wait(seconds) else None
 
     def stop(self) -> None:
         """Asks the node to end."""
         self._stop.set()
 
-    def _run(self, node: bytes, incarnation: int, give_up: float) -> None:
+    def _run(self, node: bytes, incarnation: int, coordinator_lost: float) -> None:
         try:
             import cloudpickle
 
             from programs.launchers.launchpad import set_stop_event
-            from programs.nodes import line
+            from programs.nodes import base
 
-            line.set_incarnation(incarnation)
-            line.set_give_up(give_up)
+            base.set_incarnation(incarnation)
+            base.set_coordinator_lost(coordinator_lost)
             set_stop_event(self._stop)
             cloudpickle.loads(node)()
         except BaseException as error:
@@ -104,7 +104,7 @@ class NodeHost:
 
 
 def _free_ports(number: int) -> tuple[int, ...]:
-    """Returns ports that nobody listens on, on any of the host's addresses."""
+    """Returns ports that are free on all of the host's addresses."""
     probes = [
         socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) for _ in range(number)
     ]

@@ -1,0 +1,77 @@
+"""A program as plain data: its nodes, which nodes call which, and which may be restarted.
+
+A topology (`programs.topologies`) describes a program; a launcher (`programs.launchers`) runs it.
+This module knows neither, nor how calls travel between nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Handle:
+    """Stands for a node among the arguments of other nodes; launchers replace it by a client."""
+
+    node: str  # the node's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node: a class and the arguments of its constructor.
+
+    A launcher constructs the object where the node runs and calls its ``run()``, which returns at
+    the end of the program. The constructor's last argument is a `threading.Event`, which the
+    launcher sets to end the node early.
+    """
+
+    name: str  # GROUP, or GROUP/INDEX where a group has several nodes
+    cls: type
+    args: tuple[object, ...]  # with a `Handle` for every node that this one calls
+    kind: Literal["worker", "service", "server"]
+    restartable: bool = False  # True if the node holds nothing that the program needs
+    client: Callable[[str], object] | None = None  # of a server: makes a client for an address
+
+    @property
+    def group(self) -> str:
+        """The nodes of one group do the same work and need the same resources."""
+        return self.name.split("/")[0]
+
+
+class Graph:
+    """The nodes of one program, in the order in which they were added.
+
+    Attributes:
+      name: of the topology.
+      nodes: all nodes so far.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Starts without nodes."""
+        self.name = name
+        self.nodes: list[Node] = []
+
+    def worker(self, name: str, cls: type, *args: object, restartable: bool = False) -> None:
+        """Adds a node that no other node calls."""
+        self.nodes.append(Node(name, cls, args, "worker", restartable))
+
+    def service(self, name: str, cls: type, *args: object, restartable: bool = False) -> Handle:
+        """Adds a node whose methods marked with `rlstack.rpc.remote` other nodes call."""
+        self.nodes.append(Node(name, cls, args, "service", restartable))
+        return Handle(name)
+
+    def server(
+        self, name: str, cls: type, *args: object, client: Callable[[str], object]
+    ) -> Handle:
+        """Adds a node with a server of its own.
+
+        Args:
+          name: of the node.
+          cls: its constructor takes, before the stop event, the (port, IPv4 address) to listen on.
+          *args: the constructor's arguments before these two.
+          client: makes, in a node that has the handle, a client from the address "host:port".
+        """
+        self.nodes.append(Node(name, cls, args, "server", client=client))
+        return Handle(name)

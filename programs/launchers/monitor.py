@@ -1,0 +1,76 @@
+"""What a launcher sees of its program: the coordinator's status, read in a thread."""
+
+from __future__ import annotations
+
+import threading
+
+from programs import timing
+from programs.nodes.base import OVER
+from programs.nodes.coordinator import Coordinator
+from programs.tracking.display import ProgressDisplay
+from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
+
+
+class ProgramMonitor:
+    """Shows the coordinator's status on a display, and calls the coordinator for a launcher."""
+
+    def __init__(self, address: str, display: ProgressDisplay) -> None:
+        """Starts the thread that reads the status from the coordinator's address."""
+        timeout = timing.DISPLAY_CALL
+        self._coordinator = RemoteObject(address, Coordinator, name="coordinator", timeout=timeout)
+        self._display = display
+        self._has_answered = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def interrupt(self, signal_number: int) -> str:
+        """Asks the coordinator to end the program.
+
+        Returns:
+          The phase from now on, or an empty string if the coordinator does not answer. If it never
+          has, the program is still starting and has nothing to save: it is `OVER`.
+        """
+        if not self._has_answered:
+            return OVER
+        try:
+            number = int(signal_number)
+            timeout = timing.ASK_COORDINATOR
+            return str(self._coordinator.call("interrupt", (number,), timeout=timeout))
+        except (UnavailableError, RemoteError):
+            return ""
+
+    def phase(self) -> str:
+        """Returns the program's phase, or an empty string if the coordinator does not answer."""
+        try:
+            status = self._coordinator.call("status", timeout=timing.ASK_COORDINATOR)
+            return str(status["phase"])
+        except (UnavailableError, RemoteError):
+            return ""
+
+    def relocate(self, node: str, address: str) -> bool:
+        """Tells the coordinator a node's new address; returns whether it answered."""
+        try:
+            timeout = timing.TELL_COORDINATOR
+            self._coordinator.call("relocate", (node, address), timeout=timeout)
+            return True
+        except (UnavailableError, RemoteError):
+            return False
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._coordinator.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(timing.DISPLAY_PERIOD):
+            try:
+                status = self._coordinator.status()
+            except ClosedError:
+                return
+            except (UnavailableError, RemoteError):  # starting, or short of processor time
+                continue
+            self._has_answered = True
+            self._display.write_nodes(status["nodes"])
+            self._display.write(status["env_frames"], status["logs"])

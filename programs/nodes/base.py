@@ -1,0 +1,166 @@
+"""What every node has: the program's setup, and a client of the coordinator."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from programs import timing
+from programs.build import xla
+from programs.build.components import make_agent
+from programs.experiment import Experiment
+from programs.nodes.supervisor import INCARNATION
+from programs.tracking.run_dir import RunDir
+from rlstack.acting.actor import transition_spec
+from rlstack.acting.inferencer import Inference
+from rlstack.agent import Agent
+from rlstack.rpc import RemoteObject, UnavailableError, codec
+from rlstack.types import EnvSpec, PyTree, Transition
+
+# The phases of a program, in their order.
+RUNNING = "running"  # actors act, the learner learns
+SAVING = "saving"  # actors end; the learner saves and goes on publishing params
+JUDGING = "judging"  # the evaluator evaluates the last params
+OVER = "over"  # every node ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What every node of a program is given."""
+
+    experiment: Experiment
+    directory: RunDir
+    spec: EnvSpec  # of one environment
+    restored: Path | None = None  # the checkpoint from which the program starts
+
+    @functools.cached_property
+    def step(self) -> Transition:
+        """The `transition_spec`. Access it once before pickling, so that nodes find it cached."""
+        return transition_spec(make_agent(self.experiment, self.spec), self.spec)
+
+    def configure_jax(self, *, single_thread: bool) -> None:
+        """Configures XLA for this node; must come before JAX's first computation."""
+        older = self.experiment.older_runtime
+        xla.configure(convolutions=not older, single_thread=single_thread)
+
+    def register_records(self, agent: Agent) -> None:
+        """Lets this process decode messages with the agent's NamedTuples."""
+        params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+        codec.register(Inference, *_records(params), *_records(self.step))
+
+
+def _records(tree: PyTree) -> Iterator[type]:
+    """The classes of the NamedTuples in a tree."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, tuple | list):
+        if hasattr(tree, "_fields"):
+            yield type(tree)
+        for child in tree:
+            yield from _records(child)
+
+
+class ProgramState(NamedTuple):
+    """The coordinator's answer to a report."""
+
+    phase: str = RUNNING
+    env_frames: int = 0
+    checkpoints: int = 0  # due since the program's start
+    evaluations: int = 0  # likewise
+
+
+class CoordinatorClient:
+    """Reports to the coordinator a few times a second and holds its last answer.
+
+    A client belongs to one thread.
+
+    Attributes:
+      gauges: returns the current values that a report sends; called for each report.
+      incarnation: how often this node has been restarted.
+    """
+
+    def __init__(self, coordinator: RemoteObject, node: str, stop: threading.Event) -> None:
+        """Reports nothing yet.
+
+        Args:
+          coordinator: a client of the coordinator's node.
+          node: the name of this node.
+          stop: set by the launcher to end this node.
+        """
+        self._coordinator, self._node, self._stop = coordinator, node, stop
+        self.gauges: Callable[[], Mapping[str, Any]] = dict
+        self.incarnation = incarnation()
+        self._counts: dict[str, float] = {}
+        self._logs: dict[str, list[np.ndarray]] = {}
+        self._state = ProgramState()
+        self._next_report = 0.0
+        self._last_answer = time.monotonic()
+
+    def count(self, **totals: float) -> None:
+        """Sets totals since this incarnation began."""
+        self._counts.update(totals)
+
+    def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+        """Adds values to be averaged: numbers, or vectors of which every entry counts."""
+        for name, value in (logs or {}).items():
+            self._logs.setdefault(prefix + name, []).append(np.atleast_1d(np.asarray(value)))
+
+    def poll(self, *, now: bool = False) -> ProgramState:
+        """Returns the newest state; reports before if a report is due, or if `now` is set."""
+        if self._stop.is_set():
+            return self._state._replace(phase=OVER)
+        clock = time.monotonic()
+        if now or clock >= self._next_report:
+            self._next_report = clock + timing.REPORT_PERIOD
+            self._report(clock)
+        return self._state
+
+    def report_end(self) -> None:
+        """Sends the last report; the coordinator no longer waits for this node."""
+        self.count(ended=1)
+        self.poll(now=True)
+
+    def _report(self, clock: float) -> None:
+        logs = {name: np.concatenate(values) for name, values in self._logs.items()}
+        self._logs = {}
+        try:
+            gauges = {name: float(value) for name, value in self.gauges().items()}
+            answer = self._coordinator.report(
+                self._node, self.incarnation, os.getpid(), self._counts, gauges, logs
+            )
+        except UnavailableError:
+            # The coordinator ends last, so a long silence means that the program is over. The
+            # clock is read again because the call itself may have waited.
+            patience = getattr(_thread, "coordinator_lost", None) or timing.COORDINATOR_LOST
+            if time.monotonic() - self._last_answer > patience:
+                self._state = self._state._replace(phase=OVER)
+            return
+        self._last_answer = clock
+        self._state = ProgramState(**answer)
+
+
+_thread = threading.local()
+
+
+def incarnation() -> int:
+    """Returns how often this node has been restarted."""
+    return getattr(_thread, "incarnation", None) or int(os.environ.get(INCARNATION, "0"))
+
+
+def set_incarnation(number: int) -> None:
+    """Sets `incarnation` for a node that runs in this thread of a process with several nodes."""
+    _thread.incarnation = number
+
+
+def set_coordinator_lost(seconds: float) -> None:
+    """Replaces `timing.COORDINATOR_LOST` in this thread, for nodes that may be cut off longer."""
+    _thread.coordinator_lost = seconds

@@ -1,0 +1,74 @@
+"""Lock-step: a barrier at which actors wait while the learner learns."""
+
+from __future__ import annotations
+
+import threading
+
+ACT, WAIT, STOP = "act", "wait", "stop"
+
+
+class LockStepBarrier:
+    """A barrier of all actors and the learner, used in rounds.
+
+    Actors may be killed and restarted, and may repeat a call whose answer was lost.
+    """
+
+    def __init__(self, num_actors: int) -> None:
+        """Starts the first round."""
+        self._num_actors = num_actors
+        self._changed = threading.Condition()
+        self._arrived: set[int] = set()  # ranks, in this round
+        self._frames: dict[tuple[int, int], int] = {}  # of each incarnation of each actor
+        self._round = 0
+        self._go_on = True
+        self._closed = False
+
+    def arrive(
+        self, rank: int, incarnation: int, env_frames: int, known_round: int, timeout: float
+    ) -> tuple[str, int]:
+        """Waits, for an actor, until the learner ends the round.
+
+        Args:
+          rank: the actor's rank.
+          incarnation: how often the actor has been restarted.
+          env_frames: frames that this incarnation has made.
+          known_round: the round that the actor's last call returned; -1 at its first call, which
+            joins the current round.
+          timeout: in seconds.
+
+        Returns:
+          What to do, and the round to pass to the next call. ACT: make the next steps. STOP: the
+          program ends. WAIT: the round did not end in time; call again.
+        """
+        with self._changed:
+            self._frames[rank, incarnation] = env_frames
+            this = self._round if known_round < 0 else known_round
+            if this == self._round:
+                self._arrived.add(rank)
+                self._changed.notify_all()
+            ended = self._changed.wait_for(lambda: self._closed or self._round > this, timeout)
+            if not ended:
+                return WAIT, this
+            return ACT if self._go_on and not self._closed else STOP, self._round
+
+    def wait_for_actors(self, timeout: float) -> int | None:
+        """Waits, for the learner; returns all actors' frames, or None if some are missing."""
+        with self._changed:
+            all_here = self._changed.wait_for(
+                lambda: len(self._arrived) == self._num_actors, timeout
+            )
+            return sum(self._frames.values()) if all_here else None
+
+    def release(self, *, go_on: bool) -> None:
+        """Ends the round: all actors act again if `go_on`, else they stop."""
+        with self._changed:
+            self._arrived.clear()
+            self._go_on = go_on
+            self._round += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Releases all waiting actors, which stop."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

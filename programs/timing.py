@@ -1,0 +1,113 @@
+"""Every wait of a program of several nodes, in seconds, with the reason for its length.
+
+Ending a program is a chain of waits, and each must outlast those inside it; the order is asserted
+at the end of this module. It imports nothing, so that the lightest process can import it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Reports. Nodes learn what to do from the answers to their reports.
+
+# Between two reports of a node. Everything else follows the coordinator by about this much.
+REPORT_PERIOD = 0.2
+# Between two looks of a loop that only waits for the next phase; below the period of reports, so
+# that no report is late.
+PHASE_POLL = 0.1
+# The same in the learner, whose last checkpoint others wait for.
+LEARNER_PHASE_POLL = 0.05
+# A node is shown as silent after about fifteen reports that did not come.
+SHOWN_AS_SILENT = 3.0
+# A node takes the program to be over when the coordinator has not answered for this long: it is
+# the last to end, so only its death, or a restarted node's late start, looks like this.
+COORDINATOR_LOST = 5.0
+# The display's period. Twice a second reads as continuous and costs the coordinator little.
+DISPLAY_PERIOD = 0.5
+
+# Waiting for other nodes while the program runs. Each is cut into pieces, and between two pieces
+# the node asks whether the program still runs.
+
+# A learner without items; short, because it also decides how soon a checkpoint that is due begins.
+LEARNER_SAMPLE = 0.2
+# An actor whose replay is full.
+ACTOR_ADD = 1.0
+# An actor at the barrier of lock-step, in one call. Well below the deadline of calls (10 s).
+BARRIER_CALL = 5.0
+# Pulls of params may fail for this long before acting fails: a learner that died ends the program
+# much sooner, and one that compiles or saves may keep a pull waiting.
+PARAMS_PULL = 30.0
+
+# Restarts of actors, inference services and the evaluator.
+
+
+class Restarts(NamedTuple):
+    """Pauses before restarts."""
+
+    first_pause: float
+    longest_pause: float
+    forgotten_after: float
+
+
+# The first pause is short, since most failures are accidents. It doubles, so that a node that
+# always fails does not keep the machine busy. A node that ran for a minute had started well: its
+# earlier failures no longer count.
+RESTARTS = Restarts(first_pause=0.2, longest_pause=10.0, forgotten_after=60.0)
+# Between two looks of a supervisor, while it pauses, for a signal.
+SUPERVISOR_POLL = 0.02
+
+# The end of a program. The coordinator announces it and the nodes end by themselves.
+
+# The coordinator stays at most this long, in which every live node reports several times.
+COORDINATOR_LINGER = 1.0
+# A Reverb server that is told to end stays up for this long: the learner is told at the same time
+# and has the server write the contents of the replay.
+REPLAY_LINGER = 3.0
+# From SIGTERM to SIGKILL, for nodes that hold nothing to save.
+GRACE = 2.0
+# The same for the learner, the replay and the coordinator, which save.
+GRACE_TO_SAVE = 7.0
+# The same for Launchpad, which signals the supervisors of all nodes.
+LAUNCHPAD_NOTICE = 8.0
+# From a call to stop to the end of a node's process under Ray; as for Launchpad, without its
+# supervisors.
+RAY_GRACE = 7.5
+# An interrupted program has this long to save and end; a large replay takes several seconds.
+INTERRUPTED = 20.0
+# The same with nothing to save, as when its nodes are still starting.
+INTERRUPTED_WITHOUT_STATE = 3.0
+
+# Launchers.
+
+# Between two looks at the launched processes, at signals and at Ray's answers.
+LAUNCHER_POLL = 0.1
+# For the coordinator to answer a launcher. A user waits meanwhile.
+ASK_COORDINATOR = 2.0
+# For the coordinator to hear that a node has moved; tried again at the next look.
+TELL_COORDINATOR = 1.0
+# For one status of the display; a coordinator may be starting for long, and the display can wait.
+DISPLAY_CALL = 60.0
+
+# Ray.
+
+# How long one call waits in a node's process for the end of the node.
+RAY_WATCH_CALL = 3.0
+# Before a process that Ray cannot reach is asked again.
+RAY_RETRY = 0.5
+# After a failure: for the failure of another node, which caused this one, to show.
+RAY_CAUSE = 3.0
+# A host that stopped answering gets no new nodes for this long.
+RAY_AVOID_HOST = 60.0
+
+assert PHASE_POLL < REPORT_PERIOD
+assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
+assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
+# A restarted node whose program has ended gives up before its own supervisor is asked to.
+assert REPLAY_LINGER < COORDINATOR_LOST < GRACE_TO_SAVE
+# A waiting node hears of the end within its grace.
+assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE
+assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE
+# Whoever ends others waits longer than the others take.
+assert GRACE < INTERRUPTED_WITHOUT_STATE < GRACE_TO_SAVE
+assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < LAUNCHPAD_NOTICE < INTERRUPTED
+assert ASK_COORDINATOR < INTERRUPTED_WITHOUT_STATE

@@ -1,0 +1,91 @@
+"""The topologies of several nodes: one function each, which lists the nodes and who calls whom.
+
+May import: programs, programs.build, programs.nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from programs.build.components import ReverbReplay, SharedMemory
+from programs.graph import Graph
+from programs.nodes.actor import ActorNode
+from programs.nodes.base import Setup
+from programs.nodes.coordinator import CoordinatorNode
+from programs.nodes.evaluator import EvaluatorNode
+from programs.nodes.inference import InferenceNode
+from programs.nodes.learner import LearnerNode
+from programs.nodes.replay import ReverbNode
+
+
+def heavy_env(setup: Setup) -> Graph:
+    """For heavy environments: every actor infers by itself; the learner shares its memory."""
+    program = setup.experiment.program
+    graph = Graph("heavy_env")
+    coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    replay = SharedMemory(setup.experiment, setup.step)
+    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
+    for rank in range(program.num_actors):
+        graph.worker(
+            f"actor/{rank}", ActorNode, setup, rank, replay, learner, None, coordinator,
+            restartable=True,
+        )  # fmt: skip
+    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    return graph
+
+
+def light_env(setup: Setup) -> Graph:
+    """For light environments: inference services act for many actors; replay is shared memory."""
+    program = setup.experiment.program
+    graph = Graph("light_env")
+    coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    replay = SharedMemory(setup.experiment, setup.step)
+    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
+    inferencers = [
+        graph.service(
+            f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
+            restartable=True,
+        )
+        for index in range(program.num_inferencers)
+    ]  # fmt: skip
+    for rank in range(program.num_actors):
+        inferencer = inferencers[rank % program.num_inferencers]
+        graph.worker(
+            f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
+            restartable=True,
+        )  # fmt: skip
+    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    return graph
+
+
+def distributed(setup: Setup) -> Graph:
+    """For several hosts: replay is a service too; nodes share nothing but their addresses."""
+    program = setup.experiment.program
+    graph = Graph("distributed")
+    coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    client = functools.partial(ReverbReplay, setup.experiment, setup.step)
+    replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
+    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
+    inferencers = [
+        graph.service(
+            f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
+            restartable=True,
+        )
+        for index in range(program.num_inferencers)
+    ]  # fmt: skip
+    for rank in range(program.num_actors):
+        inferencer = inferencers[rank % program.num_inferencers]
+        graph.worker(
+            f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
+            restartable=True,
+        )  # fmt: skip
+    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    return graph
+
+
+_TOPOLOGIES = {"heavy_env": heavy_env, "light_env": light_env, "distributed": distributed}
+
+
+def graph_of(setup: Setup) -> Graph:
+    """Returns the program of the setup's topology."""
+    return _TOPOLOGIES[setup.experiment.topology](setup)
