@@ -224,16 +224,15 @@ class _Stored(NamedTuple):
 
     cfg: ReplayConfig
     spec: Transition
-    stacked: Callable[[Any], Any]  # wraps a buffer or a writer; callers then see whole stacks
+    stacks: FrameStacks | None
 
     @classmethod
     def of(cls, experiment: Experiment, spec: Transition) -> _Stored:
-        cfg, num_envs = experiment.replay, experiment.total_envs
-        if not cfg.frame_stack:
-            return cls(cfg, spec, lambda buffer: buffer)
-        stacks = FrameStacks(cfg, num_envs, spec)
-        return cls(
-            stacks.cfg,
-            stacks.spec,
-            lambda buffer: StackedReplay(cfg, num_envs, spec, lambda *_: buffer),
-        )
+        if not experiment.replay.frame_stack:
+            return cls(experiment.replay, spec, None)
+        stacks = FrameStacks(experiment.replay, experiment.total_envs, spec)
+        return cls(stacks.cfg, stacks.spec, stacks)
+
+    def stacked(self, buffer: Any) -> Any:
+        """Wraps a buffer or a writer, so that its users see whole stacks."""
+        return buffer if self.stacks is None else StackedReplay(self.stacks, buffer)

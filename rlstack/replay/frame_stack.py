@@ -12,7 +12,7 @@ was added; a stack that is none of these is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -207,9 +207,6 @@ def _with_observation(transition: Transition, observation: Any) -> Transition:
     return transition._replace(timestep=timestep)
 
 
-MakeBuffer = Callable[[ReplayConfig, Transition], ReplayBuffer]
-
-
 class StackedReplay:
     """A ``ReplayBuffer``; see there. Takes stacks apart on the way in, joins them on the way out.
 
@@ -217,19 +214,14 @@ class StackedReplay:
     frames that never came. Batches are copies in reused memory, fifo's too.
     """
 
-    def __init__(
-        self, cfg: ReplayConfig, num_envs: int, spec: Transition, make_buffer: MakeBuffer
-    ) -> None:
-        """Makes the buffer.
+    def __init__(self, stacks: FrameStacks, stored: ReplayBuffer) -> None:
+        """Wraps a buffer.
 
         Args:
-          cfg: the table, with ``frame_stack``.
-          num_envs: environments that write.
-          spec: of one environment's step, with stacks.
-          make_buffer: makes the buffer of what is stored, from its config and its spec.
+          stacks: takes the steps apart; nothing else may use it.
+          stored: a buffer for ``stacks.cfg`` and ``stacks.spec``.
         """
-        self._stacks = FrameStacks(cfg, num_envs, spec)
-        self.stored = make_buffer(self._stacks.cfg, self._stacks.spec)
+        self._stacks, self.stored = stacks, stored
 
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None

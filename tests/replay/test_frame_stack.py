@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstack.replay import InProcessReplay, ReplayConfig
-from rlstack.replay.frame_stack import StackedReplay
+from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
 from rlstack.types import TimeStep, Transition
 from tests.replay.replay_model import FIRST, LAST, MID
@@ -63,9 +63,8 @@ def stacked(cfg, num_envs, backend="in_process"):
     streams = [Stream(e, "repeat", np.random.default_rng(e)) for e in range(num_envs)]
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), transition(streams))
     make = InProcessReplay if backend == "in_process" else SharedMemReplayBuffer
-    return StackedReplay(
-        cfg, num_envs, spec, lambda stored, s: make(stored, num_envs, seed=0, spec=s)
-    )
+    stacks = FrameStacks(cfg, num_envs, spec)
+    return StackedReplay(stacks, make(stacks.cfg, num_envs, seed=0, spec=stacks.spec))
 
 
 @pytest.mark.parametrize("backend", ["in_process", "shared_memory"])
@@ -129,12 +128,8 @@ def test_a_stored_step_takes_one_frame_and_scalars():
     image = jax.ShapeDtypeStruct((DEPTH, 84, 84), np.uint8)
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), spec)
     timestep = spec.timestep._replace(observation={"image": image})
-    stored = {}
-    StackedReplay(
-        config(), 1, spec._replace(timestep=timestep),
-        lambda cfg, s: stored.update(cfg=cfg, spec=s),
-    )  # fmt: skip
-    step = sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(stored["spec"]))
+    stored = FrameStacks(config(), 1, spec._replace(timestep=timestep)).spec
+    step = sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(stored))
     scalars = 3 * 4 + 4 + 4 + 1  # step type, reward, discount; action; version; age
     assert step == 84 * 84 + scalars
     assert step < 1.05 * 84 * 84
@@ -202,9 +197,9 @@ def test_envpools_atari_comes_back_exactly():
             return Transition(timestep, zeros + len(seen), (), zeros)
 
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), step_of(timestep))
-        buffer = StackedReplay(
-            config(), num_envs, spec, lambda c, s: InProcessReplay(c, num_envs, seed=0, spec=s)
-        )
+        stacks = FrameStacks(config(), num_envs, spec)
+        stored = InProcessReplay(stacks.cfg, num_envs, seed=0, spec=stacks.spec)
+        buffer = StackedReplay(stacks, stored)
         rng = np.random.default_rng(0)
         for _ in range(400):
             buffer.add(None, step_of(timestep))
