@@ -6,11 +6,12 @@ import shutil
 import signal
 import tempfile
 
-# Tests, and the programs that they start, compile the same small functions again and again: what
-# one process has compiled the others read. JAX looks at these when it is imported.
-_compiled = tempfile.mkdtemp(prefix="rlstack-compiled-")
-atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+# Tests, and the programs that they start, compile the same small functions again and again, so all
+# processes of a run of the suite share one compilation cache. JAX reads these when it is imported.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the cache of the process above them
+    _compiled = tempfile.mkdtemp(prefix="rlstack-compiled-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -20,17 +21,33 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=true".strip()
 )
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
+from xdist.scheduler import LoadFileScheduling
 
-from programs.build import xla  # noqa: E402
+from programs.build import xla
 
 # As `rlstack train` does: the suite acts and learns on small networks.
 xla.configure(convolutions=False)
 
-# Who runs the suite in the background may have it ignore Ctrl-C, which its children would inherit.
+# A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _ByFile(LoadFileScheduling):
+    """A worker takes a file at a time, since fixtures and compiled functions are shared in files.
+
+    The files that start Ray go to one worker: two clusters at once would take each other's ports.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "ray" if "/test_ray" in file else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return _ByFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")
