@@ -7,6 +7,8 @@ VENV := .venv
 CORE := .venv-core-$(PYTHON)
 BIN := $(VENV)/bin
 ARGS ?=
+# One test process for each core, at most four: each takes up to 3 GB. ARGS="-n 0" uses none.
+PARALLEL := -n logical --maxprocesses 4
 INPUTS := pyproject.toml requirements.lock .ci/bootstrap
 
 .PHONY: help venv train test test-slow test-chosen test-core check coverage docs format bench \
@@ -29,7 +31,7 @@ train: venv  ## train PPO on CartPole-v1 to a greedy return of 475 or more (ARGS
 	@$(BIN)/rlstack train cartpole-ppo $(ARGS)
 
 test: venv  ## run the quick tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: venv  ## run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -38,7 +40,7 @@ test-chosen: venv  ## run the slow tests that continuous integration runs too
 	@$(BIN)/python -m pytest -o cache_dir=.pytest_cache/chosen -m "slow and chosen" $(ARGS)
 
 test-core: $(CORE)/.ready  ## run the quick tests without the services (PYTHON=3.11, 3.12 or 3.13)
-	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/core \
+	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/core $(PARALLEL) \
 	  -m "not slow and not reference and not one_lane" $(ARGS)
 
 check: venv  ## check formatting, lint, types and the project's own laws
