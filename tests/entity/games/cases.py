@@ -1,0 +1,12 @@
+"""What the tests of the games' rules share."""
+
+from rlstack.entity.games import GAMES
+from rlstack.entity.policies import as_actions
+
+
+def make(name, **options):
+    return GAMES[name].game(**options)
+
+
+def act(game, observation, **choices):
+    return game.act(as_actions(game, observation, choices))
