@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import dm_env
+import numpy as np
 from dm_env import specs
 
 from rlstack.entity.environment import Action, Environment, Observation
@@ -64,7 +64,7 @@ class EntityEnv(dm_env.Environment):
             "row that were. Choose another start in reset when nothing is left to do."
         )
 
-    def step(self, action: Mapping[str, Any]) -> dm_env.TimeStep:
+    def step(self, action: Mapping[str, np.ndarray]) -> dm_env.TimeStep:
         """Plays one step, or begins an episode and ignores ``action`` if none is in progress.
 
         The last step of a truncated episode has discount 1, that of any other episode 0.
@@ -88,7 +88,7 @@ class EntityEnv(dm_env.Environment):
         self._context = context
         return dm_env.transition(reward, padded)
 
-    def to_actions(self, action: Mapping[str, Any]) -> dict[str, Action]:
+    def to_actions(self, action: Mapping[str, np.ndarray]) -> dict[str, Action]:
         """Returns the actions, with ids and labels, that `step` would give the game.
 
         Raises:

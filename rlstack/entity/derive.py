@@ -1,4 +1,4 @@
-"""Spaces and features from dataclasses and enums, so that a game states them once.
+"""Spaces and features derived from dataclasses and enums, so that a game declares them once.
 
 ::
 
@@ -12,7 +12,7 @@
     # ("position.0", "position.1", "heading=NORTH", "heading=EAST", ..., "charged")
     features(Robot, robots)  # float32 [len(robots), 2 + members of Heading + 1]
     categorical(Move, capacity=2)  # Move is an enum, a dataclass of enums or a tuple of enums
-    choices(Move)[index]  # what an actor's choice means
+    choices(Move)[index]  # the choice of an actor as a member, instance or tuple
 """
 
 from __future__ import annotations
@@ -29,41 +29,44 @@ import numpy as np
 
 from rlstack.entity.spaces import Categorical, EntityType, GlobalCategorical
 
-_Put = Callable[[Any, list], None]  # appends a value's features to a list
+Choosable = type | tuple[type[enum.Enum], ...]
+"""An enum, a dataclass whose fields are enums, or a tuple of enums."""
+
+_Append = Callable[[Any, list[object]], None]  # appends the features of a value to a list
 
 
 def entity_type(cls: type, capacity: int = 1) -> EntityType:
-    """Returns the entity type of which ``cls``, a dataclass, holds one entity's features.
+    """Returns the entity type whose features are the fields of a dataclass.
 
     Raises:
-      TypeError: ``cls`` is no dataclass, or a field is of a kind that has no features.
+      TypeError: ``cls`` is not a dataclass, or a field is of a kind that has no features.
     """
     return EntityType(feature_names(cls), capacity)
 
 
 def feature_names(cls: type) -> tuple[str, ...]:
-    """Returns the names of the features of a dataclass, for ``ObsSpace.global_features`` too.
+    """Returns the names of the features of a dataclass, also usable as global features.
 
-    A number or bool is one feature, ``field``; an enum one for each member, ``field=MEMBER``; a
-    nested dataclass ``field.inner``; a tuple of fixed length ``field.0``, ``field.1``.
+    A number or bool is one feature, ``field``; an enum has one for each member, ``field=MEMBER``;
+    a nested dataclass has ``field.inner``; a tuple of fixed length has ``field.0``, ``field.1``.
 
     Raises:
-      TypeError: ``cls`` is no dataclass, or a field is of a kind that has no features.
+      TypeError: ``cls`` is not a dataclass, or a field is of a kind that has no features.
     """
-    return _plan_of(cls)[0]
+    return _features_of(cls)[0]
 
 
-def features(cls: type, instances: Sequence[Any]) -> np.ndarray:
+def features(cls: type, instances: Sequence[object]) -> np.ndarray:
     """Returns the features of instances of ``cls``, float32 ``[len(instances), features]``.
 
     Raises:
-      TypeError: a field holds something else than it declares.
-      ValueError: a tuple is of another length.
+      TypeError: a field holds a value of another type than it declares.
+      ValueError: a tuple has another length than it declares.
     """
-    names, put = _plan_of(cls)
-    rows: list[Any] = []
+    names, append = _features_of(cls)
+    rows: list[object] = []
     for instance in instances:
-        put(instance, rows)
+        append(instance, rows)
     array = np.array(rows)
     if not rows or array.dtype.kind in "fiub":
         return array.astype(np.float32).reshape(len(instances), len(names))
@@ -74,56 +77,57 @@ def features(cls: type, instances: Sequence[Any]) -> np.ndarray:
     )
 
 
-def choices(of: Any) -> tuple[Any, ...]:
-    """Returns what can be chosen, in order.
+def choices(of: Choosable) -> tuple[Any, ...]:
+    """Returns the choices that something stands for, in order.
 
     Args:
-      of: an enum: its members. A tuple of enums: tuples, the last part varying fastest. A dataclass
-        whose fields are enums: instances, the last field varying fastest.
+      of: an enum, whose choices are its members; a tuple of enums, whose choices are tuples, the
+        last part varying fastest; a dataclass whose fields are enums, whose choices are instances,
+        the last field varying fastest.
 
     Raises:
-      TypeError: something else.
+      TypeError: ``of`` is none of these.
     """
     return _choices_of(of)
 
 
-def categorical(of: Any, capacity: int = 1) -> Categorical:
-    """Returns the action space of ``choices(of)``, labelled by the members' names."""
+def categorical(of: Choosable, capacity: int = 1) -> Categorical:
+    """Returns the categorical action of ``choices(of)``, labelled with the members' names."""
     return Categorical(_labels(of), capacity)
 
 
-def global_categorical(of: Any) -> GlobalCategorical:
-    """Returns the global action space of ``choices(of)``, labelled by the members' names."""
+def global_categorical(of: Choosable) -> GlobalCategorical:
+    """Returns the global action of ``choices(of)``, labelled with the members' names."""
     return GlobalCategorical(_labels(of))
 
 
 @functools.cache
-def _plan_of(cls: type) -> tuple[tuple[str, ...], _Put]:
+def _features_of(cls: type) -> tuple[tuple[str, ...], _Append]:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise TypeError(f"feature_names: must be given a dataclass; got {cls!r}. Decorate it.")
-    names, put = _dataclass(cls, "", ())
-    return tuple(names), put
+    names, append = _dataclass(cls, "", ())
+    return tuple(names), append
 
 
-def _dataclass(cls: type, prefix: str, within: tuple[type, ...]) -> tuple[list[str], _Put]:
+def _dataclass(cls: type, prefix: str, within: tuple[type, ...]) -> tuple[list[str], _Append]:
     if cls in within:
         raise TypeError(f"feature_names: {cls.__name__}: must not contain itself; got {prefix}.")
     hints = typing.get_type_hints(cls)
     names: list[str] = []
-    parts: list[tuple[str, _Put]] = []
+    parts: list[tuple[str, _Append]] = []
     for field in dataclasses.fields(cls):
-        more, put = _field(hints[field.name], f"{prefix}{field.name}", (*within, cls))
+        more, append = _field(hints[field.name], f"{prefix}{field.name}", (*within, cls))
         names += more
-        parts.append((field.name, put))
+        parts.append((field.name, append))
 
-    def put_all(value: Any, row: list) -> None:
-        for name, put in parts:
-            put(getattr(value, name), row)
+    def append_fields(value: object, row: list[object]) -> None:
+        for name, append in parts:
+            append(getattr(value, name), row)
 
-    return names, put_all
+    return names, append_fields
 
 
-def _field(kind: Any, name: str, within: tuple[type, ...]) -> tuple[list[str], _Put]:
+def _field(kind: object, name: str, within: tuple[type, ...]) -> tuple[list[str], _Append]:
     if typing.get_origin(kind) is tuple:
         items = typing.get_args(kind)
         if Ellipsis not in items:
@@ -141,58 +145,61 @@ def _field(kind: Any, name: str, within: tuple[type, ...]) -> tuple[list[str], _
     )
 
 
-def _tuple(items: tuple[Any, ...], name: str, within: tuple[type, ...]) -> tuple[list[str], _Put]:
+def _tuple(
+    items: tuple[object, ...], name: str, within: tuple[type, ...]
+) -> tuple[list[str], _Append]:
     names: list[str] = []
-    puts: list[_Put] = []
+    appends: list[_Append] = []
     for i, item in enumerate(items):
-        more, put = _field(item, f"{name}.{i}", within)
+        more, append = _field(item, f"{name}.{i}", within)
         names += more
-        puts.append(put)
+        appends.append(append)
 
-    def put_items(value: Any, row: list) -> None:
-        if len(value) != len(puts):
+    def append_items(value: Sequence[object], row: list[object]) -> None:
+        if len(value) != len(appends):
             raise ValueError(
-                f"features: {within[0].__name__}.{name}: must have {len(puts)} parts; got {value}."
+                f"features: {within[0].__name__}.{name}: must have {len(appends)} parts; "
+                f"got {value}."
             )
-        for item, put in zip(value, puts, strict=True):
-            put(item, row)
+        for item, append in zip(value, appends, strict=True):
+            append(item, row)
 
-    return names, put_items
+    return names, append_items
 
 
-def _one_hot(kind: type[enum.Enum], name: str) -> _Put:
+def _one_hot(kind: type[enum.Enum], name: str) -> _Append:
     members = list(kind)
     rows = {member: [float(member is other) for other in members] for member in members}
 
-    def put(value: Any, row: list) -> None:
+    def append(value: Any, row: list[object]) -> None:
         if type(value) is not kind:
             raise TypeError(
                 f"features: {name}: must be a member of {kind.__name__}; got {value!r}."
             )
         row += rows[value]
 
-    return put
+    return append
 
 
 @functools.cache
-def _choices_of(of: Any) -> tuple[Any, ...]:
+def _choices_of(of: Choosable) -> tuple[Any, ...]:
     parts = _parts(of)
     if isinstance(of, type) and issubclass(of, enum.Enum):
         return tuple(of)
     combined = itertools.product(*parts)
     if isinstance(of, tuple):
         return tuple(combined)
-    names = [field.name for field in dataclasses.fields(of)]
+    names = [field.name for field in dataclasses.fields(of)]  # type: ignore[arg-type]
     return tuple(of(**dict(zip(names, values, strict=True))) for values in combined)
 
 
-def _labels(of: Any) -> tuple[str, ...]:
+def _labels(of: Choosable) -> tuple[str, ...]:
     combined = itertools.product(*_parts(of))
     return tuple(" ".join(member.name for member in members) for members in combined)
 
 
-def _parts(of: Any) -> list[type[enum.Enum]]:
-    """Returns the enums that a choice is made of."""
+def _parts(of: Choosable) -> list[type[enum.Enum]]:
+    """Returns the enums that a choice consists of."""
     parts: list[Any] = [of]
     if isinstance(of, tuple):
         parts = list(of)
@@ -207,5 +214,5 @@ def _parts(of: Any) -> list[type[enum.Enum]]:
     return parts
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number | np.bool_)

@@ -151,7 +151,7 @@ class PaddedCodec:
         }
         return padded, ActionContext(observation.ids, count, acting, mask)
 
-    def decode(self, context: ActionContext, action: Mapping[str, Any]) -> dict[str, Action]:
+    def decode(self, context: ActionContext, action: Mapping[str, np.ndarray]) -> dict[str, Action]:
         """Returns the actions, with ids and labels, of choices made in a context.
 
         Args:
@@ -171,7 +171,7 @@ class PaddedCodec:
                 actions[name] = CategoricalAction(actors, chosen, labels)
         return actions
 
-    def check_choices(self, context: ActionContext, action: Mapping[str, Any]) -> None:
+    def check_choices(self, context: ActionContext, action: Mapping[str, np.ndarray]) -> None:
         """Checks that choices are legal.
 
         Raises:

@@ -9,7 +9,7 @@ loop over environments or entities.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from rlstack.networks.packing import PackedIndex, ladder, pack, packed_index
 
 if TYPE_CHECKING:
     from rlstack.types import TimeStep
+
+PaddedBatch = Mapping[str, Mapping[str, np.ndarray]]
+"""Padded observations, ``[B, ...]``: by entry, then by entity type or action type."""
 
 _LAST = 2  # rlstack.types.StepType.LAST
 
@@ -123,7 +126,7 @@ class BatchView:
         lengths = np.count_nonzero(present, axis=1).astype(np.int32)
         return VecObs(features, visible, masks, np.asarray(timestep.reward), done, lengths)
 
-    def present(self, observation: Mapping[str, Any]) -> np.ndarray:
+    def present(self, observation: PaddedBatch) -> np.ndarray:
         """Returns which slots hold an entity, bool ``[B, slots]``."""
         rows = len(next(iter(observation["actors"].values())))
         columns = [
@@ -135,7 +138,7 @@ class BatchView:
         return np.concatenate(columns, axis=1)
 
     def ragged_actions(
-        self, observation: Mapping[str, Any], action: Mapping[str, np.ndarray]
+        self, observation: PaddedBatch, action: Mapping[str, np.ndarray]
     ) -> dict[str, Ragged]:
         """Returns the choice of each actor: a position among the choices, or an actee's index.
 
@@ -154,7 +157,7 @@ class BatchView:
         return chosen
 
     def padded_actions(
-        self, observation: Mapping[str, Any], action: Mapping[str, Ragged]
+        self, observation: PaddedBatch, action: Mapping[str, Ragged]
     ) -> dict[str, np.ndarray]:
         """Returns the padded actions of ragged ones; the inverse of `ragged_actions`."""
         slot = index_to_slot(self.present(observation))
@@ -168,7 +171,7 @@ class BatchView:
             padded[name] = _to_padded(name, chosen, kind.capacity)
         return padded
 
-    def _mask(self, name: str, observation: Mapping[str, Any], index: np.ndarray) -> VecActionMask:
+    def _mask(self, name: str, observation: PaddedBatch, index: np.ndarray) -> VecActionMask:
         slots = observation["actors"][name]
         acting = slots >= 0
         actors = _select(np.take_along_axis(index, np.where(acting, slots, 0), axis=1), acting)

@@ -1,9 +1,9 @@
-"""Thirteen small games, to learn with and to test with.
+"""Thirteen small games, for tests and as examples.
 
-Every name here builds a game as the ``dm_env`` environment that pools take, from the game's own
-options: ``EnvConfig("rlstack.entity.games:MineSweeper", options={"num_mines": 3})``. The games
-themselves are in the modules, `rlstack.entity.games.mine_sweeper.MineSweeper`; their docstrings are
-their rules.
+Every public name here builds a game as the ``dm_env`` environment that pools take, with the options
+of the game: ``EnvConfig("rlstack.entity.games:MineSweeper", options={"num_mines": 3})``. The game
+classes are in the modules (`rlstack.entity.games.mine_sweeper.MineSweeper`); their docstrings state
+the rules.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ __all__ = [
 
 
 class GameBuilder:
-    """Builds a game as a ``dm_env.Environment``; picklable."""
+    """Builds a game as a ``dm_env.Environment``; picklable.
+
+    Attributes:
+      game: the class of the game.
+    """
 
     def __init__(self, game: Callable[..., Environment]):
         self.game = game
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The game's own options: pools look for ``seed`` among them."""
+        """The options of the game, among which pools look for ``seed``."""
         return inspect.signature(self.game)
 
     def __call__(self, **options: Any) -> dm_env.Environment:
-        """Returns the game with these options, adapted."""
+        """Returns an adapted game with these options."""
         from rlstack.entity.adapter import as_dm_env
 
         return as_dm_env(self.game(**options))
@@ -87,4 +91,4 @@ GAMES: Mapping[str, GameBuilder] = {
     for builder in list(globals().values())
     if isinstance(builder, GameBuilder)
 }
-"""All builders by name."""
+"""All builders, by name of the game."""

@@ -12,11 +12,12 @@ _PICK = {"pick": SelectEntityMask(actor_types=("Player",), actee_types=("Cherry"
 
 
 class CherryPick:
-    """A featureless Player and ``num_cherries`` Cherries (quality).
+    """A Player takes half of ``num_cherries`` cherries, one after the other.
 
-    Qualities are standard normal, shifted so that the better half sums to 1. Actions: the Player's
-    ``pick`` of a Cherry, which is gone then. Reward: its quality. End: when half are gone. Best
-    return exactly 1, by any order of the better half; a random policy's is -11.45 with 32.
+    Observation: a Player without features and the Cherries (quality) that are left. Qualities are
+    standard normal, shifted so that the better half sums to 1. Action: the Player's ``pick`` of a
+    Cherry, which then disappears. Reward: its quality. End: when half are taken. Best return: 1,
+    by taking the better half in any order; random policy: -11.45 with 32 cherries.
     """
 
     def __init__(self, num_cherries: int = 32, seed: int = 0):
@@ -36,7 +37,7 @@ class CherryPick:
         return "\n".join(f"{text:>10}" for text in shown)
 
     def reset(self) -> Observation:
-        """Grows the cherries."""
+        """Draws the qualities."""
         half = self._num_cherries // 2
         drawn = self._rng.standard_normal(self._num_cherries)
         shift = (np.sort(drawn)[half:].sum() - 1.0) / half

@@ -1,4 +1,4 @@
-"""Count: how many beans are there?"""
+"""Count: say how many beans there are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _NUM_CHOICES = 10
 
 
 class Count:
-    """A Player and n Beans, all without features; n is uniform on 0..``masked_choices`` - 1.
+    """A Player counts n Beans; n is uniform between 0 and ``masked_choices`` - 1.
 
-    Actions: the Player's ``count``, one of ten numbers. Legal are n and a random subset, of uniform
-    size, of 0..``masked_choices`` - 1. Reward: 1 for n. End: after one step. Best return 1; a
-    random policy's is 0.75 with 2 masked choices, 0.457 with 5 and 0.293 with 10.
+    Observation: the Player and the Beans, all without features. Action: the Player's ``count``,
+    one of ten numbers. Legal are n and a random subset, of random size, of the numbers below
+    ``masked_choices``. Reward: 1 for n, else 0. End: after one step. Best return: 1; random policy:
+    0.75 with 2 masked choices, 0.457 with 5 and 0.293 with 10.
     """
 
     def __init__(self, masked_choices: int = _NUM_CHOICES, seed: int = 0):
@@ -47,7 +48,7 @@ class Count:
         return self._observe(0.0, done=False)
 
     def act(self, actions: Actions) -> Observation:
-        """Judges the answer."""
+        """Rewards the right answer."""
         return self._observe(float(actions["count"].indices[0] == self._beans), done=True)
 
     def _observe(self, reward: float, done: bool) -> Observation:

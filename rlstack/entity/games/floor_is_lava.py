@@ -1,4 +1,4 @@
-"""FloorIsLava: jump to the one cell that is not lava."""
+"""FloorIsLava: jump to the one neighbouring cell that is not lava."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _MOVE = {"move": CategoricalMask(actor_types=("Player",))}
 
 
 class FloorIsLava:
-    """A Player stands somewhere among integers of +-1000, and 1..8 of its neighbours are shown.
+    """A player jumps to one of the eight neighbouring cells.
 
-    One of these is HighGround, the others are Lava; all have (x, y). Which are shown, and which of
-    them is HighGround, is random. Actions: the Player's ``move``, in one of eight directions.
-    Reward: 1 on HighGround, else 0. End: after one step. Best return 1; a random policy's is 0.125.
+    Observation: the Player, at random integer coordinates from -1000 to 1000, and a random 1 to 8
+    of its neighbouring cells, of which a random one is HighGround and the others are Lava; all have
+    (x, y). Action: the Player's ``move`` in one of eight directions. Reward: 1 on HighGround, else
+    0. End: after one step. Best return: 1; random policy: 0.125.
     """
 
     def __init__(self, seed: int = 0):
@@ -50,7 +51,7 @@ class FloorIsLava:
         return grid(5, 5, {(i - x + 2, j - y + 2): mark for (i, j), mark in marks.items()})
 
     def reset(self) -> Observation:
-        """Draws the place and the neighbours."""
+        """Draws the position and the neighbouring cells."""
         x, y, shown = self._rng.integers((-1000, -1000, 1), (1000, 1000, 8), endpoint=True).tolist()
         order = self._rng.permutation(8)[:shown].tolist()
         cells = [(x + _STEPS[i][0], y + _STEPS[i][1]) for i in order]

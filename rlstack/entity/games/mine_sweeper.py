@@ -1,10 +1,9 @@
-"""MineSweeper: robots that defuse mines, and an orbital cannon."""
+"""MineSweeper: robots defuse mines, and an orbital cannon shoots at them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rlstack.entity.board import grid
 from rlstack.entity.environment import (
@@ -25,16 +24,17 @@ _FIRE = SelectEntityMask(actor_types=("Orbital Cannon",), actee_types=("Mine", "
 
 
 class MineSweeper:
-    """Mines and Robots, all (x, y), start on different cells of a board.
+    """Robots walk to mines on a board and defuse them.
 
-    Actions: each Robot's ``Move`` goes up, down, left or right, where the board does not end, or
-    defuses: all Mines at Manhattan distance 1 or less are gone. With ``orbital_cannon`` there is an
-    Orbital Cannon (cooldown), which, when its cooldown has fallen to 0, must ``Fire Orbital
-    Cannon`` at a Mine or a Robot; both are gone then, as is the target's action, and the cooldown
-    is ``cooldown_period`` again. The Cannon fires before the Robots act, in their order; then
-    Robots that stand on a Mine are gone, the Mine is not. Reward: 1 with the last Mine gone. End:
-    then, or when no Robot is left; truncated after ``max_steps``. Best return 1; that of Robots
-    which go to the nearest Mine and defuse it 1, a random policy's 0.12.
+    Observation: Mines and Robots (x, y), which start on different cells, and with
+    ``orbital_cannon`` an Orbital Cannon (cooldown). Actions: each Robot's ``Move`` goes up, down,
+    left or right, if the board does not end there, or defuses, which removes all Mines at Manhattan
+    distance 1 or less. The cannon's cooldown falls by 1 each step. When it is 0, the cannon must
+    ``Fire Orbital Cannon`` at a Mine or a Robot, which removes the target before it acts, and the
+    cooldown starts again at ``cooldown_period``. In a step the cannon fires first, then the Robots
+    act one after the other, then Robots on the cell of a Mine are removed. Reward: 1 when the last
+    Mine is removed. End: then, or when no Robot is left; truncated after ``max_steps``. Best
+    return: 1, also of a scripted policy whose Robots defuse the nearest Mine; random policy: 0.12.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MineSweeper:
         return f"{board}\ncannon's cooldown: {self._cooldown}" if self._has_cannon else board
 
     def reset(self) -> Observation:
-        """Lays the mines and puts down the robots."""
+        """Draws the positions of mines and robots."""
         count = self._num_mines + self._num_robots
         drawn = self._rng.permutation(self._width * self._height)[:count].tolist()
         cells = [(i % self._width, i // self._width) for i in drawn]
@@ -98,7 +98,7 @@ class MineSweeper:
         return self._observe(0.0)
 
     def act(self, actions: Actions) -> Observation:
-        """Fires, then moves and defuses, then clears away robots on mines."""
+        """Fires, then moves and defuses, then removes robots on mines."""
         shot = self._fire(actions) if self._has_cannon else None
         for (_, row), choice in zip(
             actions["Move"].actors, actions["Move"].indices.tolist(), strict=True
@@ -118,7 +118,7 @@ class MineSweeper:
         return self._observe(0.0 if self._mines else 1.0)
 
     def _fire(self, actions: Actions) -> int | None:
-        """Lets the cannon fire or cool; returns the row of the robot that it destroyed."""
+        """Fires the cannon or cools it down; returns the row of the robot that was hit, if any."""
         targets = actions["Fire Orbital Cannon"].actees
         if not targets:
             self._cooldown -= 1
@@ -132,20 +132,20 @@ class MineSweeper:
 
     def _observe(self, reward: float) -> Observation:
         mines, robots = self._mines.copy(), self._robots.copy()
-        features: dict[str, list[Any]] = {"Mine": mines, "Robot": robots}
-        offered: dict[str, ActionMask] = {}
+        features: dict[str, ArrayLike] = {"Mine": mines, "Robot": robots}
+        masks: dict[str, ActionMask] = {}
         if robots:
             legal = [self._masks[cell] for cell in robots]
-            offered["Move"] = CategoricalMask(actor_types=("Robot",), mask=legal)
+            masks["Move"] = CategoricalMask(actor_types=("Robot",), mask=legal)
         if self._has_cannon:
             features["Orbital Cannon"] = [(self._cooldown,)]
             if self._cooldown == 0 and (mines or robots):
-                offered["Fire Orbital Cannon"] = _FIRE
+                masks["Fire Orbital Cannon"] = _FIRE
         ended = not (mines and robots)
         truncated = not ended and self._step >= self._max_steps
         return Observation(
             features=features,
-            actions=offered,
+            actions=masks,
             reward=reward,
             done=ended or truncated,
             truncated=truncated,

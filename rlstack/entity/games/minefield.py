@@ -1,4 +1,4 @@
-"""Minefield: drive to the target, around the mines."""
+"""Minefield: drive a vehicle to a target and avoid the mines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ SPEED = 3.0
 TURN = math.pi / 8
 _APART = 15.0
 _STEER = {"steer": CategoricalMask(actor_types=("Vehicle",))}
-_ARROWS = ">/^\\</v\\"  # by eighths of a turn, from +x on
+_ARROWS = ">/^\\</v\\"  # by heading in eighths of a turn, from +x
 
 
 class Minefield:
-    """A Vehicle (x, y, heading, step), a Target (x, y) and Mines (x, y) in a square of +-100.
+    """A vehicle drives in a square with coordinates from -100 to 100.
 
-    All places and the heading, in radians from +x to +y, are uniform; of ``max_mines`` Mines drawn
-    those within 15 of anything else are left out. Actions: the Vehicle's ``steer`` turns right by
-    pi/8, drives 3 forward, or turns left by pi/8. Reward: 1 within 5 of the Target. End: then, or
-    within 5 of a Mine, or after ``num_steps``; perhaps at once. Best return about 1, which who
-    steers around mines gets, in 45 steps; who drives straight at the target gets 0.839, a random
-    policy 0.028.
+    Observation: the Vehicle (x, y, heading, step; the heading in radians from +x towards +y), the
+    Target (x, y) and the Mines (x, y). Positions and heading are uniform; of ``max_mines`` drawn
+    Mines those closer than 15 to anything else are left out. Action: the Vehicle's ``steer`` turns
+    right by pi/8, drives forward by 3, or turns left by pi/8. Reward: 1 within 5 of the Target.
+    End: then, or within 5 of a Mine, or after ``num_steps``; the first observation may be the last.
+    Best return: about 1, reached by a scripted policy that steers around mines, in 45 steps;
+    driving straight at the target: 0.839; random policy: 0.028.
     """
 
     def __init__(self, max_mines: int = 10, num_steps: int = 200, seed: int = 0):
@@ -57,7 +58,7 @@ class Minefield:
         return grid(41, 41, {**marks, cell(self._x, self._y): arrow})
 
     def reset(self) -> Observation:
-        """Draws the places."""
+        """Draws the positions and the heading."""
         drawn = self._rng.uniform(-HALF_SIDE, HALF_SIDE, (2 + self._max_mines, 2)).tolist()
         self._x, self._y = drawn[0]
         self._target = (drawn[1][0], drawn[1][1])
@@ -71,7 +72,7 @@ class Minefield:
         return self._observe()
 
     def act(self, actions: Actions) -> Observation:
-        """Steers."""
+        """Turns or drives forward."""
         choice = actions["steer"].indices[0]
         if choice == 1:
             self._x += SPEED * math.cos(self._heading)

@@ -1,4 +1,4 @@
-"""MoveToOrigin: a spaceship with two thrusters flies to the origin."""
+"""MoveToOrigin: fly a spaceship with two thrusters to the origin."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _ACTIONS = {
 
 
 class MoveToOrigin:
-    """A Spaceship (x, y, x_velocity, y_velocity, step) starts at rest on the unit circle.
+    """A spaceship starts at rest at a random point of the unit circle.
 
-    Actions: two, one an axis; each adds 0.01, 0.001, 0, -0.001 or -0.01 to the velocity, which is
-    then added to the position. Reward: by how much the distance to the origin fell, so a return is
-    1 less the final distance. End: after ``num_steps``. Best return about 1; that of a controller
-    that brakes in time 0.999, a random policy's -0.256.
+    Observation: the Spaceship (x, y, x_velocity, y_velocity, step). Actions: one for each axis; it
+    adds 0.01, 0.001, 0, -0.001 or -0.01 to the velocity, which is then added to the position.
+    Reward: the decrease of the distance to the origin, so that the return is 1 minus the final
+    distance. End: after ``num_steps``. Best return: about 1; a scripted policy that brakes in time:
+    0.999; random policy: -0.256.
     """
 
     def __init__(self, num_steps: int = 32, seed: int = 0):
@@ -50,7 +51,7 @@ class MoveToOrigin:
         return grid(21, 21, marks)
 
     def reset(self) -> Observation:
-        """Draws a place on the unit circle."""
+        """Draws a point of the unit circle."""
         angle = self._rng.random() * 2 * math.pi
         self._x, self._y = math.cos(angle), math.sin(angle)
         self._dx = self._dy = 0.0

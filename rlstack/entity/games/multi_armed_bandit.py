@@ -1,4 +1,4 @@
-"""MultiArmedBandit: five arms, one of which pays."""
+"""MultiArmedBandit: find the arm that pays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ _PULL = {"pull": GlobalCategoricalMask()}
 
 
 class MultiArmedBandit:
-    """There are no entities: a global feature, ``step``, and a global action.
+    """Five arms, of which arm A pays.
 
-    Actions: ``pull`` one of five arms. Reward: 1 / ``num_steps`` for arm A, else 0. End: after
-    ``num_steps`` pulls. Best return 1; a random policy's is 0.2.
+    Observation: no entities; the global feature ``step``. Action: the global ``pull`` of one of
+    the arms. Reward: 1 / ``num_steps`` for arm A, else 0. End: after ``num_steps`` pulls. Best
+    return: 1; random policy: 0.2.
     """
 
     def __init__(self, num_steps: int = 32, seed: int = 0):
-        del seed  # nothing is drawn
+        del seed  # nothing is random
         require_in_range("MultiArmedBandit", num_steps=(num_steps, 1))
         self.obs_space = ObsSpace(global_features=("step",))
         self.action_space: ActionSpace = {
@@ -34,7 +35,7 @@ class MultiArmedBandit:
         return self._observe(0.0)
 
     def act(self, actions: Actions) -> Observation:
-        """Pays for arm A."""
+        """Pulls an arm."""
         self._step += 1
         return self._observe(1.0 / self._num_steps if actions["pull"].indices[0] == 0 else 0.0)
 

@@ -1,4 +1,4 @@
-"""NotHotdog: say whether there is a hotdog."""
+"""NotHotdog: say whether the one thing shown is a hotdog."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _CLASSIFY = {"classify": CategoricalMask(actor_types=("Player",))}
 
 
 class NotHotdog:
-    """A Player (step) and one thing: an Object (is_hotdog), or a featureless Hotdog.
+    """A Player classifies one thing, which is a hotdog in half of the episodes.
 
-    Half of the things are hotdogs, and half of these are shown as Hotdog. Actions: the Player's
-    ``classify``; ``unused_action`` never has an actor. Reward: 1 for the right answer. End: after
-    one step. Best return 1; a random policy's is 0.5.
+    Observation: the Player (step), and the thing: an Object (is_hotdog), or, for half of the
+    hotdogs, a Hotdog without features. Actions: the Player's ``classify``; ``unused_action`` never
+    has an actor. Reward: 1 for the right answer, else 0. End: after one step. Best return: 1;
+    random policy: 0.5.
     """
 
     def __init__(self, seed: int = 0):
@@ -43,7 +44,7 @@ class NotHotdog:
         return self._observe(0)
 
     def act(self, actions: Actions) -> Observation:
-        """Judges the answer."""
+        """Rewards the right answer."""
         right = actions["classify"].indices[0] == self._is_hotdog
         return self._observe(1, float(right))
 

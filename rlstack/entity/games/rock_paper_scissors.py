@@ -1,4 +1,4 @@
-"""RockPaperScissors: what the policy may not see, the value function may."""
+"""RockPaperScissors: an entity that the value function sees and the policy does not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _THROW = {"throw": CategoricalMask(actor_types=("Player",))}
 
 
 class RockPaperScissors:
-    """A featureless Player against an Opponent (is_rock, is_paper, is_scissors).
+    """A Player throws against an Opponent that has thrown already.
 
-    The Opponent has chosen rock, paper or scissors with probability 0.5, 0.3 or 0.2; the policy
-    sees it only with ``cheat``, the value function always. Actions: the Player's ``throw``. Reward:
-    2 for a win, else 0. End: after one step. Best return 1, by paper, or 2 with ``cheat``; a random
-    policy's is 2/3.
+    Observation: a Player without features and the Opponent (is_rock, is_paper, is_scissors), which
+    throws rock, paper or scissors with probability 0.5, 0.3 or 0.2. The value function sees the
+    Opponent; the policy sees it only with ``cheat``. Action: the Player's ``throw``. Reward: 2 for
+    a win, else 0. End: after one step. Best return: 1, by paper, or 2 with ``cheat``; random
+    policy: 2/3.
     """
 
     def __init__(self, cheat: bool = False, seed: int = 0):
@@ -38,13 +39,13 @@ class RockPaperScissors:
         return f"opponent: {_CHOICES[self._opponent] if shown else '?'}"
 
     def reset(self) -> Observation:
-        """Lets the opponent choose."""
+        """Draws the opponent's throw."""
         drawn = self._rng.random()
         self._opponent = 0 if drawn < 0.5 else 1 if drawn < 0.8 else 2
         return self._observe(0.0, done=False)
 
     def act(self, actions: Actions) -> Observation:
-        """Pays a win."""
+        """Throws."""
         wins = actions["throw"].indices[0] == (self._opponent + 1) % 3
         return self._observe(2.0 if wins else 0.0, done=True)
 

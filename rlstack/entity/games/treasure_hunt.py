@@ -22,12 +22,14 @@ _CELLS = tuple(
 
 
 class TreasureHunt:
-    """A player, known by the global features x and y, starts at (0, 0) of a board of +-10.
+    """A player walks on a board with coordinates from -10 to 10, among traps and treasures.
 
-    Five Traps and five Treasures, all (x, y), lie on different cells of +-5. Actions: the global
-    ``move`` by one cell; against the board's edge it does nothing. Reward: 1 for a Treasure, which
-    is gone then. End: on a Trap, or with the last Treasure; truncated after ``max_steps``. Best
-    return 5, by shortest ways in 25 steps; a random policy's is 0.83, in 128 steps.
+    Observation: the player's position, in the global features x and y; Traps and Treasures (x, y).
+    The player starts at (0, 0); by default five Traps and five Treasures lie on different other
+    cells with coordinates from -5 to 5. Action: the global ``move`` by one cell; a move off the
+    board does nothing. Reward: 1 for reaching a Treasure, which then disappears. End: on a Trap,
+    or with the last Treasure; truncated after ``max_steps``. Best return: 5, in 25 steps by
+    shortest paths; random policy: 0.83, in 128 steps.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class TreasureHunt:
         return grid(side, side, {(x + BOUND, y + BOUND): mark for (x, y), mark in marks.items()})
 
     def reset(self) -> Observation:
-        """Hides traps and treasures."""
+        """Draws the positions of traps and treasures."""
         count = self._num_traps + self._num_treasures
         cells = [_CELLS[i] for i in self._rng.permutation(len(_CELLS))[:count].tolist()]
         self._traps, self._treasures = cells[: self._num_traps], cells[self._num_traps :]
@@ -72,7 +74,7 @@ class TreasureHunt:
         return self._observe(0.0)
 
     def act(self, actions: Actions) -> Observation:
-        """Moves, and takes or falls."""
+        """Moves, and takes a treasure that is there."""
         dx, dy = _STEPS[actions["move"].indices[0]]
         self._x = min(BOUND, max(-BOUND, self._x + dx))
         self._y = min(BOUND, max(-BOUND, self._y + dy))

@@ -1,4 +1,4 @@
-"""Xor: the exclusive or of two entities' bits."""
+"""Xor: compute the exclusive or of the bits of two entities and a global one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _OUTPUT = {"output": GlobalCategoricalMask()}
 
 
 class Xor:
-    """Two Inputs (is_set) and a global feature, ``negate``: random bits.
+    """Three random bits: two Inputs (is_set) and the global feature ``negate``.
 
-    Actions: the global ``output``, 0 or 1. Reward: 1 if it is the exclusive or of the three bits.
-    End: after one step. Best return 1; a random policy's is 0.5, as is that of any policy without
-    all three bits.
+    Action: the global ``output``, 0 or 1. Reward: 1 if it is the exclusive or of the three bits,
+    else 0. End: after one step. Best return: 1; random policy, and any policy that ignores one of
+    the bits: 0.5.
     """
 
     def __init__(self, seed: int = 0):
@@ -35,7 +35,7 @@ class Xor:
         return self._observe(0.0, done=False)
 
     def act(self, actions: Actions) -> Observation:
-        """Judges the answer."""
+        """Rewards the right answer."""
         return self._observe(float(actions["output"].indices[0] == sum(self._bits) % 2), done=True)
 
     def _observe(self, reward: float, done: bool) -> Observation:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any
 
 import dm_env
+import numpy as np
 
 from rlstack.entity.adapter import EntityEnv
 from rlstack.entity.environment import Actions, Observation
@@ -132,7 +132,7 @@ class AgentEnv(EntityEnv):
         # The game's own thread validates observations, so that tracebacks show where they are made.
         super().__init__(AgentView(shared, seed), shared.name, validate=False)
 
-    def announce(self, action: Mapping[str, Any] | None, together: bool) -> None:
+    def announce(self, action: Mapping[str, np.ndarray] | None, together: bool) -> None:
         """Takes the next step's action, None for a reset.
 
         Raises:
@@ -144,7 +144,7 @@ class AgentEnv(EntityEnv):
         self.codec.check_choices(self._context, action)
         self.game.announce(self.to_actions(action), together)
 
-    def step(self, action: Mapping[str, Any]) -> dm_env.TimeStep:
+    def step(self, action: Mapping[str, np.ndarray]) -> dm_env.TimeStep:
         """Plays one step, or begins an episode if none is in progress.
 
         Raises:

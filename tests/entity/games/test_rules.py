@@ -287,7 +287,7 @@ def test_a_seed_decides_the_game_and_a_picture_shows_it(name):
         ("CherryPick", {"num_cherries": 3}, "num_cherries must be even"),
         ("PickMatchingBalls", {"max_balls": 2}, "max_balls must be at least 3"),
         ("MineSweeper", {"num_robots": 32}, "num_robots must be in 1..31"),
-        ("MultiSnake", {"num_snakes": 3, "num_players": 2}, "must be a multiple of the 2 players"),
+        ("MultiSnake", {"num_snakes": 3, "num_players": 2}, "must be a multiple of num_players, 2"),
         ("MultiSnake", {"num_snakes": 9}, "board_size must leave room"),
         ("TreasureHunt", {"num_traps": 61}, "num_traps must be in 0..60"),
     ],
