@@ -1,9 +1,9 @@
-//! Count: how many beans are there? One step a game, score 1 for the right number.
+//! Count: say how many beans there are. A game is one step; the score is 1 for the right number.
 //!
-//! `cargo run --example count -- random` plays 1000 games by itself; without the argument it is
-//! a command for rlstack's SocketGame.
+//! `cargo run --example count -- random` plays 1000 games with a random agent and prints the mean
+//! score. Without the argument it is a command for rlstack's SocketGame.
 
-use rlstack_game::{Agent, Observation, Offer, RandomAgent, RemoteAgent, Space};
+use rlstack_game::{Agent, Observation, ActionMask, RandomAgent, RemoteAgent, Space};
 
 const MOST: usize = 4;
 
@@ -15,7 +15,7 @@ fn space() -> Space {
     )
 }
 
-/// Plays until the agent ends the loop or `games` are over; returns the mean score.
+/// Plays `games` games, or until the agent ends the loop; returns the mean score.
 fn play(agent: &mut dyn Agent, seed: u64, games: usize) -> f64 {
     let (mut state, mut sum) = (seed | 1, 0.0);
     for game in 0..games {
@@ -23,12 +23,12 @@ fn play(agent: &mut dyn Agent, seed: u64, games: usize) -> f64 {
         let beans = (state >> 33) as usize % MOST;
         let mut observation = Observation {
             features: vec![vec![vec![]], vec![vec![]; beans]],
-            offers: vec![Offer::new(0, vec![0])],
+            action_masks: vec![ActionMask::new(0, vec![0])],
             ..Observation::default()
         };
         let Some(actions) = agent.act(&observation) else { return sum / game.max(1) as f64 };
         observation.score = (actions[0].choices[0] as usize == beans) as u32 as f64;
-        observation.offers.clear();
+        observation.action_masks.clear();
         sum += observation.score;
         agent.game_over(&observation);
     }

@@ -1,8 +1,9 @@
-//! Race: two runners on one track, asked at once. Runner 0 moves every tick, runner 1 every other.
+//! Race: two runners on one track, asked at once. Runner 0 acts at every tick, runner 1 at every
+//! other tick.
 //!
 //! A command for rlstack's SocketGame with two agents.
 
-use rlstack_game::{Observation, Offer, Space, Team};
+use rlstack_game::{Observation, ActionMask, Space, Connection};
 
 const LENGTH: f32 = 4.0;
 
@@ -10,7 +11,7 @@ fn see(runner: usize, places: &[f32; 2]) -> Observation {
     Observation {
         score: places[runner] as f64,
         features: vec![vec![vec![places[runner]]], vec![vec![places[1 - runner]]]],
-        offers: vec![Offer::new(0, vec![0])],
+        action_masks: vec![ActionMask::new(0, vec![0])],
         ..Observation::default()
     }
 }
@@ -21,7 +22,7 @@ fn main() -> std::io::Result<()> {
         1,
         &["stay", "go"],
     );
-    let mut team = Team::from_env(space, 2, "race")?;
+    let mut connection = Connection::from_env(space, 2, "race")?;
     loop {
         let mut places = [0.0f32; 2];
         let mut tick = 0;
@@ -29,7 +30,7 @@ fn main() -> std::io::Result<()> {
             let asked: Vec<usize> = if tick % 2 == 0 { vec![0, 1] } else { vec![0] };
             let seen: Vec<Observation> = asked.iter().map(|i| see(*i, &places)).collect();
             let shown: Vec<_> = asked.iter().copied().zip(&seen).collect();
-            let Some(answers) = team.act_all(&shown)? else { return Ok(()) };
+            let Some(answers) = connection.act_all(&shown)? else { return Ok(()) };
             for (runner, actions) in asked.iter().zip(answers) {
                 places[*runner] += actions[0].choices[0] as f32;
             }
@@ -37,8 +38,8 @@ fn main() -> std::io::Result<()> {
         }
         for runner in 0..2 {
             let truncated = places[0] < LENGTH && places[1] < LENGTH;
-            let seen = Observation { truncated, offers: vec![], ..see(runner, &places) };
-            team.game_over(runner, &seen)?;
+            let seen = Observation { truncated, action_masks: vec![], ..see(runner, &places) };
+            connection.game_over(runner, &seen)?;
         }
     }
 }

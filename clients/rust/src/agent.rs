@@ -1,20 +1,20 @@
-//! Whom a game asks.
+//! Agents that a game asks for actions.
 
 use crate::space::{Action, ActionKind, Observation, Space, GLOBAL};
 
 /// One player, in one game after the other.
 pub trait Agent {
-    /// Returns an [`Action`] for each action of the space, in its order; None means that the game
-    /// must end its loop.
+    /// Returns an [`Action`] for each action type of the space, in its order; None means that the
+    /// game must end its loop.
     fn act(&mut self, observation: &Observation) -> Option<Vec<Action>>;
 
-    /// Takes note of the last observation; the next one begins another game.
+    /// Receives the last observation of a game; the next observation begins another game.
     fn game_over(&mut self, observation: &Observation) {
         let _ = observation;
     }
 }
 
-/// Chooses uniformly among what is legal.
+/// Chooses uniformly among the legal choices.
 pub struct RandomAgent {
     space: Space,
     state: u64,
@@ -38,20 +38,20 @@ impl RandomAgent {
 impl Agent for RandomAgent {
     fn act(&mut self, observation: &Observation) -> Option<Vec<Action>> {
         let mut actions = vec![Action::default(); self.space.actions.len()];
-        for offer in &observation.offers {
-            let kind = self.space.actions[offer.action].clone();
-            let width = offer.width(&kind);
-            for row in 0..offer.rows(&kind) {
+        for given in &observation.action_masks {
+            let kind = self.space.actions[given.action].clone();
+            let width = given.width(&kind);
+            for row in 0..given.rows(&kind) {
                 let is_legal =
-                    |i: &usize| offer.mask.as_ref().map_or(true, |mask| mask[row * width + i]);
+                    |i: &usize| given.mask.as_ref().map_or(true, |mask| mask[row * width + i]);
                 let legal: Vec<usize> = (0..width).filter(is_legal).collect();
                 let mut choice = legal[self.below(legal.len())] as u32;
                 if kind.kind == ActionKind::SelectEntity {
-                    choice = offer.actees[choice as usize];
+                    choice = given.actees[choice as usize];
                 }
-                let actor = offer.actors.get(row).copied().unwrap_or(GLOBAL);
-                actions[offer.action].actors.push(actor);
-                actions[offer.action].choices.push(choice);
+                let actor = given.actors.get(row).copied().unwrap_or(GLOBAL);
+                actions[given.action].actors.push(actor);
+                actions[given.action].choices.push(choice);
             }
         }
         Some(actions)
@@ -61,10 +61,10 @@ impl Agent for RandomAgent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::Offer;
+    use crate::space::ActionMask;
 
     #[test]
-    fn random_choices_are_legal_and_reach_all_that_is() {
+    fn random_choices_are_legal_and_reach_every_legal_one() {
         let space = Space::default()
             .entity("A", 3, &[])
             .categorical("pick", 3, &["x", "y", "z"])
@@ -72,10 +72,10 @@ mod tests {
             .global("say", &["p", "q"]);
         let observation = Observation {
             features: vec![vec![vec![]; 3]],
-            offers: vec![
-                Offer::new(0, vec![0, 2]).legal(vec![true, false, true, false, true, false]),
-                Offer::new(1, vec![1]).at(vec![0, 2]),
-                Offer::new(2, vec![]).legal(vec![false, true]),
+            action_masks: vec![
+                ActionMask::new(0, vec![0, 2]).legal(vec![true, false, true, false, true, false]),
+                ActionMask::new(1, vec![1]).at(vec![0, 2]),
+                ActionMask::new(2, vec![]).legal(vec![false, true]),
             ],
             ..Observation::default()
         };

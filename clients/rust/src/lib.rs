@@ -1,6 +1,6 @@
-//! Games that ask rlstack's agents for actions, over version 1 of its game protocol
-//! (docs/game_protocol.md). A game owns its loop: it shows an [`Agent`] what it sees and plays the
-//! actions that come back. Without a trainer a [`RandomAgent`] will do.
+//! A client for games that rlstack trains on, over version 1 of its game protocol
+//! (docs/game_protocol.md). A game owns its loop: it shows an [`Agent`] an [`Observation`] and plays
+//! the actions that come back. Without a trainer, use a [`RandomAgent`].
 
 mod agent;
 mod remote;
@@ -8,8 +8,8 @@ mod space;
 mod wire;
 
 pub use agent::{Agent, RandomAgent};
-pub use remote::{RemoteAgent, Team};
+pub use remote::{RemoteAgent, Connection};
 pub use space::{
-    Action, ActionKind, ActionType, EntityType, Observation, Offer, Space, SpaceError, GLOBAL,
+    Action, ActionKind, ActionType, EntityType, Observation, ActionMask, Space, SpaceError, GLOBAL,
 };
 pub use wire::VERSION;

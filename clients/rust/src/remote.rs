@@ -1,4 +1,4 @@
-//! Agents that a trainer decides for, at the other end of a socket.
+//! Agents whose actions come from a trainer, through a socket.
 
 use std::cell::RefCell;
 use std::env;
@@ -13,22 +13,22 @@ use crate::wire::{self, invalid, Writer};
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-/// The connection that all agents of a game share.
-pub struct Team {
+/// A connection to a trainer, shared by all agents of a game.
+pub struct Connection {
     space: Space,
     num_agents: usize,
     stream: Option<Box<dyn Stream>>,
-    /// What the game should seed itself with.
+    /// The seed that the game should use.
     pub seed: u64,
 }
 
-impl Team {
-    /// Connects to the trainer that started this program, as its environment says.
-    pub fn from_env(space: Space, num_agents: usize, name: &str) -> io::Result<Team> {
+impl Connection {
+    /// Connects to the trainer that started this program, by its environment variables.
+    pub fn from_env(space: Space, num_agents: usize, name: &str) -> io::Result<Connection> {
         let address = env::var("RLSTACK_GAME_ADDRESS")
-            .map_err(|_| invalid("RLSTACK_GAME_ADDRESS must be set; SocketGame sets it"))?;
+            .map_err(|_| invalid("RLSTACK_GAME_ADDRESS is not set; let SocketGame start this program"))?;
         let token = env::var("RLSTACK_GAME_TOKEN").unwrap_or_default();
-        Team::connect(space, num_agents, name, &address, &token)
+        Connection::connect(space, num_agents, name, &address, &token)
     }
 
     /// Connects to `host:port`, or `unix:path`.
@@ -38,8 +38,8 @@ impl Team {
         name: &str,
         address: &str,
         token: &str,
-    ) -> io::Result<Team> {
-        Team::over(open(address)?, space, num_agents, name, token)
+    ) -> io::Result<Connection> {
+        Connection::over(open(address)?, space, num_agents, name, token)
     }
 
     fn over(
@@ -48,31 +48,32 @@ impl Team {
         num_agents: usize,
         name: &str,
         token: &str,
-    ) -> io::Result<Team> {
+    ) -> io::Result<Connection> {
         wire::send(&mut stream, wire::hello(&space, num_agents, name, token))?;
         let mut data = wire::receive(&mut stream)?;
         match data.kind {
             wire::WELCOME => {}
             wire::ERROR => return Err(invalid(data.text()?)),
-            kind => return Err(invalid(format!("must be welcomed; got a frame of kind {kind}"))),
+            kind => return Err(invalid(format!("HELLO must be answered by WELCOME; got a frame of kind {kind}"))),
         }
         let version = data.u32()?;
         if version != wire::VERSION {
-            return Err(invalid(format!("the version must be {}; got {version}", wire::VERSION)));
+            return Err(invalid(format!("the protocol's version must be {}; got {version}", wire::VERSION)));
         }
         let seed = data.u64()?;
-        Ok(Team { space, num_agents, stream: Some(stream), seed })
+        Ok(Connection { space, num_agents, stream: Some(stream), seed })
     }
 
-    /// Returns the agents, each to be asked by itself.
+    /// Returns the agents, for games that ask them one after the other.
     pub fn agents(self) -> Vec<RemoteAgent> {
         let count = self.num_agents;
-        let team = Rc::new(RefCell::new(self));
-        (0..count).map(|number| RemoteAgent { team: team.clone(), number }).collect()
+        let connection = Rc::new(RefCell::new(self));
+        (0..count).map(|number| RemoteAgent { connection: connection.clone(), number }).collect()
     }
 
-    /// Asks agents by number, all at once, which is how those of one tick are to be asked.
-    /// Answers come in the order asked; Ok(None) means that the game must end its loop.
+    /// Asks several agents at once, by number. Games with several agents should ask those of one
+    /// tick this way. Returns the answers in the same order; Ok(None) means that the game must end
+    /// its loop.
     pub fn act_all(
         &mut self,
         observations: &[(usize, &Observation)],
@@ -83,10 +84,10 @@ impl Team {
     fn ask(
         &mut self,
         observations: &[(usize, &Observation)],
-        alone: bool,
+        sequential: bool,
     ) -> io::Result<Option<Vec<Vec<Action>>>> {
         let mut out = Writer::new(wire::OBSERVE);
-        out.u8(alone as u8);
+        out.u8(sequential as u8);
         out.u32(observations.len());
         for (number, observation) in observations {
             self.append(&mut out, *number, None, observation)?;
@@ -101,7 +102,7 @@ impl Team {
                 return Ok(None);
             }
             wire::ERROR => return Err(invalid(data.text()?)),
-            kind => return Err(invalid(format!("a frame of kind {kind} must not come"))),
+            kind => return Err(invalid(format!("OBSERVE must be answered by ACT, SHUTDOWN or ERROR; got kind {kind}"))),
         }
         if data.u32()? as usize != observations.len() {
             return Err(invalid("ACT must answer every agent that was asked"));
@@ -116,7 +117,7 @@ impl Team {
         Ok(Some(answers))
     }
 
-    /// Shows an agent its last observation.
+    /// Shows an agent the last observation of its game.
     pub fn game_over(&mut self, number: usize, observation: &Observation) -> io::Result<()> {
         let mut out = Writer::new(wire::GAME_OVER);
         self.append(&mut out, number, Some(observation.truncated), observation)?;
@@ -141,28 +142,29 @@ impl Team {
     }
 }
 
-/// One agent of a [`Team`]. Of games with several, a synchronous pool needs [`Team::act_all`].
+/// One agent of a [`Connection`]. Synchronous pools need [`Connection::act_all`] if a game has
+/// several agents.
 pub struct RemoteAgent {
-    team: Rc<RefCell<Team>>,
+    connection: Rc<RefCell<Connection>>,
     number: usize,
 }
 
 impl RemoteAgent {
-    /// Connects a game that has one agent, as [`Team::from_env`].
+    /// Connects a game with one agent; see [`Connection::from_env`].
     pub fn from_env(space: Space, name: &str) -> io::Result<RemoteAgent> {
-        Ok(RemoteAgent { team: Rc::new(RefCell::new(Team::from_env(space, 1, name)?)), number: 0 })
+        Ok(RemoteAgent { connection: Rc::new(RefCell::new(Connection::from_env(space, 1, name)?)), number: 0 })
     }
 
-    /// What the game should seed itself with.
+    /// The seed that the game should use.
     pub fn seed(&self) -> u64 {
-        self.team.borrow().seed
+        self.connection.borrow().seed
     }
 }
 
 impl Agent for RemoteAgent {
-    /// Where the connection fails, says so on standard error and ends the game.
+    /// If the connection fails, writes the error to standard error and returns None.
     fn act(&mut self, observation: &Observation) -> Option<Vec<Action>> {
-        match self.team.borrow_mut().ask(&[(self.number, observation)], true) {
+        match self.connection.borrow_mut().ask(&[(self.number, observation)], true) {
             Ok(answers) => answers.and_then(|mut answers| answers.pop()),
             Err(error) => {
                 eprintln!("rlstack-game: {error}");
@@ -172,7 +174,7 @@ impl Agent for RemoteAgent {
     }
 
     fn game_over(&mut self, observation: &Observation) {
-        if let Err(error) = self.team.borrow_mut().game_over(self.number, observation) {
+        if let Err(error) = self.connection.borrow_mut().game_over(self.number, observation) {
             eprintln!("rlstack-game: {error}");
         }
     }
@@ -200,12 +202,12 @@ mod tests {
 
     fn with_server<T>(
         serve: impl FnOnce(&mut TcpStream) + Send + 'static,
-        play: impl FnOnce(io::Result<Team>) -> T,
+        play: impl FnOnce(io::Result<Connection>) -> T,
     ) -> T {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = thread::spawn(move || serve(&mut listener.accept().unwrap().0));
-        let result = play(Team::connect(space(), 1, "t", &address, ""));
+        let result = play(Connection::connect(space(), 1, "t", &address, ""));
         server.join().unwrap();
         result
     }
@@ -230,8 +232,8 @@ mod tests {
             assert_eq!(wire::receive(stream).unwrap().kind, wire::OBSERVE);
             wire::send(stream, Writer::new(wire::SHUTDOWN)).unwrap();
         };
-        with_server(serve, |team| {
-            let mut agent = team.unwrap().agents().pop().unwrap();
+        with_server(serve, |connection| {
+            let mut agent = connection.unwrap().agents().pop().unwrap();
             assert_eq!(agent.seed(), 9);
             let seen = Observation { features: vec![vec![vec![0.5]]], ..Default::default() };
             let action = Action { actors: vec![0], choices: vec![1] };
@@ -244,7 +246,7 @@ mod tests {
     #[test]
     fn refusals_are_errors() {
         let other = |stream: &mut TcpStream| welcome(stream, 99);
-        let error = with_server(other, |team| team.err().unwrap().to_string());
+        let error = with_server(other, |connection| connection.err().unwrap().to_string());
         assert!(error.contains("99"), "{error}");
         let refuse = |stream: &mut TcpStream| {
             wire::receive(stream).unwrap();
@@ -252,17 +254,17 @@ mod tests {
             out.text("go away");
             wire::send(stream, out).unwrap();
         };
-        let error = with_server(refuse, |team| team.err().unwrap().to_string());
+        let error = with_server(refuse, |connection| connection.err().unwrap().to_string());
         assert!(error.contains("go away"), "{error}");
     }
 
     #[test]
     fn wrong_observations_are_not_sent() {
         let serve = |stream: &mut TcpStream| welcome(stream, wire::VERSION);
-        with_server(serve, |team| {
+        with_server(serve, |connection| {
             let seen = Observation { features: vec![vec![vec![]]], ..Default::default() };
-            let error = team.unwrap().act_all(&[(0, &seen)]).err().unwrap().to_string();
-            assert!(error.contains("1 features"), "{error}");
+            let error = connection.unwrap().act_all(&[(0, &seen)]).err().unwrap().to_string();
+            assert!(error.contains("must have 1 features; got 0"), "{error}");
         });
     }
 }

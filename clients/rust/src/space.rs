@@ -1,41 +1,41 @@
-//! What a game shows and takes.
+//! Spaces, observations and actions of a game.
 
 use std::fmt;
 
-/// The index by which an action of the whole game names its actor.
+/// The index that stands for the actor of a global action.
 pub const GLOBAL: u32 = 0;
 
 /// One type of entity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EntityType {
     pub name: String,
-    /// The most entities of this type in one observation.
+    /// Maximum number of entities of this type in one observation.
     pub capacity: u32,
-    /// Names of its features; may be none.
+    /// Names of its features; may be empty.
     pub features: Vec<String>,
 }
 
-/// How an action is decided.
+/// The kind of an action type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ActionKind {
-    /// Each actor makes one of the same choices.
+    /// Each actor chooses one of several labels.
     Categorical(Vec<String>),
-    /// The game itself makes one choice; it has no actors.
+    /// One choice of the whole game, without actors.
     Global(Vec<String>),
-    /// Each actor points at an entity.
+    /// Each actor chooses an entity, its actee.
     SelectEntity,
 }
 
-/// One type of action.
+/// One action type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActionType {
     pub name: String,
-    /// The most actors in one observation.
+    /// Maximum number of actors in one observation.
     pub capacity: u32,
     pub kind: ActionKind,
 }
 
-/// Everything that agents of a game see and do.
+/// The entity types, features and action types of a game's agents.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Space {
     pub entities: Vec<EntityType>,
@@ -44,30 +44,30 @@ pub struct Space {
 }
 
 impl Space {
-    /// Adds a type of entity.
+    /// Adds an entity type.
     pub fn entity(mut self, name: &str, capacity: u32, features: &[&str]) -> Self {
         let (name, features) = (name.to_string(), texts(features));
         self.entities.push(EntityType { name, capacity, features });
         self
     }
 
-    /// Adds features that belong to no entity.
+    /// Adds features that belong to no single entity.
     pub fn globals(mut self, features: &[&str]) -> Self {
         self.global_features.extend(texts(features));
         self
     }
 
-    /// Adds an action that each actor makes one of some choices of.
+    /// Adds an action in which each actor chooses one of several labels.
     pub fn categorical(self, name: &str, capacity: u32, choices: &[&str]) -> Self {
         self.action(name, capacity, ActionKind::Categorical(texts(choices)))
     }
 
-    /// Adds an action of the whole game.
+    /// Adds an action of the whole game, without actors.
     pub fn global(self, name: &str, choices: &[&str]) -> Self {
         self.action(name, 1, ActionKind::Global(texts(choices)))
     }
 
-    /// Adds an action that points at an entity.
+    /// Adds an action in which each actor chooses an entity.
     pub fn select_entity(self, name: &str, capacity: u32) -> Self {
         self.action(name, capacity, ActionKind::SelectEntity)
     }
@@ -77,37 +77,70 @@ impl Space {
         self
     }
 
-    /// Checks that an observation is one of this space.
+    /// Checks that an observation fits this space.
     pub fn check(&self, observation: &Observation) -> Result<(), SpaceError> {
         let fail = |text: String| Err(SpaceError(text));
         if observation.features.len() != self.entities.len() {
-            return fail(format!("features must be given for {} types", self.entities.len()));
+            return fail(format!(
+                "features: must have an entry for each of the {} entity types; got {}",
+                self.entities.len(),
+                observation.features.len()
+            ));
         }
         if observation.global_features.len() != self.global_features.len() {
-            return fail(format!("there must be {} global features", self.global_features.len()));
+            return fail(format!(
+                "global_features: must have {} values; got {}",
+                self.global_features.len(),
+                observation.global_features.len()
+            ));
         }
         for (kind, rows) in self.entities.iter().zip(&observation.features) {
             if rows.len() > kind.capacity as usize {
-                return fail(format!("{} has a capacity of {}", kind.name, kind.capacity));
+                return fail(format!(
+                    "entity type {:?}: must have at most {} entities, its capacity; got {}",
+                    kind.name,
+                    kind.capacity,
+                    rows.len()
+                ));
             }
-            if rows.iter().any(|row| row.len() != kind.features.len()) {
-                return fail(format!("{} has {} features", kind.name, kind.features.len()));
+            if let Some(row) = rows.iter().find(|row| row.len() != kind.features.len()) {
+                return fail(format!(
+                    "entity type {:?}: each entity must have {} features; got {}",
+                    kind.name,
+                    kind.features.len(),
+                    row.len()
+                ));
             }
         }
         let total = observation.num_entities();
-        for offer in &observation.offers {
-            let Some(action) = self.actions.get(offer.action) else {
-                return fail(format!("there is no action {}", offer.action));
+        for given in &observation.action_masks {
+            let Some(action) = self.actions.get(given.action) else {
+                return fail(format!(
+                    "action_masks: action must be less than {}; got {}",
+                    self.actions.len(),
+                    given.action
+                ));
             };
-            if offer.actors.iter().chain(&offer.actees).any(|i| *i as usize >= total) {
-                return fail(format!("{}: there are {} entities", action.name, total));
+            if given.actors.iter().chain(&given.actees).any(|i| *i as usize >= total) {
+                return fail(format!(
+                    "action {:?}: actors and actees must be less than {total}, the number of entities",
+                    action.name
+                ));
             }
-            if offer.actors.len() > action.capacity as usize {
-                return fail(format!("{} has a capacity of {}", action.name, action.capacity));
+            if given.actors.len() > action.capacity as usize {
+                return fail(format!(
+                    "action {:?}: must have at most {} actors, its capacity; got {}",
+                    action.name,
+                    action.capacity,
+                    given.actors.len()
+                ));
             }
-            let wanted = offer.rows(action) * offer.width(action);
-            if offer.mask.as_ref().is_some_and(|mask| mask.len() != wanted) {
-                return fail(format!("{}: its mask must have {} flags", action.name, wanted));
+            let wanted = given.rows(action) * given.width(action);
+            if given.mask.as_ref().is_some_and(|mask| mask.len() != wanted) {
+                return fail(format!(
+                    "action {:?}: its mask must have {wanted} flags, one for each actor and choice",
+                    action.name
+                ));
             }
         }
         Ok(())
@@ -118,32 +151,32 @@ fn texts(values: &[&str]) -> Vec<String> {
     values.iter().map(|value| value.to_string()).collect()
 }
 
-/// Who may take an action, and what is legal.
+/// The actors of an action at this step, and their legal choices.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Offer {
-    /// Which action, by its place in the space.
+pub struct ActionMask {
+    /// The action type, by its position in the space.
     pub action: usize,
-    /// Entities by index; none for a global action.
+    /// Entities by index; empty for a global action.
     pub actors: Vec<u32>,
-    /// Whom to point at, by index; for a select-entity action.
+    /// Entities that can be chosen, by index; for a select-entity action.
     pub actees: Vec<u32>,
-    /// Row by row, one row for each actor; None: all is legal.
+    /// True where legal, one row after the other, one for each actor; None: everything is legal.
     pub mask: Option<Vec<bool>>,
 }
 
-impl Offer {
-    /// Offers an action to actors.
+impl ActionMask {
+    /// Lets actors take an action.
     pub fn new(action: usize, actors: Vec<u32>) -> Self {
-        Offer { action, actors, ..Offer::default() }
+        ActionMask { action, actors, ..ActionMask::default() }
     }
 
-    /// Sets whom to point at.
+    /// Sets the entities that can be chosen.
     pub fn at(mut self, actees: Vec<u32>) -> Self {
         self.actees = actees;
         self
     }
 
-    /// Sets what is legal.
+    /// Sets the legal choices.
     pub fn legal(mut self, mask: Vec<bool>) -> Self {
         self.mask = Some(mask);
         self
@@ -161,26 +194,27 @@ impl Offer {
     }
 }
 
-/// What one agent sees. An entity's index counts those there are, types in the space's order.
+/// What one agent observes. The index of an entity counts the entities of the observation, types
+/// in the order of the space.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observation {
-    /// What the agent has earned since its game began; rewards are its differences.
+    /// What the agent has earned since its game began; rewards are the differences of scores.
     pub score: f64,
-    /// By type, a row of features for each entity.
+    /// By type, one row of features for each entity.
     pub features: Vec<Vec<Vec<f32>>>,
     pub global_features: Vec<f32>,
-    /// By type, whether the policy sees each entity; left empty, it sees all.
+    /// By type, whether the policy sees each entity; if empty or None, it sees all of them.
     pub visible: Vec<Option<Vec<bool>>>,
-    /// Who may act.
-    pub offers: Vec<Offer>,
+    /// The action types that have actors at this step.
+    pub action_masks: Vec<ActionMask>,
     /// Numbers to log.
     pub metrics: Vec<(String, f64)>,
-    /// At a game's end: whether a limit of steps alone ended it.
+    /// In the last observation of a game: whether only a step limit ended it.
     pub truncated: bool,
 }
 
 impl Observation {
-    /// How many entities there are.
+    /// Returns the number of entities.
     pub fn num_entities(&self) -> usize {
         self.features.iter().map(Vec::len).sum()
     }
@@ -191,11 +225,11 @@ impl Observation {
 pub struct Action {
     /// Entities by index; [`GLOBAL`] for a global action.
     pub actors: Vec<u32>,
-    /// For each actor its choice, or whom it points at, by index.
+    /// For each actor the position of its choice, or the index of its actee.
     pub choices: Vec<u32>,
 }
 
-/// An observation that is none of its space.
+/// The error for an observation that does not fit its space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpaceError(pub String);
 

@@ -1,4 +1,5 @@
-//! Frames and primitives: a little-endian u32, how many bytes follow, a byte, the kind, the body.
+//! Frames and primitive types. A frame is a little-endian u32, the number of bytes that follow, then
+//! one byte, its kind, then its body.
 
 use std::io::{self, Read, Write};
 
@@ -77,7 +78,7 @@ pub(crate) struct Reader {
 
 impl Reader {
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
-        let part = self.data.get(self.at..self.at + N).ok_or_else(|| invalid("a short frame"))?;
+        let part = self.data.get(self.at..self.at + N).ok_or_else(|| invalid("the frame is too short"))?;
         self.at += N;
         Ok(part.try_into().expect("N bytes"))
     }
@@ -97,7 +98,7 @@ impl Reader {
     pub fn text(&mut self) -> io::Result<String> {
         let size = self.u32()? as usize;
         let end = self.at.saturating_add(size);
-        let part = self.data.get(self.at..end).ok_or_else(|| invalid("a short frame"))?;
+        let part = self.data.get(self.at..end).ok_or_else(|| invalid("the frame is too short"))?;
         self.at = end;
         Ok(String::from_utf8_lossy(part).into_owned())
     }
@@ -153,7 +154,7 @@ pub(crate) fn hello(space: &Space, num_agents: usize, name: &str, token: &str) -
     out
 }
 
-/// Appends an observation, which has been checked.
+/// Appends an observation that fits the space.
 pub(crate) fn observation(out: &mut Writer, space: &Space, observation: &Observation) {
     out.f64(observation.score);
     for rows in &observation.features {
@@ -166,18 +167,18 @@ pub(crate) fn observation(out: &mut Writer, space: &Space, observation: &Observa
         out.u8(visible.is_some() as u8);
         visible.into_iter().for_each(|flags| out.flags(flags));
     }
-    out.u32(observation.offers.len());
-    for offer in &observation.offers {
-        let kind = &space.actions[offer.action].kind;
-        out.u32(offer.action);
+    out.u32(observation.action_masks.len());
+    for given in &observation.action_masks {
+        let kind = &space.actions[given.action].kind;
+        out.u32(given.action);
         if !matches!(kind, ActionKind::Global(_)) {
-            out.u32s(&offer.actors);
+            out.u32s(&given.actors);
         }
         if *kind == ActionKind::SelectEntity {
-            out.u32s(&offer.actees);
+            out.u32s(&given.actees);
         }
-        out.u8(offer.mask.is_some() as u8);
-        offer.mask.iter().for_each(|mask| out.flags(mask));
+        out.u8(given.mask.is_some() as u8);
+        given.mask.iter().for_each(|mask| out.flags(mask));
     }
     out.u32(observation.metrics.len());
     for (name, value) in &observation.metrics {
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_are_none_are_errors() {
+    fn invalid_frames_are_errors() {
         for bytes in [&[0, 0, 0, 0][..], &[255; 4], &[9, 0, 0, 0, 1], &[1]] {
             assert!(receive(&mut &bytes[..]).is_err());
         }
