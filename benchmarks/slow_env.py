@@ -1,24 +1,48 @@
-"""An environment that takes its time, for programs of many actors."""
+"""An environment whose step takes 10 ms, for programs of many actors."""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
-from rlstack.envs.faulty import Faulty
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+_SECONDS, _LENGTH = 0.01, 1000
 
 
-class Slow(Faulty):
-    """An environment whose step sleeps 10 ms; its first one is noted in a file."""
+class Slow(gymnasium.Env):
+    """An environment whose step sleeps 10 ms and which notes its first step in a file.
+
+    Observation: ``[2]`` float32, seed and step. Reward 1; terminates after 1000 steps.
+    """
 
     def __init__(self, started: str, seed: int = 0) -> None:
-        super().__init__("sleep", length=1000, seconds=0.01, seed=seed)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._seed, self._time = seed, 0
         self._started: str | None = started
 
-    def step(self, action: int) -> Any:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode."""
+        super().reset(seed=seed)
+        self._time = 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Sleeps."""
+        del action
         if self._started is not None:
             with open(self._started, "a") as file:
                 file.write(f"{os.getpid()}\n")
             self._started = None
-        return super().step(action)
+        self._time += 1
+        time.sleep(_SECONDS)
+        return self._observation(), 1.0, self._time >= _LENGTH, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._seed, self._time], np.float32)

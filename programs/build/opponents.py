@@ -19,7 +19,12 @@ from programs.experiment import EnvConfig, Experiment, OpponentsConfig
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
 from rlstack.envs import AsyncEnv
-from rlstack.envs.opponents import OpposedAsyncEnv, OpposedSyncEnv, Seating, seat
+from rlstack.envs.opponents import (
+    AsyncEnvWithOpponents,
+    Seating,
+    SyncEnvWithOpponents,
+    assign_seats,
+)
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
@@ -75,7 +80,7 @@ def check(experiment: Experiment) -> None:
             pass
 
 
-def make_opposed(cfg: EnvConfig, seed: int) -> OpposedSyncEnv | OpposedAsyncEnv:
+def make_opposed(cfg: EnvConfig, seed: int) -> SyncEnvWithOpponents | AsyncEnvWithOpponents:
     """Makes one actor's pool of games in which opponents play too.
 
     Raises:
@@ -100,8 +105,8 @@ def make_opposed(cfg: EnvConfig, seed: int) -> OpposedSyncEnv | OpposedAsyncEnv:
         pool.close()
         raise
     if isinstance(pool, AsyncEnv):
-        return OpposedAsyncEnv(pool, seating, opponents, names, cfg.wait_num)
-    return OpposedSyncEnv(pool, seating, opponents, names)
+        return AsyncEnvWithOpponents(pool, seating, opponents, names, cfg.wait_num)
+    return SyncEnvWithOpponents(pool, seating, opponents, names)
 
 
 class _Frozen:
@@ -157,7 +162,7 @@ def _names(runs: tuple[str, ...]) -> list[str]:
 
 
 def _seating(cfg: EnvConfig) -> Seating:
-    return seat(cfg.num_envs, _agents(cfg), len(cfg.opponents.runs), cfg.opponents.share)
+    return assign_seats(cfg.num_envs, _agents(cfg), len(cfg.opponents.runs), cfg.opponents.share)
 
 
 def _agents(cfg: EnvConfig) -> int:

@@ -1,25 +1,24 @@
-"""Batches of environments: ``SyncEnv`` and ``AsyncEnv`` over four ways to run them.
+"""Pools of environments: ``SyncEnv`` and ``AsyncEnv``, over EnvPool, a loop, threads or processes.
 
-Names are resolved on first use, because worker processes import this package too and must not pay
-for JAX.
+The two names are imported on first use, because worker processes import this package too and must
+not import JAX.
 
 May import: rlstack.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlstack.envs.async_pool import AsyncEnv
-    from rlstack.envs.pool import SyncEnv
+    from rlstack.envs.pool import AsyncEnv, SyncEnv
 
 __all__ = ["AsyncEnv", "SyncEnv"]
-_MODULES = {"AsyncEnv": "async_pool", "SyncEnv": "pool"}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"rlstack.envs.{_MODULES[name]}"), name)
+def __getattr__(name: str) -> type[AsyncEnv] | type[SyncEnv]:
+    if name in __all__:
+        from rlstack.envs import pool
+
+        return getattr(pool, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Gymnasium and dm_env environments behind one internal interface.
 
-Worker processes import this file, so it imports neither JAX nor, unless the environment did,
-Gymnasium.
+Worker processes import this module, so it must not import JAX. It uses Gymnasium only if the
+environment's own code has imported it.
 """
 
 from __future__ import annotations
@@ -10,27 +10,37 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import dm_env
 import numpy as np
 from dm_env import specs
 
-from rlstack.envs.nest import Nest
+from rlstack.envs.nest import Nest, Tree
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium import spaces
+
+    LeafSpace: TypeAlias = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+
+EnvBuilder: TypeAlias = "Callable[..., dm_env.Environment | gymnasium.Env]"
+Announce: TypeAlias = Callable[[list[np.ndarray] | None, bool], None]
+Options: TypeAlias = dict[str, Any]  # keyword arguments of a builder
 
 _log = logging.getLogger(__name__)
 
 
 class EnvError(ValueError):
-    """An environment breaks the rules of its own interface; trying again will not help."""
+    """An environment breaks the rules of its interface; a restart would not help."""
 
 
 class Outcome(NamedTuple):
-    """What one step of one environment gave."""
+    """The result of one step of one environment, not yet checked."""
 
-    observation: Any  # in the structure of the observation spec
-    reward: Any
-    discount: Any  # 0 at a termination, 1 at a truncation
+    observation: Tree  # in the structure of the observation spec
+    reward: object  # a number
+    discount: object  # a number: 0 at a termination, 1 at a truncation
     last: bool
 
 
@@ -38,38 +48,47 @@ class SingleEnv(Protocol):
     """One environment, without auto-reset.
 
     Attributes:
-      observation_spec: pytree of specs, float64 shown as float32.
-      action_spec: pytree of specs, float64 shown as float32, integers counted from 0.
-      announce: takes the leaves of the next step's action, None for a reset, before any environment
-        of a pool is stepped, and whether all of them step together; None where the environment
-        has no use for it. It is for environments that wait for one another, such as those of the
-        agents of one game.
-      interrupt: makes a step in progress raise, from another thread; comes with ``announce``.
+      observation_spec: tree of specs; float64 becomes float32.
+      action_spec: tree of specs; float64 becomes float32, and discrete actions start at 0.
     """
 
-    observation_spec: Any
-    action_spec: Any
-    announce: Callable[[list[np.ndarray] | None, bool], None] | None
-    interrupt: Callable[[], None] | None
+    observation_spec: Tree
+    action_spec: Tree
 
-    def reset(self, seed: int | None) -> Any:
-        """Starts an episode, seeded where ``seed`` is given, and returns the observation."""
+    @property
+    def announce(self) -> Announce | None:
+        """Tells the environment its next action; None if the environment does not need it.
+
+        It is called with the leaves of the action (None for a reset) and with whether all
+        environments of the pool step together, before any environment of the pool steps. It is for
+        environments that wait for one another, such as the agents of one game.
+        """
+
+    @property
+    def interrupt(self) -> Callable[[], None] | None:
+        """Makes the step in progress raise; called from another thread.
+
+        Environments with ``announce`` have it.
+        """
+
+    def reset(self, seed: int | None) -> Tree:
+        """Starts an episode, seeded if ``seed`` is given, and returns the observation."""
 
     def step(self, action: list[np.ndarray]) -> Outcome:
-        """Takes the leaves of one action."""
+        """Takes the leaves of one action and returns the result."""
 
     def close(self) -> None:
-        """Frees what the environment holds."""
+        """Frees the environment's resources."""
 
 
-def make_env(builder: Callable[..., Any], options: dict[str, Any], seed: int, where: str):
-    """Builds one environment and returns it as a ``SingleEnv``.
+def make_env(builder: EnvBuilder, options: Options, seed: int, where: str) -> SingleEnv:
+    """Builds one environment and adapts it.
 
     Args:
       builder: returns a ``gymnasium.Env`` or a ``dm_env.Environment``.
-      options: keywords for it; ``seed`` is added where it has such a parameter.
+      options: keyword arguments of the builder; ``seed`` is added if it has such a parameter.
       seed: seed of this environment.
-      where: how messages name the environment.
+      where: the name of the environment in error messages.
 
     Raises:
       EnvError: the builder returned something else, or a space that no array can hold.
@@ -78,7 +97,7 @@ def make_env(builder: Callable[..., Any], options: dict[str, Any], seed: int, wh
     if seeded and "seed" not in options:
         options = {**options, "seed": seed}
     env = builder(**options)
-    # An environment can only be Gymnasium's if somebody imported Gymnasium.
+    # If nothing has imported Gymnasium, this cannot be a Gymnasium environment.
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is not None and isinstance(env, gymnasium.Env):
         return _GymnasiumEnv(env, where)
@@ -92,8 +111,8 @@ def make_env(builder: Callable[..., Any], options: dict[str, Any], seed: int, wh
     )
 
 
-def takes_seed(builder: Callable[..., Any]) -> bool:
-    """Whether a builder has a ``seed`` parameter."""
+def takes_seed(builder: Callable[..., object]) -> bool:
+    """Returns whether a builder has a ``seed`` parameter."""
     try:
         return "seed" in inspect.signature(builder).parameters
     except (TypeError, ValueError):
@@ -105,11 +124,13 @@ class _DmEnv:
 
     def __init__(self, env: dm_env.Environment, where: str):
         self._env, self._where = env, where
-        observed, acted = Nest(env.observation_spec()), Nest(env.action_spec())
-        self._acted, self._act_specs = acted, acted.leaves
-        self.observation_spec = observed.unflatten([_narrow(s, where) for s in observed.leaves])
-        self.action_spec = acted.unflatten([self._from_zero(s) for s in acted.leaves])
-        self.announce = self._announce if hasattr(env, "announce") else None
+        observation = Nest(env.observation_spec())
+        self._action = Nest(env.action_spec())
+        self.observation_spec = observation.unflatten(
+            [_narrow(s, where) for s in observation.leaves]
+        )
+        self.action_spec = self._action.unflatten([self._from_zero(s) for s in self._action.leaves])
+        self.announce: Announce | None = self._announce if hasattr(env, "announce") else None
         self.interrupt = getattr(env, "interrupt", None)
 
     def _from_zero(self, spec: specs.Array) -> specs.Array:
@@ -117,8 +138,8 @@ class _DmEnv:
             return specs.DiscreteArray(spec.num_values, np.int32, spec.name)
         return _narrow(spec, self._where)
 
-    def reset(self, seed: int | None) -> Any:
-        del seed  # given to the builder
+    def reset(self, seed: int | None) -> Tree:
+        del seed  # the builder has received it
         timestep = self._env.reset()
         if timestep.step_type != dm_env.StepType.FIRST:
             raise EnvError(f"{self._where}: reset must give FIRST; got {timestep.step_type}.")
@@ -133,9 +154,9 @@ class _DmEnv:
             )
         return Outcome(timestep.observation, timestep.reward, timestep.discount, timestep.last())
 
-    def _cast(self, action: list[np.ndarray]) -> Any:
-        cast = [a.astype(s.dtype)[()] for a, s in zip(action, self._act_specs, strict=True)]
-        return self._acted.unflatten(cast)
+    def _cast(self, action: list[np.ndarray]) -> Tree:
+        cast = [a.astype(s.dtype)[()] for a, s in zip(action, self._action.leaves, strict=True)]
+        return self._action.unflatten(cast)
 
     def _announce(self, action: list[np.ndarray] | None, together: bool) -> None:
         self._env.announce(None if action is None else self._cast(action), together)
@@ -144,8 +165,8 @@ class _DmEnv:
         self._env.close()
 
 
-def _narrow(spec: Any, where: str) -> specs.Array:
-    """Returns ``spec`` with float64 as float32, checked to be an array spec."""
+def _narrow(spec: object, where: str) -> specs.Array:
+    """Returns ``spec`` with float64 as float32; raises EnvError unless it is an array spec."""
     if not isinstance(spec, specs.Array) or isinstance(spec, specs.StringArray):
         raise EnvError(f"{where}: specs must be dm_env.specs arrays of numbers; got {spec!r:.200}.")
     if spec.dtype != np.float64:
@@ -166,29 +187,31 @@ class _GymnasiumEnv:
 
     announce = interrupt = None
 
-    def __init__(self, env: Any, where: str):
+    def __init__(self, env: gymnasium.Env, where: str):
         self._env, self._where = env, where
-        self._observed = Nest(_leaf_spaces(env.observation_space, f"{where}: observation_space"))
-        self._acted = Nest(_leaf_spaces(env.action_space, f"{where}: action_space"))
-        self.observation_spec = self._observed.unflatten(
-            [_space_spec(s, False) for s in self._observed.leaves]
+        self._observation = Nest(_leaf_spaces(env.observation_space, f"{where}: observation_space"))
+        self._action = Nest(_leaf_spaces(env.action_space, f"{where}: action_space"))
+        self.observation_spec = self._observation.unflatten(
+            [_space_spec(s, False) for s in self._observation.leaves]
         )
-        self.action_spec = self._acted.unflatten([_space_spec(s, True) for s in self._acted.leaves])
-        self._casts = [_action_cast(s) for s in self._acted.leaves]
-        self._shifts = [_start(s) for s in self._observed.leaves]
-        self._shifted = any(np.any(s) for s in self._shifts)
+        self.action_spec = self._action.unflatten(
+            [_space_spec(s, True) for s in self._action.leaves]
+        )
+        self._casts = [_action_cast(s) for s in self._action.leaves]
+        self._starts = [_start(s) for s in self._observation.leaves]
+        self._shifted = any(np.any(s) for s in self._starts)
 
-    def reset(self, seed: int | None) -> Any:
+    def reset(self, seed: int | None) -> Tree:
         result = self._env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(
                 f"{self._where}: reset() must return (observation, info); got {_brief(result)}."
             )
-        return self._observation(result[0])
+        return self._from_zero(result[0])
 
     def step(self, action: list[np.ndarray]) -> Outcome:
         cast = [to(a) for to, a in zip(self._casts, action, strict=True)]
-        result = self._env.step(self._acted.unflatten(cast))
+        result = self._env.step(self._action.unflatten(cast))
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
                 f"{self._where}: step() must return the 5 values (observation, reward, terminated, "
@@ -197,7 +220,7 @@ class _GymnasiumEnv:
         observation, reward, terminated, truncated, _ = result
         if type(terminated) is bool and type(truncated) is bool:  # the common case, checked fast
             return Outcome(
-                self._observation(observation),
+                self._from_zero(observation),
                 reward,
                 0.0 if terminated else 1.0,
                 terminated or truncated,
@@ -206,26 +229,26 @@ class _GymnasiumEnv:
             if not isinstance(flag, bool | np.bool_):
                 raise EnvError(f"{self._where}: {name} must be a bool; got {_brief(flag)}.")
         return Outcome(
-            self._observation(observation),
+            self._from_zero(observation),
             reward,
             0.0 if terminated else 1.0,
             bool(terminated or truncated),
         )
 
-    def _observation(self, value: Any) -> Any:
-        """Counts discrete observations from 0, as their specs do."""
+    def _from_zero(self, observation: Tree) -> Tree:
+        """Makes discrete observations start at 0, as their specs say."""
         if not self._shifted:
-            return value
-        leaves = self._observed.flatten(value, f"{self._where}: observation")
-        moved = [np.asarray(v) - s for v, s in zip(leaves, self._shifts, strict=True)]
-        return self._observed.unflatten(moved)
+            return observation
+        leaves = self._observation.flatten(observation, f"{self._where}: observation")
+        moved = [np.asarray(x) - start for x, start in zip(leaves, self._starts, strict=True)]
+        return self._observation.unflatten(moved)
 
     def close(self) -> None:
         self._env.close()
 
 
-def _leaf_spaces(space: Any, where: str) -> Any:
-    """Returns a Gymnasium space as a nest of spaces that are single arrays."""
+def _leaf_spaces(space: spaces.Space, where: str) -> Tree:
+    """Returns a Gymnasium space as a tree of spaces of single arrays."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -236,35 +259,36 @@ def _leaf_spaces(space: Any, where: str) -> Any:
         return space
     raise EnvError(
         f"{where}: must be Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these; "
-        f"got {space!r:.200}. Way out: a wrapper that flattens it."
+        f"got {space!r:.200}. Flatten it in a wrapper."
     )
 
 
-def _space_spec(space: Any, acting: bool) -> specs.Array:
+def _space_spec(space: LeafSpace, acting: bool) -> specs.Array:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         return specs.DiscreteArray(int(space.n), np.int32 if acting else space.dtype)
     if isinstance(space, spaces.MultiDiscrete):
-        dtype = np.int32 if acting else space.dtype
-        return specs.BoundedArray(space.shape, dtype, np.zeros_like(space.nvec), space.nvec - 1)
+        integer = np.int32 if acting else space.dtype
+        return specs.BoundedArray(space.shape, integer, np.zeros_like(space.nvec), space.nvec - 1)
     if isinstance(space, spaces.MultiBinary):
         return specs.BoundedArray(space.shape, space.dtype, 0, 1)
-    dtype = np.dtype(np.float32 if space.dtype == np.float64 else space.dtype)
-    low, high = space.low, space.high
+    dtype: np.dtype = np.dtype("float32" if space.dtype == np.float64 else space.dtype)
+    low: np.ndarray = space.low
+    high: np.ndarray = space.high
     if np.isinf(low).all() and np.isinf(high).all():
         return specs.Array(space.shape, dtype)
     if (low == low.flat[0]).all() and (high == high.flat[0]).all():
-        low, high = low.flat[0], high.flat[0]
+        low, high = np.asarray(low.flat[0]), np.asarray(high.flat[0])
     return specs.BoundedArray(space.shape, dtype, np.asarray(low, dtype), np.asarray(high, dtype))
 
 
-def _start(space: Any) -> Any:
+def _start(space: LeafSpace) -> int | np.ndarray:
     return getattr(space, "start", 0)
 
 
-def _action_cast(space: Any) -> Callable[[np.ndarray], Any]:
-    """Returns what makes an action of the spec one of the space, with memory of its own."""
+def _action_cast(space: LeafSpace) -> Callable[[np.ndarray], np.ndarray | np.generic]:
+    """Returns a function from an action of the spec to a fresh action of the space."""
     start, dtype = _start(space), space.dtype
     if not space.shape and np.issubdtype(dtype, np.integer):
         return lambda action: dtype.type(int(action) + int(start))
@@ -273,7 +297,7 @@ def _action_cast(space: Any) -> Callable[[np.ndarray], Any]:
     return lambda action: np.array(action, dtype)
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"{type(value).__name__} {value!r:.80}"

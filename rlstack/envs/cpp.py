@@ -1,41 +1,53 @@
-"""EnvPool's C++ environments as a backend. The only file that imports EnvPool.
+"""EnvPool's C++ environments as a backend. The only module that imports EnvPool.
 
-Two ways lead to EnvPool's data. Its public Python layer builds a nested dict at each call and hides
-the step types, which must then be worked out again: that costs more than stepping eight CartPoles.
-The *direct* way calls the two bound methods beneath it and picks the fields by positions worked out
-once. It is not a public API: ``_direct_works`` looks at construction whether the methods and fields
-are as expected, and the public way is used where they are not.
+There are two ways to EnvPool's data. Its *public* Python layer builds a nested dict at each call
+and hides the step types, which then have to be computed again; this costs more than stepping eight
+CartPoles. The *direct* way calls the two bound methods below that layer and reads fields by their
+positions. These methods are not a public API: ``_direct_works`` checks at construction that methods
+and fields are as expected, and if not, the backend uses the public layer.
 
-What is put right here (EnvPool 0.8.4 and 1.2):
+The backend corrects these results of EnvPool 0.8.4 and 1.2:
 
-* the discount is 0 at every end; at a time limit it becomes 1;
-* an Atari game over on the very step of the time limit is a termination, and an end without a game
-  over is a truncation, whether EnvPool flags it or not;
-* with ``episodic_life`` the time limit counts frames since the game began but is reported by frames
-  since the last life, so such an end comes as neither game over nor truncated: it is a truncation.
+* The discount is 0 at every end of an episode. At a time limit it becomes 1.
+* If an Atari game is over at the step of the time limit, the end is a termination. An end without a
+  game over is a truncation, even if EnvPool does not flag it as one.
+* With ``episodic_life``, EnvPool applies the time limit to frames since the game began but sets the
+  flag by frames since the last life. Such an end is neither flagged as a game over nor as
+  truncated; it becomes a truncation.
 
-EnvPool ends the process on short action arrays and wild ids, so ``rlstack.envs.base`` checks first.
+EnvPool aborts the process on action arrays that are too short and on unknown ids, so the pool
+checks both first (``rlstack.envs.backend``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
+from dm_env import specs
 
-from rlstack.envs.base import PoolConfig
-from rlstack.envs.cpp_fields import is_discrete, nested, offset, to_spec
+from rlstack.envs.backend import PoolConfig
 from rlstack.envs.nest import Nest
-from rlstack.types import EnvSpec, StepType, TimeStep
+from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _OWN_OPTIONS = ("num_envs", "batch_size", "seed", "num_threads", "env_type", "max_num_players")
-_FEW_TINY = 64
+_ONE_THREAD_MAX_ENVS = 64
 _CORE_FIELDS = ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc")
 
 
-def load() -> Any | None:
-    """Returns the EnvPool module, or None where it is not installed."""
+class Field(Protocol):
+    """EnvPool's description of one array of an observation or action."""
+
+    dtype: np.dtype
+    shape: list[int]  # -1 stands for the number of players
+    minimum: Any
+    maximum: Any
+
+
+def load() -> ModuleType | None:
+    """Returns the EnvPool module, or None if EnvPool is not installed."""
     with contextlib.suppress(ImportError):
         # Older EnvPools import the old gym, which prints a notice about itself on stderr.
         from gym_notices import notices
@@ -51,15 +63,15 @@ def load() -> Any | None:
 
 
 def names() -> list[str]:
-    """Returns the names of the environments that EnvPool has here."""
+    """Returns the names of EnvPool's environments; empty if EnvPool is not installed."""
     envpool = load()
     return [] if envpool is None else list(envpool.list_all_envs())
 
 
 class CppBackend:
-    """One EnvPool pool; see ``rlstack.envs.base.Backend``.
+    """An EnvPool pool; see ``rlstack.envs.backend.Backend``.
 
-    Returned arrays are fresh at each step and belong to the caller.
+    ``recv`` returns fresh arrays, which belong to the caller.
     """
 
     def __init__(self, name: str, config: PoolConfig, direct: bool = True):
@@ -68,7 +80,7 @@ class CppBackend:
         Args:
           name: an EnvPool id.
           config: size, wait_num, seed, threads and options for ``envpool.make``.
-          direct: whether to try the fast way to the data.
+          direct: whether to try the direct way to the data.
 
         Raises:
           ValueError: EnvPool is missing, does not know the name, or refuses an option.
@@ -78,38 +90,41 @@ class CppBackend:
         fields = pool.spec.state_array_spec
         if missing := [f for f in _CORE_FIELDS if f not in fields]:
             raise ValueError(
-                f"CppBackend: {name} must give the fields {_CORE_FIELDS}; no {missing}"
+                f"CppBackend: {name} must have the fields {_CORE_FIELDS}; {missing} are missing. "
+                "Use EnvPool 0.8.4 or 1.2."
             )
         self._position = {field: i for i, field in enumerate(fields)}
-        self._observed = Nest(nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
-        obs_fields = [fields[f] for f in self._observed.leaves]
+        self._observation = Nest(_nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
+        obs_fields = [fields[f] for f in self._observation.leaves]
         observation = [
-            to_spec(f, leaf) for f, leaf in zip(self._observed.leaves, obs_fields, strict=True)
+            _to_spec(f, leaf) for f, leaf in zip(self._observation.leaves, obs_fields, strict=True)
         ]
         acted = pool.spec.action_array_spec
-        self._acted = Nest(
-            nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
+        self._action = Nest(
+            _nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
-        act_fields = [acted[f] for f in self._acted.leaves]
+        act_fields = [acted[f] for f in self._action.leaves]
         action = [
-            to_spec(f, leaf, True) for f, leaf in zip(self._acted.leaves, act_fields, strict=True)
+            _to_spec(f, leaf, True) for f, leaf in zip(self._action.leaves, act_fields, strict=True)
         ]
-        self.spec = EnvSpec(self._observed.unflatten(observation), self._acted.unflatten(action))
+        self.spec = EnvSpec(
+            self._observation.unflatten(observation), self._action.unflatten(action)
+        )
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
-        self.action_offsets = [offset(f) for f in act_fields]
+        self.action_offsets = [_offset(f) for f in act_fields]
         self._shifts = [
-            (i, offset(f)) for i, f in enumerate(obs_fields) if is_discrete(f) and offset(f)
+            (i, _offset(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and _offset(f)
         ]
         self._narrow = [i for i, f in enumerate(obs_fields) if f.dtype == np.float64]
-        self._obs_at = [self._position[f] for f in self._observed.leaves]
+        self._obs_at = [self._position[f] for f in self._observation.leaves]
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
-        self._lives = np.zeros(self._size, np.int32)  # as last received, by id
+        self._lives = np.zeros(self._size, np.int32)  # by id, as last received
         self._firsts_due = 0
-        self._waiting: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        self._unsent: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.direct = direct and _direct_works(pool, fields, acted)
         (self._done_at, self._trunc_at, self._type_at, self._reward_at, self._discount_at) = (
             self._position[f] for f in ("done", "trunc", "step_type", "reward", "discount")
@@ -117,7 +132,7 @@ class CppBackend:
         self._id_at = self._position["info:env_id"]
 
     def reset(self) -> None:
-        """Starts a new episode everywhere."""
+        """Starts a new episode in every environment."""
         self._firsts_due = self._size
         self._pool.async_reset()
 
@@ -125,28 +140,28 @@ class CppBackend:
         """Steps some or (None) all environments."""
         if env_ids is None:
             env_ids = self._ids
-        elif self._wait == self._size and (env_ids.size < self._size or self._waiting):
-            # A pool that waits for everybody writes rows where the *call* says, so that two
-            # partial calls would overwrite each other: gather them into one.
-            self._waiting.append((env_ids, actions))
-            if sum(ids.size for ids, _ in self._waiting) < self._size:
+        elif self._wait == self._size and (env_ids.size < self._size or self._unsent):
+            # A synchronous EnvPool writes rows by their position in the call, so two partial calls
+            # would overwrite each other. Join them into one call.
+            self._unsent.append((env_ids, actions))
+            if sum(ids.size for ids, _ in self._unsent) < self._size:
                 return
-            env_ids = np.concatenate([ids for ids, _ in self._waiting])
-            actions = [np.concatenate(a) for a in zip(*(a for _, a in self._waiting), strict=True)]
-            self._waiting = []
+            env_ids = np.concatenate([ids for ids, _ in self._unsent])
+            actions = [np.concatenate(a) for a in zip(*(a for _, a in self._unsent), strict=True)]
+            self._unsent = []
         if self.direct:
-            if self._acted.bare:
+            if self._action.bare:
                 self._pool._send([env_ids, env_ids, actions[0]])
             else:
                 self._pool._send(self._in_order(env_ids, actions))
-        elif self._acted.bare:
+        elif self._action.bare:
             self._pool.send(actions[0], env_ids)
         else:
-            named = dict(zip(self._acted.leaves, actions, strict=True))
-            self._pool.send(nested(named, "", keep_root=True), env_ids)
+            named = dict(zip(self._action.leaves, actions, strict=True))
+            self._pool.send(_nested(named, "", keep_root=True), env_ids)
 
     def _in_order(self, env_ids: np.ndarray, actions: list[np.ndarray]) -> list[np.ndarray]:
-        named = dict(zip(self._acted.leaves, actions, strict=True))
+        named = dict(zip(self._action.leaves, actions, strict=True))
         return [named.get(f, env_ids) for f in self._action_order]
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
@@ -159,10 +174,10 @@ class CppBackend:
         )
         ids = rows[self._id_at]
         if self._firsts_due:
-            moved = step_type.astype(np.bool_)  # everywhere but at FIRST, which is 0
+            moved = step_type.astype(np.bool_)  # False at FIRST, which is 0
             self._firsts_due -= self._wait - int(np.count_nonzero(moved))
             reward = reward * moved
-        # Ends are rare, so the repair waits for one; a search for a byte is the cheapest test.
+        # Most batches have no end of an episode, and searching the bytes is the cheapest test.
         if b"\1" in rows[self._done_at].tobytes():
             truncated = self._truncated(rows, ids)
             if b"\1" in truncated.tobytes():
@@ -170,28 +185,28 @@ class CppBackend:
             self._firsts_due += int(np.count_nonzero(rows[self._done_at]))
         if self._episodic:
             self._lives[ids] = rows[self._lives_at]
-        if self._observed.bare and not self._narrow and not self._shifts:
+        if self._observation.bare and not self._narrow and not self._shifts:
             return ids, TimeStep(step_type, reward, discount, rows[self._obs_at[0]])
         leaves = [rows[i] for i in self._obs_at]
         for i in self._narrow:
             leaves[i] = leaves[i].astype(np.float32)
         for i, shift in self._shifts:
             leaves[i] = leaves[i] - leaves[i].dtype.type(shift)
-        return ids, TimeStep(step_type, reward, discount, self._observed.unflatten(leaves))
+        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
 
-    def _truncated(self, rows: list, ids: np.ndarray) -> np.ndarray:
-        """Where an episode was cut off by its time limit instead of coming to an end."""
+    def _truncated(self, rows: list[np.ndarray], ids: np.ndarray) -> np.ndarray:
+        """Returns which rows end an episode by truncation, ``[B]`` bool."""
         cut = rows[self._trunc_at]
         if self._over_at is None:
             return cut
         not_over = rows[self._done_at] & (rows[self._over_at] == 0)
         if not self._episodic:
             return not_over
-        # An end with lives as before is neither a lost life nor a lost game.
+        # If the number of lives has not changed, the end is neither a lost life nor a game over.
         return not_over & (cut | (rows[self._lives_at] >= self._lives[ids]))
 
     def _public_recv(self) -> list:
-        """The same fields by EnvPool's public interface; what is not needed stays None."""
+        """Returns the same fields from EnvPool's public layer; None for those that are not read."""
         observation, reward, terminated, truncated, info = self._pool.recv(reset=False)
         done = terminated | truncated
         elapsed = info["elapsed_step"]
@@ -208,8 +223,8 @@ class CppBackend:
             "info:lives": info.get("lives"),
             "info:terminated": info.get("terminated"),
         }
-        leaves = self._observed.flatten(observation, "EnvPool's observation")
-        found.update(zip(self._observed.leaves, leaves, strict=True))
+        leaves = self._observation.flatten(observation, "EnvPool's observation")
+        found.update(zip(self._observation.leaves, leaves, strict=True))
         return [found.get(field) for field in self._position]
 
     def stats(self) -> dict[str, int]:
@@ -217,20 +232,22 @@ class CppBackend:
         return {}
 
     def close(self) -> None:
-        """Lets EnvPool end its threads, which it does when the pool object goes."""
+        """Drops the pool object; EnvPool ends its threads in the object's destructor."""
         self._pool = None
-        self._waiting = []
+        self._unsent = []
 
 
 def _make(name: str, config: PoolConfig) -> Any:
     envpool = load()
     if envpool is None:
         raise ValueError(
-            f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it "
-            "or use type='process'."
+            f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it, or use "
+            "type='process'."
         )
     if clash := sorted(set(config.options) & set(_OWN_OPTIONS)):
-        raise ValueError(f"CppBackend: options must not hold {clash}; the pool sets them.")
+        raise ValueError(
+            f"CppBackend: options must not contain {clash}, which the pool sets itself."
+        )
     try:
         threads = config.num_workers or _default_threads(envpool, name, config.size)
         return envpool.make(
@@ -244,27 +261,76 @@ def _make(name: str, config: PoolConfig) -> Any:
         )
     except (TypeError, AssertionError, KeyError) as error:
         raise ValueError(
-            f"CppBackend: EnvPool must know {name!r} and take its options {config.options}; "
-            f"it says: {error}"
+            f"CppBackend: EnvPool must have {name!r} with the options {config.options}; it raised: "
+            f"{error}"
         ) from error
 
 
 def _default_threads(envpool: Any, name: str, size: int) -> int:
-    """One thread where waking a second costs more than its environments; 0 is one for each core."""
+    """Returns 1 where waking a second thread costs more than it saves, else 0: one per core."""
     family = type(envpool.make_spec(name)).__mro__[1].__module__
     tiny = "classic_control" in family or "toy_text" in family
-    return 1 if tiny and size <= _FEW_TINY else 0
+    return 1 if tiny and size <= _ONE_THREAD_MAX_ENVS else 0
 
 
-def _direct_works(pool: Any, fields: dict[str, Any], acted: dict[str, Any]) -> bool:
-    """Whether the bound methods are there and carry the fields that the spec announces."""
+def _direct_works(pool: Any, fields: dict[str, Field], acted: dict[str, Field]) -> bool:
+    """Returns whether the bound methods exist and have the fields that the spec lists."""
     if not all(callable(getattr(pool, m, None)) for m in ("_send", "_recv", "_reset")):
         return False
-    announced = (getattr(pool, "_state_keys", None), getattr(pool, "_action_keys", None))
+    state_keys, action_keys = (
+        getattr(pool, "_state_keys", None),
+        getattr(pool, "_action_keys", None),
+    )
     return (
-        announced[0] is not None
-        and announced[1] is not None
-        and list(announced[0]) == list(fields)
-        and list(announced[1]) == list(acted)
+        state_keys is not None
+        and action_keys is not None
+        and list(state_keys) == list(fields)
+        and list(action_keys) == list(acted)
         and list(acted)[:2] == ["env_id", "players.env_id"]
     )
+
+
+def _nested(named: dict[str, PyTree], root: str, keep_root: bool = False) -> PyTree:
+    """Nests ``{"obs:a.b": x}`` as ``{"a": {"b": x}}``, and ``{"obs": x}`` as ``x``."""
+    if not keep_root and list(named) == [root]:
+        return named[root]
+    tree: dict[str, PyTree] = {}
+    for name, value in named.items():
+        *parents, last = name.replace(":", ".").split(".")[0 if keep_root else 1 :] or [name]
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def _is_discrete(field: Field) -> bool:
+    """Returns whether a field is one integer in a known range."""
+    whole = np.issubdtype(np.dtype(field.dtype), np.integer)
+    known = np.ndim(field.minimum) == 0 and -(2**30) < field.minimum <= field.maximum < 2**30
+    return bool(whole and known and list(field.shape) in ([], [-1]))
+
+
+def _offset(field: Field) -> int:
+    """Returns EnvPool's value of the spec's 0."""
+    return int(field.minimum) if _is_discrete(field) else 0
+
+
+def _to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
+    """Returns EnvPool's field as a dm_env spec of one environment, with float64 as float32."""
+    dtype, shape = np.dtype(field.dtype), tuple(n for n in field.shape if n != -1)
+    if _is_discrete(field):
+        return specs.DiscreteArray(int(field.maximum - field.minimum) + 1, dtype, name)
+    if dtype == np.float64:
+        dtype = np.dtype(np.float32)
+    if np.issubdtype(dtype, np.floating):
+        low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
+        # EnvPool gives unset bounds as the type's limits, the lower as its least *positive* number.
+        low = np.where((low < -3e38) | ((low > 0) & (low < 1e-37)), -np.inf, low)
+        high = np.where(high > 3e38, np.inf, high)
+        if np.isinf(low).all() and np.isinf(high).all():
+            return specs.Array(shape, dtype, name)
+        return specs.BoundedArray(shape, dtype, low.astype(dtype), high.astype(dtype), name)
+    if dtype == np.bool_ and not acting:
+        return specs.BoundedArray(shape, dtype, False, True, name)
+    return specs.BoundedArray(shape, dtype, field.minimum, field.maximum, name)

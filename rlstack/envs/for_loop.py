@@ -1,57 +1,59 @@
-"""Environments stepped one after the other by the caller: the pool for debugging."""
+"""Environments stepped one after another in the caller's thread: the pool for debugging."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from rlstack.envs.base import PoolConfig, described
-from rlstack.envs.episode import Rows, build, close_all
+from rlstack.envs.adapters import EnvBuilder
+from rlstack.envs.auto_reset import TimestepBuffer, build_all, close_all, empty_buffer
+from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.types import TimeStep
 
 
 class ForLoopBackend:
-    """A loop over environments; see ``rlstack.envs.base.Backend``. What they raise, it raises."""
+    """A loop over environments; see ``rlstack.envs.backend.Backend``.
 
-    def __init__(self, builder: Callable[..., Any], config: PoolConfig):
-        """Builds the environments here."""
+    Every method passes on the exceptions of the environments.
+    """
+
+    def __init__(self, builder: EnvBuilder, config: PoolConfig):
+        """Builds the environments."""
         seeds = {i: config.seed + i for i in range(config.size)}
-        self._episodes = build(builder, config.options, seeds)
-        head = self._episodes[0]
-        self._observed = head.observed
-        self.spec, self.action_dtypes, self.action_offsets = described(head.observed, head.acted)
+        self._envs = build_all(builder, config.options, seeds)
+        head = self._envs[0]
+        self._observation = head.observation
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(
+            head.observation, head.action
+        )
         self._size = config.size
-        self._told = [(i, e) for i, e in self._episodes.items() if e.announces]
-        self._rows = self._fresh()
+        self._announced = [(i, env) for i, env in self._envs.items() if env.announces]
+        self._buffer = self._fresh_buffer()
 
-    def _fresh(self) -> Rows:
-        return Rows(self._observed.leaves, self._size)
+    def _fresh_buffer(self) -> TimestepBuffer:
+        return empty_buffer(self._observation.leaves, self._size)
 
     def reset(self) -> None:
-        """Starts a new episode everywhere."""
-        self._rows = self._fresh()
-        for _, episode in self._told:
-            episode.announce(None, together=True)
-        for i, episode in self._episodes.items():
-            episode.reset(self._rows, i)
+        """Starts a new episode in every environment."""
+        self._buffer = self._fresh_buffer()
+        for _, env in self._announced:
+            env.announce(None, together=True)
+        for i, env in self._envs.items():
+            env.reset(self._buffer, i)
 
     def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
-        """Steps all environments; a loop has no use for ids."""
+        """Steps all environments; ``env_ids`` is ignored."""
         del env_ids
-        self._rows = self._fresh()
-        for i, episode in self._told:
-            episode.announce([a[i] for a in actions], together=True)
-        for i, episode in self._episodes.items():
-            episode.step([a[i] for a in actions], self._rows, i)
+        self._buffer = self._fresh_buffer()
+        for i, env in self._announced:
+            env.announce([a[i] for a in actions], together=True)
+        for i, env in self._envs.items():
+            env.step([a[i] for a in actions], self._buffer, i)
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
         """Returns all rows."""
-        rows = self._rows
-        observation = self._observed.unflatten(rows.leaves)
+        step_type, reward, discount, leaves = self._buffer
         ids = np.arange(self._size, dtype=np.int32)
-        return ids, TimeStep(rows.step_type, rows.reward, rows.discount, observation)
+        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""
@@ -59,5 +61,5 @@ class ForLoopBackend:
 
     def close(self) -> None:
         """Closes the environments."""
-        episodes, self._episodes, self._told = self._episodes, {}, []
-        close_all(episodes)
+        envs, self._envs, self._announced = self._envs, {}, []
+        close_all(envs)

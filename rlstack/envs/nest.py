@@ -1,31 +1,33 @@
 """Nested observations and actions as flat lists of leaves.
 
-Environment workers may not import JAX, so this is the little of a pytree library that they need:
-dicts (by sorted key, as JAX flattens them), tuples, lists and named tuples.
+Environment workers must not import JAX, so this module has the few pytree functions they need. A
+tree is a leaf, or a dict (ordered by sorted key, as in JAX), tuple, list or named tuple of trees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+Tree: TypeAlias = Any
 
 
 class Nest:
-    """The structure of a specification: flattens values of that structure and puts them back.
+    """The structure of a tree: flattens other trees of that structure and rebuilds them.
 
     Attributes:
       leaves: the leaves of the tree it was built from, in order.
-      paths: a printable path for each leaf, such as ``["camera"][0]``; empty for a bare leaf.
+      paths: a printable path to each leaf, such as ``["camera"][0]``; empty for a bare leaf.
       bare: whether the tree is a single leaf.
     """
 
-    def __init__(self, tree: Any):
-        self.leaves: list[Any] = []
+    def __init__(self, tree: Tree):
+        self.leaves: list[Tree] = []
         self.paths: list[str] = []
         self._tree = self._index(tree, "")
         self.bare = isinstance(self._tree, int)
 
-    def _index(self, tree: Any, path: str) -> Any:
+    def _index(self, tree: Tree, path: str) -> Tree:
         """Returns ``tree`` with every leaf replaced by its position."""
         if isinstance(tree, Mapping):
             return {k: self._index(tree[k], f"{path}[{k!r}]") for k in sorted(tree)}
@@ -35,30 +37,30 @@ class Nest:
         self.paths.append(path)
         return len(self.leaves) - 1
 
-    def flatten(self, value: Any, where: str) -> list[Any]:
+    def flatten(self, value: Tree, where: str) -> list[Tree]:
         """Returns the leaves of ``value``, which must have this structure.
 
         Raises:
-          TypeError: another structure came; the message starts with ``where``.
+          TypeError: ``value`` has another structure; the message starts with ``where``.
         """
         if self.bare:
             return [value]
-        found: list[Any] = []
+        found: list[Tree] = []
         _collect(self._tree, value, where, "", found)
         return found
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
+    def unflatten(self, leaves: Sequence[Tree]) -> Tree:
         """Returns ``leaves`` in this structure."""
         return leaves[0] if self.bare else _fill(self._tree, leaves)
 
 
-def _rebuild(like: Any, values: list[Any]) -> Any:
+def _rebuild(like: tuple | list, values: list[Tree]) -> Tree:
     if hasattr(like, "_fields"):
         return type(like)(*values)
     return values if isinstance(like, list) else tuple(values)
 
 
-def _fill(tree: Any, leaves: Sequence[Any]) -> Any:
+def _fill(tree: Tree, leaves: Sequence[Tree]) -> Tree:
     if isinstance(tree, int):
         return leaves[tree]
     if isinstance(tree, dict):
@@ -66,7 +68,7 @@ def _fill(tree: Any, leaves: Sequence[Any]) -> Any:
     return _rebuild(tree, [_fill(v, leaves) for v in tree])
 
 
-def _collect(tree: Any, value: Any, where: str, path: str, found: list[Any]) -> None:
+def _collect(tree: Tree, value: Tree, where: str, path: str, found: list[Tree]) -> None:
     if isinstance(tree, int):
         found.append(value)
     elif isinstance(tree, dict):

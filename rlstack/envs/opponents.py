@@ -1,52 +1,55 @@
-"""Pools of games in which others play some of the places: frozen opponents of the one who learns.
+"""Pools of games in which frozen opponents play against the learner.
 
-The agents of one game are consecutive environments of a pool, its *seats*. A pool here wraps such a
-pool and shows only the seats of the learner, as environments 0 to ``num_envs - 1``; to the others'
-it sends what the opponents choose. So actors, replay and evaluation see an ordinary pool, and what
-opponents do is neither counted nor remembered.
+The agents of one game are consecutive environments of a pool, called *seats*. A pool of this module
+wraps such a pool. It shows only the learner's seats, as environments 0 to ``num_envs - 1``, and
+sends the opponents' actions to the other seats itself. Actors, replay and evaluation therefore see
+an ordinary pool, and the opponents' steps are neither counted nor stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from rlstack.envs.async_pool import AsyncEnv
-from rlstack.envs.base import rows_of
+from rlstack.envs.backend import check_ids
 from rlstack.envs.nest import Nest
-from rlstack.envs.pool import SyncEnv
+from rlstack.envs.pool import AsyncEnv, SyncEnv
 from rlstack.types import PyTree, TimeStep
 
-# Chooses the actions [n, ...] of some of an opponent's seats, int [n] (None for all in order), at
-# the rows [n, ...] that these show.
+# (seats, timesteps [n, ...]) -> actions [n, ...]. Seats are numbered among the opponent's own, int
+# [n]; None stands for all of them in order.
 Opponent = Callable[[np.ndarray | None, TimeStep], PyTree]
+AnyPool = TypeVar("AnyPool", SyncEnv, AsyncEnv)
+
+Self = TypeVar("Self", bound="_WithOpponents")
 
 LEARNER = -1
 ITSELF = "itself"
 
 
 class Seating(NamedTuple):
-    """Who plays where."""
+    """Which player has which seat."""
 
     players: np.ndarray  # int32 [seats], the opponent's number or LEARNER
-    against: np.ndarray  # int32 [num_envs], whom each of the learner's seats meets, or LEARNER
+    against: np.ndarray  # int32 [num_envs], the opponent of each of the learner's seats, or LEARNER
 
 
-def seat(num_envs: int, agents: int, num_opponents: int, share: float) -> Seating:
-    """Returns who plays where, so that the learner has ``num_envs`` seats.
+def assign_seats(num_envs: int, agents: int, num_opponents: int, share: float) -> Seating:
+    """Returns a seating in which the learner has ``num_envs`` seats.
 
-    First come games among the learner's own, then games with one seat of the learner's each.
-    Opponents take turns from game to game, and once all have had one the learner's seat moves on.
+    First come games in which the learner plays every seat, then games in which it plays one. The
+    latter alternate between the opponents; after a game with each opponent, the learner moves to
+    the next seat.
 
     Args:
-      num_envs: the learner's seats.
-      agents: seats of one game.
-      num_opponents: how many there are.
-      share: of the learner's seats that are to meet an opponent; where the others would not make
-        whole games, a few more do.
+      num_envs: number of the learner's seats.
+      agents: number of seats of one game.
+      num_opponents: number of opponents.
+      share: fraction of the learner's seats that play against an opponent. It is rounded up so that
+        the learner's other seats fill whole games.
     """
     own_games = int((1.0 - share) * num_envs / agents + 1e-9)
     opposed = num_envs - own_games * agents
@@ -61,28 +64,29 @@ def seat(num_envs: int, agents: int, num_opponents: int, share: float) -> Seatin
     )
 
 
-class _Opposed:
-    """What both kinds share.
+class _WithOpponents(Generic[AnyPool]):
+    """The common part of both pools.
 
     Attributes:
-      spec: as of the pool within.
-      num_envs: the learner's seats.
+      spec: the spec of the wrapped pool.
+      num_envs: number of the learner's seats.
       env_ids: ``[num_envs]`` int32, 0 to num_envs - 1.
-      opponents: by environment, the name of whom it plays against.
+      opponents: for each environment, the name of its opponent.
     """
 
     def __init__(
-        self, pool: Any, seating: Seating, opponents: Sequence[Opponent], names: Sequence[str]
+        self, pool: AnyPool, seating: Seating, opponents: Sequence[Opponent], names: Sequence[str]
     ):
-        """Takes over the pool.
+        """Wraps a pool.
 
         Args:
-          pool: with one environment a seat; closed with this one.
-          seating: who plays where.
-          opponents: by their number in ``seating``.
-          names: theirs.
+          pool: has one environment per seat; closing this pool closes it.
+          seating: which player has which seat.
+          opponents: in the order of their numbers in ``seating``.
+          names: of the opponents.
         """
-        self._pool, self._players = pool, list(opponents)
+        self._pool: AnyPool = pool
+        self._players = list(opponents)
         self.spec = pool.spec
         self._seats = np.flatnonzero(seating.players == LEARNER).astype(np.int32)
         self.num_envs = len(self._seats)
@@ -91,14 +95,14 @@ class _Opposed:
         self.opponents = tuple(ITSELF if i < 0 else names[i] for i in seating.against.tolist())
 
     def stats(self) -> dict[str, int]:
-        """Returns the counters of the pool within."""
+        """Returns the counters of the wrapped pool."""
         return self._pool.stats()
 
     def close(self) -> None:
-        """Closes the pool within; safe to call twice."""
+        """Closes the wrapped pool; safe to call twice."""
         self._pool.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -109,8 +113,8 @@ def _rows(timestep: TimeStep, seats: np.ndarray) -> TimeStep:
     return jax.tree.map(lambda x: x[seats], timestep)
 
 
-class OpposedSyncEnv(_Opposed):
-    """A `SyncEnv` with opponents; its methods are a `SyncEnv`'s."""
+class SyncEnvWithOpponents(_WithOpponents[SyncEnv]):
+    """A `SyncEnv` with opponents; it has the methods of a `SyncEnv`."""
 
     is_sync = True
 
@@ -119,13 +123,13 @@ class OpposedSyncEnv(_Opposed):
     ):
         super().__init__(pool, seating, opponents, names)
         self._nest = Nest(self.spec.action)
-        self._theirs = [np.flatnonzero(seating.players == i) for i in range(len(opponents))]
-        self._shown: TimeStep | None = None  # to all seats; None once it is answered
+        self._seats_of = [np.flatnonzero(seating.players == i) for i in range(len(opponents))]
+        self._last: TimeStep | None = None  # of all seats; None between send and recv
 
     def reset(self) -> TimeStep:
-        """Starts a new game everywhere and returns the learner's FIRST steps."""
-        self._shown = self._pool.reset()
-        return _rows(self._shown, self._seats)
+        """Starts every game anew and returns the learner's FIRST steps."""
+        self._last = self._pool.reset()
+        return _rows(self._last, self._seats)
 
     def step(self, actions: PyTree) -> TimeStep:
         """Steps every game and returns the learner's rows."""
@@ -133,40 +137,40 @@ class OpposedSyncEnv(_Opposed):
         return self.recv()
 
     def send(self, actions: PyTree) -> None:
-        """Lets the opponents choose, and steps every game.
+        """Gets the opponents' actions and starts a step of every game.
 
         Raises:
-          ValueError, TypeError: actions of a wrong structure, shape, dtype or range.
-          RuntimeError: before ``reset``, or twice without ``recv``.
+          ValueError, TypeError: the actions have a wrong structure, shape, dtype or range.
+          RuntimeError: called before ``reset``, or twice without ``recv``.
         """
-        if self._shown is None:
+        if self._last is None:
             raise RuntimeError("SyncEnv.step: reset, or recv after a send, must come first.")
         leaves = [np.asarray(x) for x in self._nest.flatten(actions, "Env pool: action")]
         for leaf, path in zip(leaves, self._nest.paths, strict=True):
             if leaf.shape[:1] != (self.num_envs,):
                 raise ValueError(
-                    f"Env pool: action{path}: must have {self.num_envs} rows, one per environment "
-                    f"of the learner's; got shape {leaf.shape}."
+                    f"Env pool: action{path}: must have {self.num_envs} rows, one per seat of the "
+                    f"learner; got shape {leaf.shape}."
                 )
-        merged = [np.empty((len(self._shown.reward), *x.shape[1:]), x.dtype) for x in leaves]
+        merged = [np.empty((len(self._last.reward), *x.shape[1:]), x.dtype) for x in leaves]
         for into, leaf in zip(merged, leaves, strict=True):
             into[self._seats] = leaf
-        for player, seats in zip(self._players, self._theirs, strict=True):
+        for player, seats in zip(self._players, self._seats_of, strict=True):
             if len(seats):
-                chosen = player(None, _rows(self._shown, seats))
+                chosen = player(None, _rows(self._last, seats))
                 for into, leaf in zip(merged, jax.tree.leaves(chosen), strict=True):
                     into[seats] = leaf
         self._pool.send(self._nest.unflatten(merged))
-        self._shown = None
+        self._last = None
 
     def recv(self) -> TimeStep:
         """Waits for every game and returns the learner's rows."""
-        self._shown = self._pool.recv()
-        return _rows(self._shown, self._seats)
+        self._last = self._pool.recv()
+        return _rows(self._last, self._seats)
 
 
-class OpposedAsyncEnv(_Opposed):
-    """An `AsyncEnv` with opponents; its methods are an `AsyncEnv`'s."""
+class AsyncEnvWithOpponents(_WithOpponents[AsyncEnv]):
+    """An `AsyncEnv` with opponents; it has the methods of an `AsyncEnv`."""
 
     is_sync = False
 
@@ -178,42 +182,43 @@ class OpposedAsyncEnv(_Opposed):
         names: Sequence[str],
         wait_num: int,
     ):
-        """Takes over the pool, which gives one row at a time: opponents answer at once."""
+        """Wraps a pool whose ``wait_num`` is 1, so that opponents answer without delay."""
         super().__init__(pool, seating, opponents, names)
         self.wait_num = wait_num
-        self._who = seating.players.tolist()
-        self._place = np.zeros(len(self._who), np.int32)  # of a seat, among its player's own
+        self._player_of = seating.players.tolist()
+        # The number of each seat among the seats of its player.
+        self._number = np.zeros(len(self._player_of), np.int32)
         for player in range(LEARNER, len(opponents)):
             mine = np.flatnonzero(seating.players == player)
-            self._place[mine] = np.arange(len(mine))
+            self._number[mine] = np.arange(len(mine))
         self._started = False
-        self._awaited = 0  # the learner's rows that are yet to be returned
+        self._awaited = 0  # rows of the learner that recv has yet to return
         self._ready: list[tuple[int, TimeStep]] = []
 
     def async_reset(self) -> None:
-        """Starts the games, without waiting for them.
+        """Starts the games, without waiting for the first steps.
 
         Raises:
-          RuntimeError: they were started before: opponents have answered since, and are in flight.
+          RuntimeError: called a second time; the opponents' seats are in flight by then.
         """
         if self._started:
             raise RuntimeError(
-                "AsyncEnv.async_reset: a pool with opponents is reset once, because theirs are in "
-                "flight by then. Close it and make a new one."
+                "AsyncEnv.async_reset: a pool with opponents can be reset only once, because the "
+                "opponents' seats are in flight afterwards. Close it and make a new one."
             )
         self._pool.async_reset()
         self._started, self._awaited = True, self.num_envs
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
-        """Waits for ``wait_num`` of the learner's environments; opponents play on meanwhile.
+        """Waits for ``wait_num`` rows of the learner, and answers the opponents' rows in between.
 
         Raises:
-          RuntimeError: fewer than ``wait_num`` are in flight.
+          RuntimeError: fewer than ``wait_num`` of the learner's environments are in flight.
         """
         if self._awaited < self.wait_num:
             raise RuntimeError(
                 f"AsyncEnv.recv: at least wait_num={self.wait_num} environments must be in flight; "
-                f"{self._awaited} are. Way out: send more, or call async_reset first."
+                f"{self._awaited} are. Send more, or call async_reset first."
             )
         while len(self._ready) < self.wait_num:
             self._take()
@@ -224,15 +229,15 @@ class OpposedAsyncEnv(_Opposed):
 
     def send(self, env_ids: np.ndarray, actions: PyTree) -> None:
         """Steps received environments; row i of ``actions`` goes to ``env_ids[i]``."""
-        ids = rows_of(env_ids, self.num_envs)
+        ids = check_ids(env_ids, self.num_envs)
         self._pool.send(self._seats[ids], actions)
         self._awaited += len(ids)
 
     def _take(self) -> None:
-        """Receives one row: the learner's is kept, an opponent's is answered."""
+        """Receives one row; keeps it if it is the learner's, else sends the opponent's action."""
         seats, row = self._pool.recv()
-        player, place = self._who[seats[0]], self._place[seats]
+        player, number = self._player_of[seats[0]], self._number[seats]
         if player == LEARNER:
-            self._ready.append((int(place[0]), row))
+            self._ready.append((int(number[0]), row))
         else:
-            self._pool.send(seats, self._players[player](place, row))
+            self._pool.send(seats, self._players[player](number, row))

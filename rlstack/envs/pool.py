@@ -1,29 +1,30 @@
-"""What both kinds of pool share, and ``SyncEnv``: all environments step together.
+"""``SyncEnv``, whose environments step together, and ``AsyncEnv``, whose environments do not wait.
 
-Pools show ``rlstack.types.TimeStep`` rows with dm_env's meaning of time and reset themselves on the
-step after LAST. They check what comes in, so that a mistake is an error at the call that makes it.
+Pools return ``rlstack.types.TimeStep`` rows with dm_env's meaning of time. Environments reset
+themselves on the step after LAST. Pools check their arguments, so that a mistake raises an error in
+the call that makes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rlstack.envs.base import Backend, PoolConfig, action_checks
-from rlstack.envs.registry import make_backend
+from rlstack.envs.adapters import EnvBuilder, Options
+from rlstack.envs.backend import Backend, PoolConfig, action_checks, check_ids
+from rlstack.envs.factory import make_backend
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
-Builder = str | Callable[..., Any]
+Self = TypeVar("Self", bound="Pool")
 
 
 class Pool:
-    """What both pools share: construction, checks of actions, closing."""
+    """The common part of both pools: construction, checks of actions, closing."""
 
     is_sync: bool
 
-    def __init__(self, name_or_builder: Builder, type_: str, config: PoolConfig):
+    def __init__(self, name_or_builder: str | EnvBuilder, type_: str, config: PoolConfig):
         self._backend: Backend | None = make_backend(name_or_builder, type_, config)
         self.spec: EnvSpec = self._backend.spec
         self.num_envs = config.size
@@ -37,7 +38,10 @@ class Pool:
         if self._backend is None:
             raise RuntimeError(f"{where}: the pool must be open; it was closed.")
         if self._failed:
-            raise RuntimeError(f"{where}: the pool failed earlier. Close it and make a new one.")
+            raise RuntimeError(
+                f"{where}: the pool must not have failed; an earlier call failed. Close the pool "
+                "and make a new one."
+            )
         return self._backend
 
     def _checked(self, actions: PyTree, rows: int) -> list[np.ndarray]:
@@ -54,7 +58,7 @@ class Pool:
         if backend is not None:
             backend.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -62,10 +66,10 @@ class Pool:
 
 
 class SyncEnv(Pool):
-    """Steps all environments together; row i is environment i.
+    """Steps all environments together; row i belongs to environment i.
 
     Attributes:
-      spec: what one environment takes and gives, without a batch axis.
+      spec: the specs of one observation and one action, without a batch axis.
       num_envs: number of environments, B below.
       env_ids: ``[B]`` int32, 0 to B - 1.
       is_sync: True.
@@ -75,35 +79,35 @@ class SyncEnv(Pool):
 
     def __init__(
         self,
-        name_or_builder: Builder,
+        name_or_builder: str | EnvBuilder,
         size: int,
         type: str = "auto",
         *,
         seed: int = 0,
-        options: dict[str, Any] | None = None,
+        options: Options | None = None,
         num_workers: int | None = None,
         num_threads: int | None = None,
         **limits: Any,
     ):
-        """Builds the environments; nothing is shown before ``reset``.
+        """Builds the environments; call ``reset`` to get the first rows.
 
         Args:
           name_or_builder: an EnvPool or Gymnasium id, ``"package.module:callable"``, or a callable
             that returns a ``gymnasium.Env`` or a ``dm_env.Environment``. A builder with a ``seed``
-            parameter is given the environment's seed; dm_env knows no other way.
+            parameter receives the environment's seed, which is the only way to seed a dm_env.
           size: number of environments.
           type: ``"cpp"`` (EnvPool), ``"for_loop"``, ``"thread"``, ``"process"``, or ``"auto"``:
-            cpp for a name that EnvPool has, else for_loop.
+            cpp if EnvPool has the name, else for_loop.
           seed: environment i is seeded with ``seed + i``.
-          options: keywords for ``envpool.make``, ``gymnasium.make`` or the builder.
-          num_workers: threads or processes; by default as many as there are cores, or up to 32
-            for ``"thread"``.
-          num_threads: the same, in EnvPool's word.
+          options: keyword arguments of ``envpool.make``, ``gymnasium.make`` or the builder.
+          num_workers: number of threads or processes; by default one per core, or up to 32 for
+            ``"thread"``.
+          num_threads: EnvPool's name of ``num_workers``.
           **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a size, seed or option out of range.
-          TypeError: a builder that is not callable or builds something else.
+          TypeError: the builder is not callable, or ``type`` is cpp and it is not a name.
         """
         super().__init__(
             name_or_builder,
@@ -113,16 +117,16 @@ class SyncEnv(Pool):
                 size,
                 seed,
                 dict(options or {}),
-                workers(num_workers, num_threads),
+                _workers(num_workers, num_threads),
                 **limits,
             ),
         )
         self._started = self._in_flight = False
 
     def reset(self) -> TimeStep:
-        """Starts a new episode everywhere and returns its FIRST steps, ``[B, ...]``."""
+        """Starts a new episode in every environment and returns the FIRST steps, ``[B, ...]``."""
         backend = self._open("SyncEnv.reset")
-        self._failed = True  # unless the next lines succeed
+        self._failed = True  # unless all of the following succeeds
         if self._in_flight:
             backend.recv()
         backend.reset()
@@ -131,25 +135,25 @@ class SyncEnv(Pool):
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep:
-        """Steps every environment and returns ``[B, ...]`` rows in order of id.
+        """Steps every environment and returns rows ``[B, ...]`` in order of id.
 
-        It is ``send`` and ``recv`` in one; see there.
+        It calls ``send`` and ``recv``; their documentation lists arguments and errors.
         """
         self.send(actions)
         return self.recv()
 
     def send(self, actions: PyTree) -> None:
-        """Steps every environment, without waiting where the kind of pool can work meanwhile.
+        """Starts a step of every environment; returns before it ends unless the type is for_loop.
 
         Args:
           actions: ``[B, ...]`` in the structure of ``spec.action``. Rows of environments that
             are at LAST are ignored. Real numbers are clipped to their bounds.
 
         Raises:
-          ValueError, TypeError: actions of a wrong structure, shape, dtype or range; nothing has
-            been stepped.
-          RuntimeError: before ``reset``, after ``close``, twice without ``recv``, or when an
-            environment failed.
+          ValueError, TypeError: the actions have a wrong structure, shape, dtype or range. No
+            environment has been stepped.
+          RuntimeError: called before ``reset``, after ``close``, twice without ``recv``, or after
+            an environment failed.
         """
         backend = self._backend
         if backend is None or self._failed or not self._started or self._in_flight:
@@ -166,12 +170,12 @@ class SyncEnv(Pool):
         self._failed, self._in_flight = False, True
 
     def recv(self) -> TimeStep:
-        """Waits for every environment and returns ``[B, ...]`` rows in order of id.
+        """Waits for every environment and returns rows ``[B, ...]`` in order of id.
 
         The arrays belong to the caller: later steps do not change them.
 
         Raises:
-          RuntimeError: without a ``send`` before, after ``close``, or when an environment failed.
+          RuntimeError: called without ``send``, after ``close``, or an environment failed.
         """
         if not self._in_flight or self._backend is None or self._failed:
             self._open("SyncEnv.recv")
@@ -182,11 +186,141 @@ class SyncEnv(Pool):
         return timestep
 
 
-def workers(num_workers: int | None, num_threads: int | None) -> int | None:
-    """Returns the number under either of its names, None for neither."""
+class AsyncEnv(Pool):
+    """Steps some environments while others are still busy.
+
+    ``async_reset`` puts all environments in flight, ``recv`` returns the first ``wait_num`` that
+    are ready, and ``send`` puts received ones in flight again. Rows are in order of completion; the
+    ids say which environment each row belongs to.
+
+    Attributes:
+      spec: the specs of one observation and one action, without a batch axis.
+      num_envs: number of environments.
+      wait_num: number of rows that one ``recv`` returns, B below.
+      env_ids: ``[num_envs]`` int32, 0 to num_envs - 1.
+      is_sync: False.
+    """
+
+    is_sync = False
+
+    def __init__(
+        self,
+        name_or_builder: str | EnvBuilder,
+        size: int,
+        wait_num: int,
+        type: str = "auto",
+        *,
+        seed: int = 0,
+        options: Options | None = None,
+        num_workers: int | None = None,
+        num_threads: int | None = None,
+        **limits: Any,
+    ):
+        """Builds the environments; call ``async_reset`` to start them.
+
+        Args:
+          name_or_builder: an id or a builder, as for ``SyncEnv``.
+          size: number of environments.
+          wait_num: number of rows that one ``recv`` waits for, at most ``size``.
+          type: ``"cpp"``, ``"thread"``, ``"process"``, or ``"auto"``: cpp if EnvPool has the name,
+            else thread. ``"for_loop"`` is an error, because a loop cannot run ahead of its caller.
+          seed: environment i is seeded with ``seed + i``.
+          options: keyword arguments of ``envpool.make``, ``gymnasium.make`` or the builder.
+          num_workers: number of threads or processes; by default one per core, or up to 32 for
+            ``"thread"``.
+          num_threads: EnvPool's name of ``num_workers``.
+          **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
+
+        Raises:
+          ValueError: unknown name or type, or a number or option out of range.
+          TypeError: the builder is not callable, or ``type`` is cpp and it is not a name.
+        """
+        if type == "for_loop":
+            raise ValueError(
+                "AsyncEnv: type must be 'cpp', 'thread' or 'process', because a loop cannot run "
+                "ahead of its caller; got 'for_loop'. Use SyncEnv."
+            )
+        num_workers = _workers(num_workers, num_threads)
+        config = PoolConfig(size, wait_num, seed, dict(options or {}), num_workers, **limits)
+        super().__init__(name_or_builder, "async" if type == "auto" else type, config)
+        self.wait_num = wait_num
+        self._in_flight = np.zeros(size, bool)
+        self._count = 0
+        self._started = False
+
+    def async_reset(self) -> None:
+        """Starts a new episode in every environment, without waiting for the first steps.
+
+        Raises:
+          RuntimeError: environments are in flight.
+        """
+        backend = self._open("AsyncEnv.async_reset")
+        if self._count:
+            raise RuntimeError(
+                f"AsyncEnv.async_reset: no environment may be in flight; {self._count} are. "
+                "Receive them first."
+            )
+        backend.reset()
+        self._in_flight[:] = True
+        self._count = self.num_envs
+        self._started = True
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Waits for ``wait_num`` environments and returns ``(env_ids [B] int32, rows [B, ...])``.
+
+        The arrays belong to the caller.
+
+        Raises:
+          RuntimeError: fewer than ``wait_num`` are in flight, the pool is closed, or an
+            environment failed.
+        """
+        backend = self._open("AsyncEnv.recv")
+        if self._count < self.wait_num:
+            way_out = "Send more" if self._started else "Call async_reset first"
+            raise RuntimeError(
+                f"AsyncEnv.recv: at least wait_num={self.wait_num} environments must be in flight; "
+                f"{self._count} are. {way_out}."
+            )
+        self._failed = True
+        env_ids, timestep = backend.recv()
+        self._failed = False
+        self._in_flight[env_ids] = False
+        self._count -= self.wait_num
+        return env_ids, timestep
+
+    def send(self, env_ids: np.ndarray, actions: PyTree) -> None:
+        """Steps received environments; row i of ``actions`` goes to ``env_ids[i]``.
+
+        Args:
+          env_ids: ``[n]`` distinct ids, none of them in flight.
+          actions: ``[n, ...]`` in the structure of ``spec.action``, copied here.
+
+        Raises:
+          ValueError, TypeError: ids or actions have a wrong structure, shape, dtype or range, or an
+            id is in flight. Nothing has been sent.
+          RuntimeError: called before ``async_reset``, or after ``close``.
+        """
+        backend = self._open("AsyncEnv.send")
+        if not self._started:
+            raise RuntimeError("AsyncEnv.send: async_reset and recv must come first.")
+        ids = check_ids(env_ids, self.num_envs)
+        busy = self._in_flight[ids]
+        if busy.any():
+            raise ValueError(
+                f"AsyncEnv.send: env_ids must have been received; {ids[busy].tolist()} are in "
+                "flight. Receive them first."
+            )
+        checked = self._checked(actions, ids.size)
+        backend.send(ids, checked)
+        self._in_flight[ids] = True
+        self._count += ids.size
+
+
+def _workers(num_workers: int | None, num_threads: int | None) -> int | None:
+    """Returns the number that is given under either name, or None."""
     if num_workers is not None and num_threads is not None and num_workers != num_threads:
         raise ValueError(
-            "Env pool: num_workers and num_threads are two words for one number; "
-            f"got {num_workers} and {num_threads}."
+            "Env pool: num_workers and num_threads are two names of one number and must be equal; "
+            f"got {num_workers} and {num_threads}. Give one of them."
         )
     return num_workers if num_workers is not None else num_threads

@@ -13,11 +13,8 @@ import numpy as np
 from dm_env import specs
 from gymnasium import spaces
 
-from rlstack.envs.faulty import Faulty
-
 __all__ = [
     "Catch",
-    "Faulty",
     "MaskedDict",
     "MemoryCue",
     "MultiDiscrete",

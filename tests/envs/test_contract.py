@@ -216,7 +216,7 @@ def test_async_misuse(kind):
         with pytest.raises(error):
             env.send(np.asarray(bad_ids), np.asarray(bad_actions))
     env.recv()
-    with pytest.raises(RuntimeError, match="send more"):
+    with pytest.raises(RuntimeError, match="Send more"):
         env.recv()
     env.send(ids, np.zeros(2, int))
     assert sorted(env.recv()[0]) == sorted(ids)
@@ -254,7 +254,7 @@ def test_sync_and_async_refuse_what_cannot_be():
         SyncEnv(ScriptGym, 0)
     with pytest.raises(ValueError, match="type must be"):
         SyncEnv(ScriptGym, 2, "gpu")
-    with pytest.raises(TypeError, match="takes a name"):
+    with pytest.raises(TypeError, match="needs the name of an EnvPool"):
         SyncEnv(ScriptGym, 2, "cpp")
     with pytest.raises(TypeError, match="name or a callable"):
         SyncEnv(7, 2)
@@ -262,7 +262,7 @@ def test_sync_and_async_refuse_what_cannot_be():
         SyncEnv("CartPol-v1", 2)
     with pytest.raises(ValueError, match="Did you mean"):
         SyncEnv("Pongg-v5", 2, "cpp")
-    with pytest.raises(ValueError, match="must name a module"):
+    with pytest.raises(ValueError, match="must name an importable module"):
         SyncEnv("no_such_module:thing", 2)
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("envpool")
 
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.base import PoolConfig
+from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp import CppBackend
 from rlstack.types import StepType
 

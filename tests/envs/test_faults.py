@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.toy import Faulty
 from rlstack.types import StepType
+from tests.envs.faulty import Faulty
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 SYNC = ("for_loop", "thread", "process")
@@ -132,8 +132,8 @@ def test_restarts_have_a_limit():
 
 
 def test_worker_imports_neither_jax_nor_envpool():
-    code = "import sys, rlstack.envs.toy, rlstack.envs.adapters, rlstack.envs.episode; "
-    code += "import rlstack.envs.worker, rlstack.envs.shared; "
+    code = "import sys, rlstack.envs.toy, rlstack.envs.adapters, rlstack.envs.auto_reset; "
+    code += "import rlstack.envs.process.worker, rlstack.envs.process.protocol; "
     code += "print([m for m in ('jax', 'haiku', 'envpool', 'tensorflow') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
@@ -143,7 +143,7 @@ SCRIPT = textwrap.dedent(
     """
     import sys, time, numpy as np, psutil
     from rlstack.envs import SyncEnv
-    from rlstack.envs.toy import Faulty
+    from tests.envs.faulty import Faulty
     env = SyncEnv(Faulty, 2, "process", options={"fault": sys.argv[1], "at": 2}, num_workers=2)
     print(*[p.pid for p in psutil.Process().children()], flush=True)
     env.reset()

@@ -5,7 +5,13 @@ import pytest
 
 from rlstack.entity.inverted import PythonGame
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.opponents import ITSELF, LEARNER, OpposedAsyncEnv, OpposedSyncEnv, seat
+from rlstack.envs.opponents import (
+    ITSELF,
+    LEARNER,
+    AsyncEnvWithOpponents,
+    SyncEnvWithOpponents,
+    assign_seats,
+)
 from tests.entity.inverted import games
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,12 +43,12 @@ def options(**more):
 
 
 def test_seats_are_shared_out_as_worked_by_hand():
-    seating = seat(8, 2, 2, 0.5)
+    seating = assign_seats(8, 2, 2, 0.5)
     me = LEARNER
     own, opposed = [me] * 4, [me, 0, me, 1, 0, me, 1, me]
     np.testing.assert_array_equal(seating.players, own + opposed)
     np.testing.assert_array_equal(seating.against, [me, me, me, me, 0, 1, 0, 1])
-    three = seat(4, 3, 1, 1.0)
+    three = assign_seats(4, 3, 1, 1.0)
     np.testing.assert_array_equal(
         three.players.reshape((4, 3)), [[me, 0, 0], [0, me, 0], [0, 0, me], [me, 0, 0]]
     )
@@ -61,7 +67,7 @@ def test_seats_are_shared_out_as_worked_by_hand():
     ],
 )
 def test_the_share_holds_or_is_the_next_that_leaves_whole_games(num_envs, agents, share, opposed):
-    seating = seat(num_envs, agents, 1, share)
+    seating = assign_seats(num_envs, agents, 1, share)
     assert (seating.against >= 0).sum() == opposed
     assert (seating.players == LEARNER).sum() == len(seating.against) == num_envs
     assert len(seating.players) == num_envs - opposed + agents * opposed
@@ -71,9 +77,9 @@ def test_the_share_holds_or_is_the_next_that_leaves_whole_games(num_envs, agents
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
 def test_the_learner_is_shown_its_own_seats_alone(kind):
-    seating, players = seat(8, 2, 2, 0.5), [Bidder(2), Bidder(1)]
+    seating, players = assign_seats(8, 2, 2, 0.5), [Bidder(2), Bidder(1)]
     pool = SyncEnv(PythonGame, len(seating.players), kind, options=options(), num_workers=2)
-    with OpposedSyncEnv(pool, seating, players, NAMES) as env:
+    with SyncEnvWithOpponents(pool, seating, players, NAMES) as env:
         assert env.opponents == (ITSELF,) * 4 + ("two", "one", "two", "one")
         assert env.num_envs == 8 and env.is_sync and env.spec is pool.spec
         for _ in range(2):  # the second reset comes in the middle of the games
@@ -100,10 +106,10 @@ def test_the_learner_is_shown_its_own_seats_alone(kind):
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_opponents_of_an_asynchronous_pool_answer_at_once(kind):
-    seating, players = seat(4, 2, 2, 0.5), [Bidder(2), Bidder(1)]
+    seating, players = assign_seats(4, 2, 2, 0.5), [Bidder(2), Bidder(1)]
     seats = len(seating.players)
     inner = AsyncEnv(PythonGame, seats, 1, kind, options=options(), num_workers=seats // 2)
-    with OpposedAsyncEnv(inner, seating, players, NAMES, wait_num=2) as env:
+    with AsyncEnvWithOpponents(inner, seating, players, NAMES, wait_num=2) as env:
         with pytest.raises(RuntimeError, match="2 environments must be in flight; 0 are"):
             env.recv()
         env.async_reset()
@@ -131,9 +137,9 @@ def test_opponents_of_an_asynchronous_pool_answer_at_once(kind):
 
 
 def test_mistakes_are_errors_where_they_are_made():
-    seating = seat(2, 2, 1, 1.0)
+    seating = assign_seats(2, 2, 1, 1.0)
     pool = SyncEnv(PythonGame, 4, options=options())
-    with OpposedSyncEnv(pool, seating, [Bidder(1)], ["one"]) as env:
+    with SyncEnvWithOpponents(pool, seating, [Bidder(1)], ["one"]) as env:
         with pytest.raises(RuntimeError, match="reset, or recv after a send, must come first"):
             env.step(bids(2, 1))
         env.reset()

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from rlstack.envs.adapters import EnvError
-from rlstack.envs.worker import BROKEN, _orders, _run_at_once
+from rlstack.envs.process.protocol import BROKEN
+from rlstack.envs.process.worker import _orders, _run_concurrently
 
 RECEIVED = struct.Struct("<i")
 
@@ -24,7 +25,7 @@ def started(step, episodes):
     parent, child = socket.socketpair()
     parent.settimeout(10)
     arguments = (child, _orders(child), step, episodes)
-    thread = threading.Thread(target=_run_at_once, args=arguments)
+    thread = threading.Thread(target=_run_concurrently, args=arguments)
     thread.start()
     return parent, thread
 

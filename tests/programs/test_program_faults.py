@@ -51,7 +51,7 @@ def faulty(topology, flag=None, **program):
         preset="faulty",
         agent=PPOConfig(num_epochs=1, num_minibatches=1),
         env=EnvConfig(
-            "rlstack.envs.faulty:Faulty",
+            "tests.envs.faulty:Faulty",
             num_envs=4,
             type="for_loop",
             options=options,
@@ -131,7 +131,7 @@ def test_an_actor_that_always_fails_ends_the_program_with_its_traceback(tmp_path
     with pytest.raises(ProgramError, match="actor/0") as caught:
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert "ArithmeticError: told to fail" in str(caught.value)
-    assert "rlstack/envs/faulty.py" in str(caught.value)
+    assert "tests/envs/faulty.py" in str(caught.value)
     assert not (tmp_path / "run" / "result.json").exists()
 
 

@@ -1,76 +1,79 @@
-"""What every pool shares: the backend seam, and the checks on what users send.
+"""The interface of a backend, the config of a pool, and the checks of actions and ids.
 
-A backend is one way to run many environments (EnvPool, a loop, threads, processes). It trusts what
-it is given: ``SyncEnv`` and ``AsyncEnv`` check every action and id before it gets there.
+A backend is one way to run many environments (EnvPool, a loop, threads, processes). It trusts its
+arguments: ``SyncEnv`` and ``AsyncEnv`` check every action and every id before they call it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from dm_env import specs
+from numpy.typing import ArrayLike
 
+from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
-from rlstack.types import EnvSpec, TimeStep
+from rlstack.types import EnvSpec, PyTree, TimeStep
 
-# Below this many values Python's own min and max beat numpy's fixed cost of a reduction.
+# Up to this many values, Python's own min and max are faster than a numpy reduction.
 _FEW = 64
 
 
 class Backend(Protocol):
     """How a pool runs its environments.
 
-    Every environment is either *held* (its last row was received) or *in flight*. ``reset`` puts
-    all of them in flight, ``send`` some, ``recv`` brings some back, whoever is finished first.
+    Every environment is either *held* (the caller has received its last row) or *in flight*.
+    ``reset`` puts all environments in flight, ``send`` puts some in flight, and ``recv`` returns
+    those that finish first.
     """
 
     spec: EnvSpec
-    action_dtypes: list[np.dtype]  # one per leaf of the action spec: what `send` takes
-    action_offsets: list[int]  # added to an action of the spec to get one of the environment
+    action_dtypes: list[np.dtype]  # one per leaf of the action spec; `send` takes these
+    action_offsets: list[int]  # one per leaf; added to the spec's action to get the environment's
 
     def reset(self) -> None:
-        """Starts a new episode everywhere; nothing may be in flight."""
+        """Starts a new episode in every environment; none may be in flight."""
 
     def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
-        """Steps the environments ``env_ids`` ([n] int32, or None for all) with action leaves."""
+        """Steps the environments ``env_ids`` ([n] int32, None for all) with these action leaves."""
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
-        """Returns ids and rows of as many environments as the pool was built to wait for."""
+        """Returns the ids and rows of ``wait_num`` environments, as soon as that many are done."""
 
     def stats(self) -> dict[str, int]:
         """Returns counters since construction."""
 
     def close(self) -> None:
-        """Frees threads, processes and memory; safe to call twice."""
+        """Ends threads and processes and frees memory; safe to call twice."""
 
 
-def described(observed: Nest, acted: Nest) -> tuple[EnvSpec, list[np.dtype], list[int]]:
-    """Returns a Python backend's ``spec``, ``action_dtypes`` and ``action_offsets``."""
-    spec = EnvSpec(observed.unflatten(observed.leaves), acted.unflatten(acted.leaves))
-    return spec, [np.dtype(s.dtype) for s in acted.leaves], [0] * len(acted.leaves)
+def spec_fields(observation: Nest, action: Nest) -> tuple[EnvSpec, list[np.dtype], list[int]]:
+    """Returns ``spec``, ``action_dtypes`` and ``action_offsets`` of a backend in Python."""
+    spec = EnvSpec(observation.unflatten(observation.leaves), action.unflatten(action.leaves))
+    return spec, [np.dtype(s.dtype) for s in action.leaves], [0] * len(action.leaves)
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """How to run a pool; the kinds ignore what is not theirs."""
+    """How to run a pool; each backend ignores the fields of the others."""
 
     size: int
     "Number of environments."
     wait_num: int
-    "How many rows one recv returns; equal to size for a synchronous pool."
+    "Number of rows that one recv returns; equal to size for a synchronous pool."
     seed: int = 0
     "Environment i is seeded with seed + i."
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    "Passed on to the builder, gymnasium.make or envpool.make."
+    options: Options = dataclasses.field(default_factory=dict)
+    "Keyword arguments of the builder, gymnasium.make or envpool.make."
     num_workers: int | None = None
-    "Threads or processes; None chooses by the number of cores."
+    "Number of threads or processes; None chooses by the number of cores."
     max_restarts: int = 10
-    "Process pools: how many workers may be restarted before the pool gives up."
+    "Process pools: number of worker restarts after which the next failure ends the pool."
     step_timeout: float = 60.0
-    "Process pools: seconds after which a worker that does not answer counts as dead."
+    "Process pools: seconds without a finished step after which a worker counts as dead."
     start_timeout: float = 120.0
     "Process pools: seconds a worker may take to build and reset its environments."
 
@@ -83,25 +86,31 @@ class PoolConfig:
             _check_int("num_workers", self.num_workers, 1)
         if self.wait_num > self.size:
             raise ValueError(
-                f"AsyncEnv: wait_num must be at most size={self.size}; got {self.wait_num}."
+                f"Env pool: wait_num must be at most size={self.size}; got {self.wait_num}."
             )
         if self.seed + self.size >= 2**31:
-            raise ValueError(f"Env pool: seed + size must fit 31 bits; got seed={self.seed}.")
+            raise ValueError(
+                f"Env pool: seed + size must be less than 2**31; got seed={self.seed} and "
+                f"size={self.size}."
+            )
         for name in ("step_timeout", "start_timeout"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Env pool: {name} must be positive and finite seconds.")
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                raise ValueError(
+                    f"Env pool: {name} must be a positive, finite number of seconds; got {seconds}."
+                )
 
 
-def _check_int(name: str, value: Any, least: int) -> None:
+def _check_int(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"Env pool: {name} must be an integer of at least {least}; got {value!r}.")
 
 
 class ActionCheck:
-    """Checks one leaf of a batch of actions and makes it what the environment takes.
+    """Checks one leaf of a batch of actions and converts it to what the environment takes.
 
-    Integers outside the spec are refused; they mean a mistake. Real numbers outside the bounds are
-    clipped, because Gaussian policies overshoot by design; NaN is refused.
+    Integers outside the spec are an error. Real numbers outside the bounds are clipped, because
+    Gaussian policies overshoot by design. NaN is an error.
     """
 
     def __init__(self, spec: specs.Array, path: str, dtype: np.dtype, offset: int, copy: bool):
@@ -117,11 +126,11 @@ class ActionCheck:
         self._high = high if self._integer else np.asarray(high, self._dtype)
         self._bounded = bool(np.any(np.isfinite(low)) or np.any(np.isfinite(high)))
 
-    def __call__(self, value: Any, rows: int) -> np.ndarray:
-        """Returns ``value`` as ``[rows, *shape]`` in the environment's own dtype and range.
+    def __call__(self, value: PyTree, rows: int) -> np.ndarray:
+        """Returns ``value`` as ``[rows, *shape]``, in the environment's dtype and range.
 
         Raises:
-          TypeError: real numbers came for an integer action.
+          TypeError: the action is an integer and ``value`` holds real numbers.
           ValueError: wrong shape, an integer out of range, or NaN.
         """
         array = value if type(value) is np.ndarray else np.asarray(value)
@@ -169,16 +178,16 @@ class ActionCheck:
             )
 
 
-def _brief(bound: Any) -> str:
+def _brief(bound: object) -> str:
     return str(np.asarray(bound).tolist())
 
 
 def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]]:
-    """Returns the structure of ``backend``'s actions and a check for each leaf.
+    """Returns the structure of a backend's actions and one check per leaf.
 
     Args:
-      backend: the pool behind.
-      copy: whether the checked action must own its memory, because it outlives the call.
+      backend: takes the checked actions.
+      copy: whether a checked action must own its memory, because the backend keeps it.
     """
     nest = Nest(backend.spec.action)
     checks = [
@@ -190,16 +199,18 @@ def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]
     return nest, checks
 
 
-def rows_of(env_ids: Any, size: int) -> np.ndarray:
+def check_ids(env_ids: ArrayLike, size: int) -> np.ndarray:
     """Returns ``env_ids`` as a fresh int32 vector of distinct ids in [0, size).
 
     Raises:
-      TypeError: not integers.
-      ValueError: not a vector, empty, out of range, or an id twice.
+      TypeError: they are not integers.
+      ValueError: they are not a vector, empty, out of range, or not distinct.
     """
     ids = np.asarray(env_ids)
     if ids.ndim != 1 or ids.size == 0:
-        raise ValueError(f"AsyncEnv.send: env_ids must be a non-empty vector; got {ids.shape}.")
+        raise ValueError(
+            f"AsyncEnv.send: env_ids must be a non-empty vector; got shape {ids.shape}."
+        )
     if ids.dtype.kind not in "iu":
         raise TypeError(f"AsyncEnv.send: env_ids must be integers; got dtype {ids.dtype}.")
     listed = ids.tolist()

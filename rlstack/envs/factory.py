@@ -1,29 +1,32 @@
-"""From a name or a builder, and a type, to a backend."""
+"""Makes the backend for an environment's name or builder, and a type."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlstack.envs import cpp
-from rlstack.envs.base import Backend, PoolConfig
+from rlstack.envs.adapters import EnvBuilder
+from rlstack.envs.backend import Backend, PoolConfig
+
+if TYPE_CHECKING:
+    import gymnasium
 
 TYPES = ("auto", "cpp", "for_loop", "thread", "process")
 
 
-def make_backend(name_or_builder: str | Callable[..., Any], type_: str, config: PoolConfig):
-    """Returns the backend that runs ``config.size`` of the named or built environments.
+def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConfig) -> Backend:
+    """Returns a backend that runs ``config.size`` environments.
 
     Args:
       name_or_builder: see ``SyncEnv``.
-      type_: one of ``TYPES``, or ``"async"``, which is auto for an asynchronous pool.
+      type_: one of ``TYPES``, or ``"async"``, which is ``"auto"`` for an asynchronous pool.
       config: how to run them.
 
     Raises:
       ValueError: unknown name or type.
-      TypeError: neither a name nor callable.
+      TypeError: ``name_or_builder`` is neither a name nor callable.
     """
     if type_ not in (*TYPES, "async"):
         raise ValueError(f"Env pool: type must be one of {TYPES}; got {type_!r}.")
@@ -37,13 +40,16 @@ def make_backend(name_or_builder: str | Callable[..., Any], type_: str, config: 
         return cpp.CppBackend(str(name_or_builder), config)
     if type_ == "cpp":
         if not named:
-            raise TypeError("Env pool: type='cpp' takes a name of EnvPool's; got a builder.")
+            raise TypeError(
+                "Env pool: type='cpp' needs the name of an EnvPool environment; got a builder. "
+                "Use another type, or 'auto'."
+            )
         raise ValueError(_unknown(str(name_or_builder), cpp.names(), "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
 
 
-def _python_backend(builder: Callable[..., Any], type_: str, config: PoolConfig) -> Backend:
+def _python_backend(builder: EnvBuilder, type_: str, config: PoolConfig) -> Backend:
     if type_ in ("auto", "for_loop"):
         from rlstack.envs.for_loop import ForLoopBackend
 
@@ -52,15 +58,16 @@ def _python_backend(builder: Callable[..., Any], type_: str, config: PoolConfig)
         from rlstack.envs.thread import ThreadBackend
 
         return ThreadBackend(builder, config)
-    from rlstack.envs.process import ProcessBackend
+    from rlstack.envs.process.backend import ProcessBackend
 
     return ProcessBackend(builder, config)
 
 
 class GymnasiumBuilder:
-    """Builds a registered Gymnasium environment; picklable.
+    """Builds a registered Gymnasium environment.
 
-    It carries the registration, because a worker process does not run the code that registered it.
+    It can be pickled. It holds the registration, because a worker process does not run the code
+    that registered the environment.
     """
 
     def __init__(self, name: str):
@@ -69,18 +76,18 @@ class GymnasiumBuilder:
         self.name = name
         self.spec = gymnasium.spec(name)
 
-    def __call__(self, **options: Any) -> Any:
-        """Returns the environment, without Gymnasium's own checker: the pool checks each step."""
+    def __call__(self, **options: Any) -> gymnasium.Env:
+        """Returns the environment, without Gymnasium's checker: the pool checks each step."""
         import gymnasium
 
         return gymnasium.make(self.spec, disable_env_checker=True, **options)
 
 
-def resolve(name: str) -> Callable[..., Any]:
+def resolve(name: str) -> EnvBuilder:
     """Returns a builder for a Gymnasium id or for ``"package.module:callable"``.
 
     Raises:
-      ValueError: there is no such id, module or callable; the message names the nearest ids.
+      ValueError: there is no such id, module or callable; the message suggests similar ids.
     """
     import gymnasium
 
@@ -89,12 +96,17 @@ def resolve(name: str) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            raise ValueError(f"Env pool: {name!r} must name a module: {error}.") from error
+            raise ValueError(
+                f"Env pool: {name!r} must name an importable module; got: {error}."
+            ) from error
         found = getattr(module, attribute, None)
         if callable(found):
             return found
         if attribute not in gymnasium.registry:
-            raise ValueError(f"Env pool: {name!r} must name a callable; {module_name} has none.")
+            raise ValueError(
+                f"Env pool: {name!r} must name a callable; {module_name} has no callable "
+                f"{attribute!r}."
+            )
         return GymnasiumBuilder(name)
     if name not in gymnasium.registry:
         raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))

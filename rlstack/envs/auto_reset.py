@@ -1,0 +1,216 @@
+"""One environment with auto-reset and checks, and the arrays it writes its timesteps to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from dm_env import specs
+
+from rlstack.envs.adapters import EnvBuilder, EnvError, Options, Outcome, make_env
+from rlstack.envs.nest import Nest, Tree
+
+# The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
+FIRST, MID, LAST = 0, 1, 2
+
+SpecSignature = list[tuple[str, tuple[int, ...], str]]  # path, shape and dtype of every leaf
+Result = TypeVar("Result")
+
+
+class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
+    """An environment raised an exception; the message names it, the cause is chained."""
+
+
+class TimestepBuffer(NamedTuple):
+    """The timesteps of N environments; row i belongs to environment i."""
+
+    step_type: np.ndarray  # [N] int32
+    reward: np.ndarray  # [N] float32
+    discount: np.ndarray  # [N] float32
+    leaves: list[np.ndarray]  # the observation's leaves, each [N, ...]
+
+
+def empty_buffer(observation: list[specs.Array], size: int) -> TimestepBuffer:
+    """Returns a buffer for ``size`` environments whose observations have these leaves."""
+    return TimestepBuffer(
+        np.zeros(size, np.int32),
+        np.zeros(size, np.float32),
+        np.ones(size, np.float32),
+        [np.zeros((size, *s.shape), s.dtype) for s in observation],
+    )
+
+
+class AutoResetEnv:
+    """One environment that resets itself on the step after LAST, and is checked at every step.
+
+    Attributes:
+      observation: the observation's structure and specs.
+      action: the action's structure and specs.
+    """
+
+    def __init__(self, builder: EnvBuilder, options: Options, env_id: int, seed: int):
+        """Builds the environment; ``seed`` also seeds its first reset.
+
+        Raises:
+          EnvError: the environment breaks the rules of its interface.
+          EnvCrash: the builder raised an exception.
+        """
+        self.where = f"Env {env_id} ({_name(builder)})"
+        self._env = self._call("the builder", make_env, builder, options, seed, self.where)
+        self.observation = Nest(self._env.observation_spec)
+        self.action = Nest(self._env.action_spec)
+        self._seed: int | None = seed
+        self._over = True
+
+    def reset(self, buffer: TimestepBuffer, row: int) -> None:
+        """Starts an episode and writes its FIRST step to ``row`` of the buffer."""
+        self._over = True  # if the reset fails, the next step tries again
+        observation = self._call("reset", self._env.reset, self._seed)
+        self._seed = None
+        self._put(buffer, row, observation)
+        buffer.step_type[row], buffer.reward[row], buffer.discount[row] = FIRST, 0.0, 1.0
+        self._over = False
+
+    def step(self, action: list[np.ndarray], buffer: TimestepBuffer, row: int) -> None:
+        """Takes the leaves of one action and writes ``row``; after LAST it resets instead."""
+        if self._over:
+            self.reset(buffer, row)
+            return
+        outcome: Outcome = self._call("step", self._env.step, action)
+        reward = self._scalar("reward", outcome.reward)
+        discount = self._scalar("discount", outcome.discount)
+        if not 0.0 <= discount <= 1.0:
+            raise EnvError(f"{self.where}: the discount must lie in [0, 1]; got {discount}.")
+        self._put(buffer, row, outcome.observation)
+        buffer.step_type[row] = LAST if outcome.last else MID
+        buffer.reward[row], buffer.discount[row] = reward, discount
+        self._over = outcome.last
+
+    @property
+    def announces(self) -> bool:
+        """Whether the environment wants to be told its next action before any other one steps."""
+        return self._env.announce is not None
+
+    def announce(self, action: list[np.ndarray] | None, together: bool) -> None:
+        """Tells the environment its next action, None for a reset; see ``SingleEnv.announce``."""
+        if self._env.announce is not None:
+            action = None if self._over else action
+            self._call("announce", self._env.announce, action, together)
+
+    def interrupt(self) -> None:
+        """Makes a step in progress raise, if the environment can."""
+        if self._env.interrupt is not None:
+            self._call("interrupt", self._env.interrupt)
+
+    def close(self) -> None:
+        """Closes the environment.
+
+        Raises:
+          EnvCrash: the environment raised an exception.
+        """
+        self._call("close", self._env.close)
+
+    def _call(self, what: str, function: Callable[..., Result], *args: object) -> Result:
+        try:
+            return function(*args)
+        except EnvError:
+            raise
+        except Exception as error:
+            text = f"{self.where}: {what} raised {type(error).__name__}: {error}"
+            raise EnvCrash(text) from error
+
+    def _scalar(self, name: str, value: Tree) -> float:
+        if type(value) is float and math.isfinite(value):  # the common case, checked fast
+            return value
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = None
+        if number is None or np.ndim(value) != 0:
+            came = f"{type(value).__name__} {value!r:.80}"
+            raise EnvError(f"{self.where}: the {name} must be a scalar; got {came}.")
+        if not math.isfinite(number):
+            raise EnvError(f"{self.where}: the {name} must be finite; got {number}.")
+        return number
+
+    def _put(self, buffer: TimestepBuffer, row: int, observation: Tree) -> None:
+        try:
+            values = self.observation.flatten(observation, f"{self.where}: observation")
+        except TypeError as error:
+            raise EnvError(str(error)) from error
+        for i, (spec, value) in enumerate(zip(self.observation.leaves, values, strict=True)):
+            target = buffer.leaves[i]
+            if (  # the common case, checked fast
+                type(value) is np.ndarray
+                and value.dtype == target.dtype
+                and value.shape == spec.shape
+            ):
+                target[row] = value
+                continue
+            try:
+                array = np.asarray(value)
+            except ValueError:  # ragged
+                array = np.empty((), object)
+            if array.shape != spec.shape or (
+                array.dtype != target.dtype
+                and not np.can_cast(array.dtype, target.dtype, "same_kind")
+            ):
+                raise EnvError(
+                    f"{self.where}: observation{self.observation.paths[i]} must be what its space "
+                    f"declares, {spec.dtype} of shape {spec.shape}; got {array.dtype} of shape "
+                    f"{array.shape}."
+                )
+            target[row] = array
+
+
+def build_all(
+    builder: EnvBuilder, options: Options, seeds: dict[int, int]
+) -> dict[int, AutoResetEnv]:
+    """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
+
+    Raises:
+      EnvError: an environment breaks the rules, or has other specs than the first one.
+      EnvCrash: the builder raised an exception.
+    """
+    envs: dict[int, AutoResetEnv] = {}
+    try:
+        for env_id, seed in seeds.items():
+            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed)
+            head = next(iter(envs.values()))
+            if spec_signature(env) != spec_signature(head):
+                raise EnvError(
+                    f"{env.where}: all environments of a pool must have the same specs; "
+                    f"got {spec_signature(env)}, but {head.where} has {spec_signature(head)}."
+                )
+    except BaseException:
+        close_all(envs)
+        raise
+    return envs
+
+
+def close_all(envs: dict[int, AutoResetEnv]) -> None:
+    """Closes every environment, even if some raise; then raises the first exception."""
+    errors = []
+    for env in envs.values():
+        try:
+            env.close()
+        except (EnvCrash, EnvError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def spec_signature(env: AutoResetEnv) -> SpecSignature:
+    """Returns path, shape and dtype of every leaf, to compare environments by."""
+    return [
+        (path, tuple(spec.shape), str(spec.dtype))
+        for nest in (env.observation, env.action)
+        for path, spec in zip(nest.paths, nest.leaves, strict=True)
+    ]
+
+
+def _name(builder: EnvBuilder) -> str:
+    name = getattr(builder, "name", None) or getattr(builder, "__name__", None)
+    return str(name or type(builder).__name__)

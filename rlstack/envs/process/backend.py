@@ -1,0 +1,271 @@
+"""Environments stepped by worker processes, with data in shared memory.
+
+Apart from shared memory, one socket message travels to each worker per step, and nothing polls in a
+busy loop. A worker that dies, raises, or hangs longer than ``step_timeout`` is replaced: its
+environments are built again with new seeds, and their episodes end as truncated (LAST, discount 1,
+reward 0, the last complete observation). The pool fails with the worker's traceback after more than
+``max_restarts`` replacements, or at once if an environment breaks the rules of its interface.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+import weakref
+
+import cloudpickle
+import numpy as np
+
+from rlstack.envs.adapters import EnvBuilder, EnvError
+from rlstack.envs.auto_reset import LAST, SpecSignature
+from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.nest import Nest
+from rlstack.envs.process.protocol import (
+    BUFFER,
+    RESET,
+    SHIFT,
+    Hello,
+    Setup,
+    SharedArrays,
+    open_memory,
+)
+from rlstack.envs.process.worker_handle import WorkerFailure, WorkerHandle, end_all
+from rlstack.types import TimeStep
+
+_CHECK_SECONDS = 1.0  # between checks of workers that have not answered
+
+_log = logging.getLogger(__name__)
+
+
+class ProcessBackend:
+    """Worker processes, each with a fixed share of the environments; see ``Backend``.
+
+    ``recv`` copies rows out of shared memory, so that they belong to the caller.
+    """
+
+    def __init__(self, builder: EnvBuilder, config: PoolConfig):
+        """Starts the workers and waits until they have built their environments.
+
+        Raises:
+          EnvError: an environment breaks the rules of its interface.
+          RuntimeError: a worker failed to start; the message contains its traceback.
+          TypeError: the builder cannot be pickled.
+        """
+        try:
+            self._builder = cloudpickle.dumps((builder, config.options))
+        except Exception as error:
+            raise TypeError(
+                f"ProcessBackend: the builder and options must be picklable; {error}. Use a "
+                "function or class at the top level of a module."
+            ) from error
+        self._config = config
+        size = self._size = config.size
+        self._restarts = 0
+        self._memory_fd = open_memory()
+        self._workers: list[WorkerHandle] = []
+        # Also runs when the pool is garbage-collected, and at interpreter exit.
+        self._finalizer = weakref.finalize(
+            self, end_all, self._workers, self._memory_fd, os.getpid()
+        )
+        self._signature: SpecSignature | None = None  # of the first worker's environments
+        number = min(config.num_workers or os.cpu_count() or 1, size)
+        shares = [ids.tolist() for ids in np.array_split(np.arange(size), number)]
+        try:
+            for ids in shares:
+                self._workers.append(self._start({i: config.seed + i for i in ids}))
+            hellos = [self._greet(worker) for worker in self._workers]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, WorkerFailure):
+                kind = EnvError if error.fatal else RuntimeError
+                raise kind(f"ProcessBackend: a worker did not start. {error}") from None
+            raise
+        hello = hellos[0]
+        self._observation = Nest(hello.observation)
+        action = Nest(hello.action)
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(self._observation, action)
+        self._arrays = SharedArrays(self._memory_fd, self._observation.leaves, action.leaves, size)
+        self._poll = select.poll()
+        self._by_fd: dict[int, WorkerHandle] = {}
+        for worker in self._workers:
+            self._listen(worker)
+        self._next_check = 0.0
+        self._current = np.zeros(size, np.int32)  # the buffer with the last complete timestep
+        self._lost = np.zeros(size, bool)  # whether the worker died while the caller held the row
+        self._resetting = np.zeros(size, bool)
+        self._ready: list[int] = []
+        self._ids = np.arange(size, dtype=np.int32)
+
+    def _start(self, seeds: dict[int, int]) -> WorkerHandle:
+        together = self._config.wait_num == self._size
+        return WorkerHandle(Setup(self._builder, seeds, self._size, together), self._memory_fd)
+
+    def _listen(self, worker: WorkerHandle) -> None:
+        self._by_fd[worker.sock.fileno()] = worker
+        self._poll.register(worker.sock, select.POLLIN)
+
+    def _greet(self, worker: WorkerHandle) -> Hello:
+        hello = worker.greet(self._config.start_timeout)
+        self._signature = self._signature or hello.signature
+        if hello.signature != self._signature:
+            raise EnvError(
+                f"ProcessBackend: all environments of a pool must have the same specs; envs "
+                f"{worker.env_ids} have {hello.signature}, others {self._signature}."
+            )
+        return hello
+
+    def reset(self) -> None:
+        """Starts a new episode everywhere."""
+        self._lost[:] = False
+        self._resetting[:] = True
+        self._order([True] * self._size)
+
+    def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
+        """Steps some or (None) all environments."""
+        ids = self._ids if env_ids is None else env_ids
+        for leaf, action in zip(self._arrays.actions, actions, strict=True):
+            leaf[ids] = action
+        chosen = np.zeros(self._size, bool)
+        chosen[ids] = True
+        for i in np.flatnonzero(chosen & self._lost).tolist():
+            self._truncate(i)
+        chosen &= ~self._lost
+        self._lost[ids] = False
+        self._order(chosen.tolist())
+
+    def _order(self, chosen: list[bool]) -> None:
+        """Sends each worker one message with its share of the ``chosen`` environments."""
+        current, resets = self._current.tolist(), self._resetting.tolist()
+        for worker in self._workers:
+            ids = [i for i in worker.env_ids if chosen[i]]
+            if ids:
+                worker.order(
+                    ids,
+                    [i << SHIFT | (1 - current[i]) * BUFFER | resets[i] * RESET for i in ids],
+                    self._arrays.steps_done,
+                )
+
+    def _truncate(self, i: int) -> None:
+        """Turns the last complete timestep of environment ``i`` into the end of its episode."""
+        buffer = self._arrays.buffers[self._current[i]]
+        buffer.step_type[i], buffer.reward[i], buffer.discount[i] = LAST, 0.0, 1.0
+        self._ready.append(i)
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Returns the rows of the first ``wait_num`` environments that are done.
+
+        Raises:
+          EnvError: an environment breaks the rules of its interface.
+          RuntimeError: too many workers died; the message contains the last one's traceback.
+        """
+        while len(self._ready) < self._config.wait_num:
+            self._wait()
+        number = self._config.wait_num
+        found, self._ready = self._ready[:number], self._ready[number:]
+        ids = self._ids.copy() if number == self._size else np.array(found, np.int32)
+        step_type, reward, discount, *leaves = self._gather(ids, self._current[ids])
+        return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
+
+    def _gather(self, ids: np.ndarray, current: np.ndarray) -> list[np.ndarray]:
+        """Copies the rows ``ids``, each out of its current buffer."""
+        one = self._arrays.buffers[int(current[0])]
+        arrays = [one.step_type, one.reward, one.discount, *one.leaves]
+        everything = len(ids) == self._size and self._config.wait_num == self._size
+        copies = [x.copy() if everything else x[ids] for x in arrays]
+        if (other := current != current[0]).any():
+            two = self._arrays.buffers[1 - int(current[0])]
+            for copy, array in zip(
+                copies, [two.step_type, two.reward, two.discount, *two.leaves], strict=True
+            ):
+                copy[other] = array[ids[other]]
+        return copies
+
+    def _wait(self) -> None:
+        """Waits for an answer of any worker, and replaces workers that have died or hang."""
+        timeout = min(_CHECK_SECONDS, self._config.step_timeout / 4)
+        for fd, _ in self._poll.poll(1000 * timeout):
+            worker = self._by_fd[fd]
+            before = set(worker.pending)
+            try:
+                worker.read()
+            except WorkerFailure as failure:
+                self._answered(before - worker.pending)
+                self._replace(worker, failure)
+            else:
+                self._answered(before - worker.pending)
+        if time.monotonic() > self._next_check:
+            self._next_check = time.monotonic() + timeout
+            for worker in [worker for worker in self._workers if worker.pending]:
+                try:
+                    worker.check(self._arrays.steps_done, self._config.step_timeout)
+                except WorkerFailure as failure:
+                    self._replace(worker, failure)
+
+    def _answered(self, ids: set[int]) -> None:
+        for i in ids:
+            self._current[i] ^= 1
+            self._resetting[i] = False
+            self._ready.append(i)
+
+    def _replace(self, worker: WorkerHandle, failure: WorkerFailure) -> None:
+        """Starts a new worker in place of ``worker`` and truncates the episodes it was running."""
+        del self._by_fd[worker.sock.fileno()]
+        self._poll.unregister(worker.sock)
+        worker.end(0.0)
+        where = self._workers.index(worker)
+        while True:
+            self._count_restart(failure)
+            seeds = {i: self._new_seed(i) for i in worker.env_ids}
+            self._workers[where] = fresh = self._start(seeds)
+            try:
+                self._greet(fresh)
+                break
+            except WorkerFailure as next_failure:
+                failure = next_failure
+                fresh.end(0.0)
+        self._listen(fresh)
+        again_ids = []
+        for i in worker.env_ids:
+            at_last = self._arrays.buffers[self._current[i]].step_type[i] == LAST
+            if i not in worker.pending:
+                self._lost[i] |= not at_last
+            elif at_last or self._resetting[i]:
+                again_ids.append(i)
+                self._resetting[i] = True
+            else:
+                self._truncate(i)
+        chosen = np.zeros(self._size, bool)
+        chosen[again_ids] = True
+        self._order(chosen.tolist())
+
+    def _count_restart(self, failure: WorkerFailure) -> None:
+        if failure.fatal:
+            raise EnvError(
+                f"ProcessBackend: an environment breaks the rules of its interface.\n{failure}"
+            )
+        if self._restarts >= self._config.max_restarts:
+            raise RuntimeError(
+                f"ProcessBackend: at most max_restarts={self._config.max_restarts} workers may "
+                f"fail; one more did. Its failure:\n{failure}"
+            )
+        self._restarts += 1
+        _log.warning(
+            "env worker restarted (number %d), its episodes are truncated: %s",
+            self._restarts,
+            str(failure),
+        )
+
+    def _new_seed(self, i: int) -> int:
+        words = np.random.SeedSequence((self._config.seed + i, self._restarts)).generate_state(1)
+        return int(words[0]) >> 1
+
+    def stats(self) -> dict[str, int]:
+        """Returns ``restarts``, the number of workers replaced."""
+        return {"restarts": self._restarts}
+
+    def close(self) -> None:
+        """Ends the workers and frees the memory."""
+        self._finalizer()
+        self.__dict__.pop("_arrays", None)  # unmaps, even while a traceback still holds this object
