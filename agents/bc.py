@@ -28,7 +28,7 @@ from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
-from rlstack.networks.policy import policy_network
+from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
 from rlstack.types import (

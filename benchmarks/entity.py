@@ -39,7 +39,7 @@ from rlstack.entity import BatchView
 from rlstack.entity.games import GAMES
 from rlstack.entity.scripted import SCRIPTED_POLICIES
 from rlstack.envs import SyncEnv
-from rlstack.networks.ragged.layout import read_layout
+from rlstack.networks.ragged.entity_layout import read_layout
 from rlstack.replay import ReplayConfig
 from rlstack.types import TimeStep
 

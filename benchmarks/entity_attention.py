@@ -12,9 +12,9 @@ import numpy as np
 from rlstack.entity import ActionSpace, Categorical, EntityType, ObsSpace
 from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import RaggedTransformerConfig
-from rlstack.networks.ragged.layout import Layout, lengths
-from rlstack.networks.ragged.plan import PACKING, laid_out
-from rlstack.networks.ragged_transformer import ragged_transformer
+from rlstack.networks.ragged.entity_layout import EntityLayout, lengths
+from rlstack.networks.ragged.packed_rows import PACKING, with_packing
+from rlstack.networks.ragged.transformer import ragged_transformer
 from rlstack.types import EnvSpec, StepType, TimeStep
 
 
@@ -71,11 +71,11 @@ def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[]
     return run
 
 
-def shares(layout: Layout, batches: list) -> dict[str, float]:
+def shares(layout: EntityLayout, batches: list) -> dict[str, float]:
     """Returns the mean shares of entities and of padding among places in packed rows."""
     found = []
     for observation in batches:
-        rows = laid_out(layout, "always", observation)[PACKING]["source"]
+        rows = with_packing(layout, "always", observation)[PACKING]["source"]
         found.append(lengths(layout, observation).sum() / rows.size)
     mean = float(np.mean(found))
     return {"entities": mean, "padding": 1 - mean}

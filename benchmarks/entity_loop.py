@@ -13,7 +13,7 @@ import numpy as np
 
 from rlstack.entity import GLOBAL, Slots
 from rlstack.entity.vec_obs import Ragged, VecActionMask, VecObs
-from rlstack.networks.packing import PackedIndex
+from rlstack.networks.ragged.packing import PackedIndex
 from rlstack.types import TimeStep
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rlstack.entity.spaces import GLOBAL, ActionSpace, ObsSpace, SelectEntity, Slots
-from rlstack.networks.packing import PackedIndex, ladder, pack, packed_index
+from rlstack.networks.ragged.packing import PackedIndex, ladder, pack, packed_index
 
 if TYPE_CHECKING:
     from rlstack.types import TimeStep
@@ -35,7 +35,7 @@ class Ragged(NamedTuple):
     def with_capacity(self, capacity: int | None = None) -> Ragged:
         """Returns the same rows followed by zeros, so that N is ``capacity``.
 
-        By default N is the next size of `rlstack.networks.packing.ladder`. A jitted function of
+        By default N is the next size of `rlstack.networks.ragged.packing.ladder`. A jitted function of
         the result then compiles once for each of a few sizes, not once for each N.
 
         Raises:

@@ -14,11 +14,6 @@ from rlstack.networks.base import (
     recurrent,
 )
 from rlstack.networks.config import NetworkConfig
-from rlstack.networks.distributional import (
-    AtFractions,
-    distributional_q_network,
-    implicit_q_network,
-)
 from rlstack.networks.noisy import NoisyLinear
 from rlstack.networks.policy_and_critic import (
     CriticInput,
@@ -27,13 +22,18 @@ from rlstack.networks.policy_and_critic import (
     ensemble,
     policy_and_critic,
 )
-from rlstack.networks.q_network import q_network
+from rlstack.networks.q_network import (
+    AtFractions,
+    distributional_q_network,
+    implicit_q_network,
+    q_network,
+)
 from rlstack.networks.ragged.config import (
     RaggedTransformerConfig,
     RelativePositionsConfig,
     TranslationConfig,
 )
-from rlstack.networks.ragged_transformer import ragged_policy, ragged_transformer
+from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso, observation_features
 
 __all__ = [

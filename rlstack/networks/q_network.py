@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import haiku as hk
 import jax
+import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
@@ -13,7 +15,7 @@ from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.noisy import linear
 from rlstack.networks.torsos import observation_features
-from rlstack.types import PyTree
+from rlstack.types import Array, PyTree
 
 
 def q_network(
@@ -33,11 +35,74 @@ def q_network(
       TypeError: the action is not a single discrete one.
     """
     cfg = cfg or NetworkConfig(activation="relu")
-    num_actions = count_actions("q_network", action_spec)
-    return encoded(obs_spec, cfg, lambda features: heads(cfg, num_actions, 1, features)[..., 0])
+    num_actions = _count_actions("q_network", action_spec)
+    return _encoded(obs_spec, cfg, lambda features: _heads(cfg, num_actions, 1, features)[..., 0])
 
 
-def count_actions(where: str, action_spec: specs.Array) -> int:
+def distributional_q_network(
+    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+) -> Network:
+    """Builds a network whose output is ``cfg.num_atoms`` numbers an action, ``[B, A, N]``.
+
+    What they mean (logits of atoms, values at quantiles) is the agent's business. Arguments and
+    errors are those of `rlstack.networks.q_network`.
+    """
+    cfg = cfg or NetworkConfig(activation="relu")
+    num_actions = _count_actions("distributional_q_network", action_spec)
+    return _encoded(
+        obs_spec, cfg, lambda features: _heads(cfg, num_actions, cfg.num_atoms, features)
+    )
+
+
+class AtFractions(NamedTuple):
+    """What an implicit network takes as its observation."""
+
+    observation: PyTree  # [B, ...]
+    fractions: Array  # [B, N] float32 in [0, 1], the quantiles wanted
+
+
+def implicit_q_network(
+    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+) -> Network:
+    """Builds a network from `AtFractions` to the quantiles of each action's value, ``[B, A, N]``.
+
+    Dabney et al. (2018), https://arxiv.org/abs/1806.06923, section 3.1 and equation 4: features of
+    the observation times an embedding of the fraction by cosines, and layers of the product. The
+    product is taken of the torso's output, and one more layer of that size follows.
+
+    Args:
+      obs_spec: pytree of ``dm_env.specs`` of one observation, without fractions.
+      action_spec: one discrete action.
+      cfg: the torso; a recurrent core is not taken.
+
+    Raises:
+      TypeError: the action is not a single discrete one.
+      ValueError: cfg asks for a recurrent core.
+    """
+    cfg = cfg or NetworkConfig(activation="relu")
+    num_actions = _count_actions("implicit_q_network", action_spec)
+    if cfg.core != "none":
+        raise ValueError(
+            f"implicit_q_network: the network must be feed-forward; got core={cfg.core!r}. "
+            "Use --network.core none."
+        )
+    size, activation = cfg.hidden_sizes[-1], getattr(jax.nn, cfg.activation)
+    gain = hk.initializers.Orthogonal(np.sqrt(2))
+
+    def forward(asked: AtFractions) -> jax.Array:
+        inputs = observation_features(obs_spec, asked.observation)
+        features = cfg.make_torso("torso")(inputs)[:, None]
+        angles = np.pi * jnp.arange(cfg.num_cosines) * asked.fractions[..., None]
+        embed = linear(size, noise=cfg.noisy_sigma, name="fraction_embedding")
+        embedding = jax.nn.relu(embed(jnp.cos(angles)))
+        mix = linear(size, noise=cfg.noisy_sigma, w_init=gain, name="quantile_layer")
+        quantiles = _heads(cfg, num_actions, 1, activation(mix(features * embedding)))
+        return jnp.moveaxis(quantiles[..., 0], 1, -1)
+
+    return feed_forward(forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
+
+
+def _count_actions(where: str, action_spec: specs.Array) -> int:
     """Returns how many actions a spec has; TypeError unless it is one discrete choice."""
     if not isinstance(action_spec, specs.DiscreteArray):
         raise TypeError(
@@ -47,7 +112,7 @@ def count_actions(where: str, action_spec: specs.Array) -> int:
     return int(np.asarray(action_spec.num_values))
 
 
-def encoded(
+def _encoded(
     obs_spec: PyTree, cfg: NetworkConfig, decode: Callable[[jax.Array], jax.Array]
 ) -> Network:
     """Builds the configured torso and, where wanted, core under what is made of features."""
@@ -60,7 +125,7 @@ def encoded(
     return feed_forward(lambda observation: decode(encode(observation)), obs_spec)
 
 
-def heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.Array) -> jax.Array:
+def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.Array) -> jax.Array:
     """Maps features ``[..., D]`` to ``[..., num_actions, num_atoms]``, plain or duelling.
 
     Duelling is of every atom by itself (Hessel et al. 2018, arXiv:1710.02298, section 3).

@@ -14,7 +14,7 @@ from agents.rules import balance_cartpole, count_beans, jump_to_high_ground
 from rlstack.envs import SyncEnv
 from rlstack.exploration import Greedy, Sample
 from rlstack.networks import Network, NetworkConfig
-from rlstack.networks.policy import policy_network
+from rlstack.networks.actor_critic import policy_network
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
     BATCH,

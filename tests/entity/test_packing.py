@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from rlstack.networks.packing import ladder, pack, packed_index
+from rlstack.networks.ragged.packing import ladder, pack, packed_index
 
 
 def first_fit_decreasing(lengths, width):

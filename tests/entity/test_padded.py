@@ -24,7 +24,7 @@ from rlstack.entity import (
 from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.validator import Validator
 from rlstack.entity.vec_obs import BatchView, index_to_slot, slot_to_index
-from rlstack.networks.ragged.layout import read_layout
+from rlstack.networks.ragged.entity_layout import read_layout
 from tests.entity.cases import SWEEPER, SWEEPER_ACTIONS, SWEEPER_OBS, Skirmish, entities, stacked
 
 SEEDS = st.integers(0, 2**31)

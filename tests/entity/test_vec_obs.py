@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlstack.entity import GLOBAL, BatchView, Categorical, EntityType, ObsSpace
 from rlstack.entity.padded import PaddedCodec
-from rlstack.networks.packing import ladder
+from rlstack.networks.ragged.packing import ladder
 from rlstack.types import StepType, TimeStep
 from tests.entity.cases import Skirmish, entities, legal_actions, ragged, split, stacked
 from tests.entity.test_padded import observations, who_and_what

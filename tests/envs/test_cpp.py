@@ -237,7 +237,7 @@ def test_sent_actions_and_returned_rows_are_not_shared():
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="must not hold"):
+    with pytest.raises(ValueError, match="must not contain"):
         SyncEnv("CartPole-v1", 2, options={"num_envs": 3})
     with pytest.raises(ValueError, match="no_such"):
         SyncEnv("CartPole-v1", 2, options={"no_such": 3})

@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from rlstack.entity.games import MineSweeper
-from rlstack.networks.ragged.layout import module_names
-from rlstack.networks.ragged_transformer import ragged_transformer
+from rlstack.networks.ragged.entity_layout import module_names
+from rlstack.networks.ragged.transformer import ragged_transformer
 
 
 @pytest.mark.parametrize(

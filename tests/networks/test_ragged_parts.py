@@ -18,12 +18,11 @@ from rlstack.networks import (
     TranslationConfig,
     ragged_transformer,
 )
-from rlstack.networks.ragged.geometry import Places
-from rlstack.networks.ragged.layout import read_layout
-from rlstack.networks.ragged.pooling import Pool
+from rlstack.networks.ragged.blocks import Pool, TokenRows
+from rlstack.networks.ragged.entity_layout import read_layout
+from rlstack.networks.ragged.geometry import Poses
 from rlstack.networks.ragged.relative_positions import RelativePositions, buckets, displacements
 from rlstack.networks.ragged.translation import seen
-from rlstack.networks.ragged.trunk import Rows
 from tests.agent_cases import quick_jit
 from tests.networks.ragged_cases import CODEC, observations, timestep_of
 
@@ -91,14 +90,14 @@ def test_displacements_are_as_the_attending_entity_sees_them():
     angle = 0.7
     forward = jnp.array([[[math.cos(angle), math.sin(angle)], [1.0, 0.0]]])
     position = jnp.array([[[1.0, 2.0], [4.0, -2.0]]])
-    found = displacements(cfg, Places(position, jnp.ones((1, 2), bool), forward))
+    found = displacements(cfg, Poses(position, jnp.ones((1, 2), bool), forward))
     x, y = (1 - 4) / 2, (2 + 2) / 2
     c, s = math.cos(-angle), math.sin(-angle)
     np.testing.assert_allclose(found[0, 0, 1], [c * x - s * y, s * x + c * y], atol=1e-6)
     np.testing.assert_allclose(found[0, 1, 0], [-x, -y], atol=1e-6)
     grid = dataclasses.replace(cfg, kind="grid", angle_feature="")
     np.testing.assert_allclose(
-        displacements(grid, Places(position, jnp.ones((1, 2), bool), forward))[0, 0, 1], [x, y]
+        displacements(grid, Poses(position, jnp.ones((1, 2), bool), forward))[0, 0, 1], [x, y]
     )
 
 
@@ -108,7 +107,7 @@ def test_codes_go_by_type_and_not_to_entities_without_a_position():
         hk.transform(lambda *arguments: RelativePositions(cfg, 4, 2)(*arguments))
     )
     position = jnp.array([[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [9.0, 9.0]]])
-    places = Places(position, jnp.array([[True, True, True, False]]), jnp.zeros((1, 4, 2)))
+    places = Poses(position, jnp.array([[True, True, True, False]]), jnp.zeros((1, 4, 2)))
     kinds, embedding = jnp.array([[0, 0, 1, 1]]), jnp.ones((1, 4, 3))
     params = function.init(jax.random.PRNGKey(0), places, kinds, embedding)
     codes = function.apply(params, places, kinds, embedding)
@@ -203,7 +202,7 @@ def test_pools_are_over_what_each_entity_may_see(kind):
     visible = jnp.array([[True, True, False, True, False]])
     x = jax.random.normal(jax.random.PRNGKey(0), (1, 5, 3))
     function = hk.without_apply_rng(hk.transform(lambda *a: Pool(kind, 3)(*a)))
-    sees = Rows(environment, visible).sees()
+    sees = TokenRows(environment, visible).sees()
     params = function.init(jax.random.PRNGKey(1), x, sees)
     found = function.apply(params, x, sees)
     before, after = params["pooling/before"], params["pooling/after"]

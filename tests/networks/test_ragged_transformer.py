@@ -14,9 +14,8 @@ from rlstack import distributions
 from rlstack.entity.spaces import GLOBAL
 from rlstack.exploration import Sample
 from rlstack.networks import NetworkConfig, RaggedTransformerConfig, actor_critic
-from rlstack.networks.ragged import layout as layouts
-from rlstack.networks.ragged import plan
-from rlstack.networks.ragged.layout import read_layout
+from rlstack.networks.ragged import entity_layout, packed_rows
+from rlstack.networks.ragged.entity_layout import read_layout
 from tests.agent_cases import quick_jit
 from tests.networks.ragged_cases import (
     ACTION_SPACE,
@@ -61,7 +60,7 @@ def test_the_layout_is_read_off_the_specs():
     assert [kind.name for kind in found.types] == ["Ship", "Rock", "Ghost", GLOBAL]
     assert [kind.offset for kind in found.types] == list(SLOTS.offsets.values())
     assert found.num_slots == found.num_tokens == SLOTS.total
-    assert layouts.GLOBAL == GLOBAL
+    assert entity_layout.GLOBAL == GLOBAL
     assert found.types[1].features == OBS_SPACE.entities["Rock"].features
     kinds = {action.name: (action.kind, action.num_choices) for action in found.actions}
     assert kinds == {
@@ -101,7 +100,7 @@ def test_packed_rows_give_what_padded_ones_give(name):
     batch = observations(8, seed=3, counts={"Ship": 1, "Rock": 2, "Ghost": 0})
     few = observations(8, seed=4)
     batch = jax.tree.map(lambda x, y: np.concatenate([x[:5], y[:1], y[-1:], x[:1]]), batch, few)
-    packed = plan.laid_out(found, cfg.packing, batch)
+    packed = packed_rows.with_packing(found, cfg.packing, batch)
     rows, _ = packed["packing"]["source"].shape
     assert rows < 8
     _assert_same(apply(packed), apply(batch), batch)
@@ -118,14 +117,14 @@ def test_packed_rows_give_what_padded_ones_give(name):
 def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
     found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     small = observations(16, counts={"Ship": 1, "Rock": 1, "Ghost": 0})
-    assert "packing" not in plan.laid_out(found, "auto", small)  # not worth it
+    assert "packing" not in packed_rows.with_packing(found, "auto", small)  # not worth it
     small, full = (
         jax.tree.map(lambda x: np.repeat(x, 32, axis=0), x)
         for x in (small, observations(16, counts={"Ship": 2, "Rock": 6, "Ghost": 3}))
     )
-    assert "packing" not in plan.laid_out(found, "auto", full)
-    assert "packing" not in plan.laid_out(found, "never", small)
-    packing = plan.laid_out(found, "auto", small)["packing"]
+    assert "packing" not in packed_rows.with_packing(found, "auto", full)
+    assert "packing" not in packed_rows.with_packing(found, "never", small)
+    packing = packed_rows.with_packing(found, "auto", small)["packing"]
     assert packing["source"].size < 512 * SLOTS.total / 2
     slots = [SLOTS.offsets["Ship"], SLOTS.offsets["Rock"], SLOTS.offsets[GLOBAL]]
     flat = packing["source"].reshape(-1)
@@ -176,7 +175,7 @@ def test_hidden_entities_reach_the_value_and_never_the_policy(name):
     # Nobody may aim at the hidden, so those logits do not count.
     found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     aims = batch["action_mask"]["aim"].reshape(4, 2, -1)
-    aims &= np.asarray(layouts.visible(found, batch))[:, None]
+    aims &= np.asarray(entity_layout.visible(found, batch))[:, None]
     batch["action_mask"]["aim"] = aims.reshape(4, -1)
     for a, b in zip(*(jax.tree.leaves(_policy(x, batch)) for x in (hidden, base)), strict=True):
         np.testing.assert_array_equal(a, b)

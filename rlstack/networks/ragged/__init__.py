@@ -1,1 +1,1 @@
-"""The parts of `rlstack.networks.ragged_transformer`: a transformer over the entities of a step."""
+"""The parts of `rlstack.networks.ragged.transformer`: a transformer over the entities of a step."""

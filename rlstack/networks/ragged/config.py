@@ -7,10 +7,10 @@ from typing import Literal, get_args
 
 from rlstack.checks import Checked
 
-Kind = Literal["none", "grid", "radial", "distance", "polar"]
+BucketKind = Literal["none", "grid", "radial", "distance", "polar"]
 Gate = Literal["none", "linear", "relu", "gelu", "sigmoid"]
 Pooling = Literal["none", "mean", "max", "meanmax"]
-Packing = Literal["auto", "never", "always"]
+PackingMode = Literal["auto", "never", "always"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RelativePositionsConfig(_Oriented):
     entity sees them; not with a grid.
     """
 
-    kind: Kind = "none"
+    kind: BucketKind = "none"
     """The buckets: cells of a grid, directions, distances, or both of these; none for no such
     codes."""
     extent: tuple[int, int] = (1, 1)
@@ -71,7 +71,7 @@ class RelativePositionsConfig(_Oriented):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, known in (("kind", get_args(Kind)), ("value_gate", get_args(Gate))):
+        for field, known in (("kind", get_args(BucketKind)), ("value_gate", get_args(Gate))):
             self.require_one_of(field, known)
         cells = len(self.extent) == 2 and min(self.extent) >= 0
         self.require("extent", cells, "two numbers of at least 0")
@@ -128,11 +128,11 @@ class RaggedTransformerConfig(Checked):
     """Where entities stand as seen from each other."""
     translation: TranslationConfig = TranslationConfig()
     """Where entities stand as seen from one of them."""
-    packing: Packing = "auto"
+    packing: PackingMode = "auto"
     """Whether several environments share a row of attention; auto where it saves enough."""
 
     def __post_init__(self) -> None:
-        for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(Packing))):
+        for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(PackingMode))):
             self.require_one_of(field, known)
         self.require_at_least(1, "d_model", "num_heads", "d_qk")
         self.require_at_least(0, "num_layers")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.ragged.layout import GLOBAL, Layout, leading_shape, module_names
+from rlstack.networks.ragged.entity_layout import GLOBAL, EntityLayout, leading_shape, module_names
 from rlstack.types import PyTree
 
 
@@ -18,7 +18,7 @@ class Embedding(hk.Module):
     Global features join every entity's.
     """
 
-    def __init__(self, layout: Layout, d_model: int) -> None:
+    def __init__(self, layout: EntityLayout, d_model: int) -> None:
         """Embeds what ``layout`` describes in ``d_model`` numbers."""
         super().__init__(name="embedding")
         self._layout, self._d_model = layout, d_model

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from rlstack.networks.ragged.layout import Layout, TypeLayout, leading_shape, take
+from rlstack.networks.ragged.entity_layout import EntityLayout, EntityType, leading_shape, take
 from rlstack.types import PyTree
 
 
-class Places(NamedTuple):
+class Poses(NamedTuple):
     """Where entities stand, and which way is forward for each."""
 
     position: Array  # [..., E, 2] float32
@@ -20,14 +20,14 @@ class Places(NamedTuple):
     direction: Array  # [..., E, 2] float32, of length 1; (1, 0) where there is none
 
 
-def columns(kind: TypeLayout, names: Sequence[str]) -> list[int] | None:
+def columns(kind: EntityType, names: Sequence[str]) -> list[int] | None:
     """Returns where these features stand among a type's, or None unless it has them all."""
     if not set(names) <= set(kind.features):
         return None
     return [kind.features.index(name) for name in names]
 
 
-def direction(kind: TypeLayout, features: Array, angle: str, vector: Sequence[str]) -> Array:
+def direction(kind: EntityType, features: Array, angle: str, vector: Sequence[str]) -> Array:
     """Returns which way is forward, ``[..., 2]``, of length 1; (1, 0) where nothing tells.
 
     Args:
@@ -57,12 +57,12 @@ def turned(displacement: Array, forward: Array) -> Array:
 
 
 def places(
-    layout: Layout,
+    layout: EntityLayout,
     observation: PyTree,
     position_features: Sequence[str],
     angle: str,
     vector: Sequence[str],
-) -> Places:
+) -> Poses:
     """Reads the places of all tokens off their types' features.
 
     Raises:
@@ -80,13 +80,13 @@ def places(
         found = columns(kind, position_features)
         features = take(layout, observation, kind) if kind.features else jnp.zeros((*shape, 0))
         parts.append(
-            Places(
+            Poses(
                 jnp.zeros((*shape, 2)) if found is None else features[..., jnp.array(found)],
                 jnp.full(shape, found is not None),
                 direction(kind, features, angle, vector),
             )
         )
-    return Places(
+    return Poses(
         jnp.concatenate([part.position for part in parts], axis=-2),
         jnp.concatenate([part.has_position for part in parts], axis=-1),
         jnp.concatenate([part.direction for part in parts], axis=-2),

@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.ragged.layout import SELECT_ENTITY, ActionLayout, Layout, module_names
+from rlstack.networks.ragged.entity_layout import (
+    SELECT_ENTITY,
+    EntityAction,
+    EntityLayout,
+    module_names,
+)
 from rlstack.types import PyTree
 
 
-def policy_logits(layout: Layout, d_qk: int, tokens: Array, observation: PyTree) -> Array:
+def policy_logits(layout: EntityLayout, d_qk: int, tokens: Array, observation: PyTree) -> Array:
     """Returns the logits of all actions, ``[B, sum of capacity * choices]``, unmasked.
 
     Args:
@@ -37,13 +42,13 @@ def policy_logits(layout: Layout, d_qk: int, tokens: Array, observation: PyTree)
     return jnp.concatenate(parts, axis=-1)
 
 
-def _categorical(action: ActionLayout, name: str, actors: Array) -> Array:
+def _categorical(action: EntityAction, name: str, actors: Array) -> Array:
     """Logits ``[B, A, choices]``; near zero at first, so that the first policy is near uniform."""
     init = hk.initializers.Orthogonal(0.01)
     return hk.Linear(action.num_choices, w_init=init, name=name)(actors)
 
 
-def _select(layout: Layout, name: str, d_qk: int, actors: Array, tokens: Array) -> Array:
+def _select(layout: EntityLayout, name: str, d_qk: int, actors: Array, tokens: Array) -> Array:
     """Logits ``[B, A, slots]``: how well each entity's key answers the actor's query."""
     init = hk.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
     query = hk.Linear(d_qk, w_init=init, name=f"{name}_query")(actors)

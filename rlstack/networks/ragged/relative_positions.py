@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from rlstack.networks.ragged.config import RelativePositionsConfig
-from rlstack.networks.ragged.geometry import Places, turned
+from rlstack.networks.ragged.geometry import Poses, turned
 
 _FEW = 64  # codes up to which a product with one-hot rows is quicker than reading them
 
@@ -37,7 +37,7 @@ class PairCodes(NamedTuple):
     value: Array | None  # [R, L, L, D] joins the result, weighted by attention
 
 
-def displacements(cfg: RelativePositionsConfig, places: Places) -> Array:
+def displacements(cfg: RelativePositionsConfig, places: Poses) -> Array:
     """Returns displacements of attended from attending entities, ``[R, L, L, 2]``, in scales."""
     position, forward = places.position, places.direction
     difference = (position[:, :, None] - position[:, None, :]) / cfg.scale
@@ -99,7 +99,7 @@ class RelativePositions(hk.Module):
         super().__init__(name="relative_positions")
         self._cfg, self._size, self._num_types = cfg, size, num_types
 
-    def __call__(self, places: Places, kinds: Array, embedding: Array) -> PairCodes:
+    def __call__(self, places: Poses, kinds: Array, embedding: Array) -> PairCodes:
         """Returns the codes.
 
         Args:

@@ -14,21 +14,21 @@ from jax import Array
 from rlstack.math.running_statistics import RunningStatistics, initial_statistics, update_statistics
 from rlstack.networks.base import Standardiser, dummy_timestep
 from rlstack.networks.ragged.config import RaggedTransformerConfig, TranslationConfig
-from rlstack.networks.ragged.geometry import columns, direction, places, turned
-from rlstack.networks.ragged.layout import (
+from rlstack.networks.ragged.entity_layout import (
     GLOBAL,
-    Layout,
-    TypeLayout,
+    EntityLayout,
+    EntityType,
     leading_shape,
     observation_rows,
     take,
 )
+from rlstack.networks.ragged.geometry import columns, direction, places, turned
 from rlstack.types import PyTree
 
 PLACES = "places"  # the entry of a seen observation that holds untouched positions
 
 
-def seen(layout: Layout, cfg: RaggedTransformerConfig, observation: PyTree) -> PyTree:
+def seen(layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree) -> PyTree:
     """Returns an observation with translated features, and places where attention asks for them.
 
     One that has been seen already comes back as it is.
@@ -51,7 +51,9 @@ def seen(layout: Layout, cfg: RaggedTransformerConfig, observation: PyTree) -> P
     return {**observation, "features": features, PLACES: asked}
 
 
-def _translated(layout: Layout, cfg: TranslationConfig, observation: PyTree) -> dict[str, Array]:
+def _translated(
+    layout: EntityLayout, cfg: TranslationConfig, observation: PyTree
+) -> dict[str, Array]:
     reference = _reference(layout, cfg)
     features = dict(observation["features"])
     own = take(layout, observation, reference)[..., :1, :]  # [..., 1, F]
@@ -77,7 +79,7 @@ def _translated(layout: Layout, cfg: TranslationConfig, observation: PyTree) -> 
     return features
 
 
-def _reference(layout: Layout, cfg: TranslationConfig) -> TypeLayout:
+def _reference(layout: EntityLayout, cfg: TranslationConfig) -> EntityType:
     for kind in layout.types:
         placed = columns(kind, cfg.position_features) is not None
         if kind.name == cfg.reference and placed and kind.name != GLOBAL and kind.capacity == 1:
@@ -88,13 +90,15 @@ def _reference(layout: Layout, cfg: TranslationConfig) -> TypeLayout:
     )
 
 
-def _hidden(kind: TypeLayout, cfg: TranslationConfig, rows: Array) -> Array:
+def _hidden(kind: EntityType, cfg: TranslationConfig, rows: Array) -> Array:
     names = (*cfg.position_features, cfg.angle_feature, *cfg.vector_features)
     hidden = jnp.array([name in names for name in kind.features])
     return jnp.where(hidden, 0.0, rows)
 
 
-def standardiser(layout: Layout, cfg: RaggedTransformerConfig, obs_spec: PyTree) -> Standardiser:
+def standardiser(
+    layout: EntityLayout, cfg: RaggedTransformerConfig, obs_spec: PyTree
+) -> Standardiser:
     """Returns how entity observations are standardised: by type and feature, over real entities.
 
     A feature that never varies is only shifted. Positions that attention compares stay untouched.
@@ -128,7 +132,7 @@ def standardiser(layout: Layout, cfg: RaggedTransformerConfig, obs_spec: PyTree)
     return Standardiser(initial, update, apply)
 
 
-def _counted(layout: Layout, name: str, features: Array, observation: PyTree) -> Array:
+def _counted(layout: EntityLayout, name: str, features: Array, observation: PyTree) -> Array:
     if name == GLOBAL:
         return jnp.ones((*leading_shape(observation), 1), bool)
     (kind,) = (kind for kind in layout.types if kind.name == name)

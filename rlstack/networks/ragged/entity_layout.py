@@ -30,7 +30,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENTRIES = {"features", "count", "visible", "actors", "action_mask"}
 
 
-class TypeLayout(NamedTuple):
+class EntityType(NamedTuple):
     """One type of entity, or `GLOBAL`."""
 
     name: str
@@ -39,7 +39,7 @@ class TypeLayout(NamedTuple):
     offset: int  # its first slot
 
 
-class ActionLayout(NamedTuple):
+class EntityAction(NamedTuple):
     """One action."""
 
     name: str
@@ -48,11 +48,11 @@ class ActionLayout(NamedTuple):
     num_choices: int
 
 
-class Layout(NamedTuple):
+class EntityLayout(NamedTuple):
     """What an environment shows and takes."""
 
-    types: tuple[TypeLayout, ...]  # those that are tokens, by slot
-    actions: tuple[ActionLayout, ...]  # in the order of jax.tree.leaves
+    types: tuple[EntityType, ...]  # those that are tokens, by slot
+    actions: tuple[EntityAction, ...]  # in the order of jax.tree.leaves
     global_features: tuple[str, ...]
     num_slots: int
 
@@ -67,7 +67,7 @@ def is_entity_spec(obs_spec: PyTree) -> bool:
     return isinstance(obs_spec, Mapping) and set(obs_spec) >= _ENTRIES
 
 
-def read_layout(obs_spec: PyTree, action_spec: PyTree) -> Layout:
+def read_layout(obs_spec: PyTree, action_spec: PyTree) -> EntityLayout:
     """Reads the layout off the specs of one observation and one action.
 
     Raises:
@@ -81,7 +81,7 @@ def read_layout(obs_spec: PyTree, action_spec: PyTree) -> Layout:
     names = {kind: _features(spec) for kind, spec in obs_spec["features"].items()}
     types = sorted(
         (
-            TypeLayout(kind, names.get(kind, ()), spec.shape[0], _offset(kind, spec))
+            EntityType(kind, names.get(kind, ()), spec.shape[0], _offset(kind, spec))
             for kind, spec in obs_spec["visible"].items()
             if kind != GLOBAL
         ),
@@ -91,22 +91,22 @@ def read_layout(obs_spec: PyTree, action_spec: PyTree) -> Layout:
     actions = tuple(_action(name, action_spec[name]) for name in sorted(action_spec))
     acts = any(action.kind == GLOBAL_CATEGORICAL for action in actions)
     if acts:
-        types.append(TypeLayout(GLOBAL, names.get(GLOBAL, ()), 1, num_slots))
+        types.append(EntityType(GLOBAL, names.get(GLOBAL, ()), 1, num_slots))
     num_slots += acts or GLOBAL in names
-    return Layout(tuple(types), actions, names.get(GLOBAL, ()), num_slots)
+    return EntityLayout(tuple(types), actions, names.get(GLOBAL, ()), num_slots)
 
 
-def real(layout: Layout, observation: PyTree) -> Array:
+def real(layout: EntityLayout, observation: PyTree) -> Array:
     """Returns which tokens there are, bool ``[..., E]``."""
     return _joined(layout, observation, lambda kind: observation_rows(kind, observation))
 
 
-def visible(layout: Layout, observation: PyTree) -> Array:
+def visible(layout: EntityLayout, observation: PyTree) -> Array:
     """Returns which tokens the policy sees, bool ``[..., E]``."""
     return _joined(layout, observation, lambda kind: observation["visible"][kind.name])
 
 
-def observation_rows(kind: TypeLayout, observation: PyTree) -> Array:
+def observation_rows(kind: EntityType, observation: PyTree) -> Array:
     """Returns which rows of a type are entities, bool ``[..., capacity]``."""
     return jnp.arange(kind.capacity) < observation["count"][kind.name][..., None]
 
@@ -118,7 +118,7 @@ def leading_shape(observation: PyTree) -> tuple[int, ...]:
     return next(iter(observation["actors"].values())).shape[:-1]
 
 
-def lengths(layout: Layout, observation: PyTree) -> np.ndarray:
+def lengths(layout: EntityLayout, observation: PyTree) -> np.ndarray:
     """Returns how many tokens each environment has, int64 ``[B]``; on the host."""
     total = np.zeros(leading_shape(observation), np.int64)
     for kind in layout.types:
@@ -126,7 +126,7 @@ def lengths(layout: Layout, observation: PyTree) -> np.ndarray:
     return total
 
 
-def _joined(layout: Layout, observation: PyTree, of: object) -> Array:
+def _joined(layout: EntityLayout, observation: PyTree, of: object) -> Array:
     shape = leading_shape(observation)
     parts = [
         jnp.ones((*shape, 1), bool) if kind.name == GLOBAL else of(kind)  # type: ignore[operator]
@@ -160,7 +160,7 @@ def _offset(kind: str, spec: object) -> int:
     return int(name)
 
 
-def _action(name: str, spec: object) -> ActionLayout:
+def _action(name: str, spec: object) -> EntityAction:
     kind = _told(spec)
     if kind not in _KINDS:
         raise ValueError(
@@ -169,7 +169,7 @@ def _action(name: str, spec: object) -> ActionLayout:
         )
     (capacity,) = spec.shape  # type: ignore[attr-defined]
     num_choices = int(np.max(spec.maximum)) + 1  # type: ignore[attr-defined]
-    return ActionLayout(name, kind, capacity, num_choices)
+    return EntityAction(name, kind, capacity, num_choices)
 
 
 def module_names(names: Sequence[str]) -> dict[str, str]:
@@ -187,12 +187,12 @@ def module_names(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def token_types(layout: Layout) -> np.ndarray:
+def token_types(layout: EntityLayout) -> np.ndarray:
     """Returns the number of the type of each token, int ``[E]``."""
     return np.repeat(np.arange(len(layout.types)), [kind.capacity for kind in layout.types])
 
 
-def take(layout: Layout, observation: PyTree, kind: TypeLayout) -> Array:
+def take(layout: EntityLayout, observation: PyTree, kind: EntityType) -> Array:
     """Returns a type's features, ``[..., capacity, F]``."""
     features = observation["features"][kind.name]
     return jax.lax.convert_element_type(features, jnp.float32)

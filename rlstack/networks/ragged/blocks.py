@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.networks.ragged.config import Pooling, RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import layer_norm
-from rlstack.networks.ragged.pooling import Pool
 from rlstack.networks.ragged.relative_positions import PairCodes
 
 _NOT_SEEN = -1e9  # finite, so that a row that sees nothing stays finite
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """Who stands where in rows of attention; a row without packing is an environment."""
 
     environment: Array  # [R, L] int32, -1 where nobody stands
@@ -35,7 +34,7 @@ class Rows(NamedTuple):
         return same & there & (self.visible[:, None, :] | ~self.visible[:, :, None])
 
 
-class Trunk(hk.Module):
+class Blocks(hk.Module):
     """Blocks of attention (or pooling) and dense layers, each normalised before and added after.
 
     There is no norm at the end.
@@ -46,7 +45,7 @@ class Trunk(hk.Module):
         super().__init__(name="trunk")
         self._cfg = cfg
 
-    def __call__(self, x: Array, rows: Rows, codes: PairCodes) -> Array:
+    def __call__(self, x: Array, rows: TokenRows, codes: PairCodes) -> Array:
         """Returns ``[R, L, D]`` of embeddings ``[R, L, D]``."""
         cfg, sees = self._cfg, rows.sees()
         for layer in range(cfg.num_layers):
@@ -86,6 +85,33 @@ def attention(x: Array, sees: Array, codes: PairCodes, num_heads: int) -> Array:
     if codes.value is not None:
         gathered += jnp.einsum("rhqk,rqkd->rqhd", weights, codes.value)
     return _linear(size, "result")(gathered.reshape((num_rows, length, size)))
+
+
+class Pool(hk.Module):
+    """A dense layer, the mean or maximum over what each entity may see, and a dense layer."""
+
+    def __init__(self, kind: Pooling, d_model: int) -> None:
+        """Pools by ``kind``: mean, max or meanmax."""
+        super().__init__(name="pooling")
+        self._kind, self._d_model = kind, d_model
+
+    def __call__(self, x: Array, sees: Array) -> Array:
+        """Returns ``[R, L, D]``.
+
+        Args:
+          x: ``[R, L, D]``.
+          sees: bool ``[R, L, L]``, whether the first may see the second.
+        """
+        init = hk.initializers.RandomNormal(0.02)
+        x = hk.Linear(self._d_model, w_init=init, name="before")(x)
+        pooled = []
+        if self._kind in ("mean", "meanmax"):
+            count = jnp.maximum(sees.sum(-1, keepdims=True), 1)
+            pooled.append((sees / count).astype(x.dtype) @ x)
+        if self._kind in ("max", "meanmax"):
+            largest = jnp.where(sees[..., None], x[:, None], -jnp.inf).max(axis=2)
+            pooled.append(jnp.where(sees.any(-1, keepdims=True), largest, 0.0))
+        return hk.Linear(self._d_model, w_init=init, name="after")(jnp.concatenate(pooled, axis=-1))
 
 
 def _linear(size: int, name: str) -> hk.Linear:

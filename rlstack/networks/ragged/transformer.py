@@ -1,15 +1,16 @@
 """A transformer over the entities of a step, after RogueNet.
 
 Winter (2023), https://clemenswinter.com/2023/04/14/entity-based-reinforcement-learning/, and the
-code it describes. Entities of each type are embedded as tokens; blocks without a norm at the end
-let those of one environment attend to each other; actors' tokens give logits, and the mean of all
-tokens the value. Ours: types that lack a feature may be mixed with those that have it; statistics
-of observations are frozen while learning and judging (`rlstack.families.normalised`); see also
+code it describes. A layer per type embeds each entity as a token. Blocks let the tokens of one
+environment attend to each other; there is no layer norm after the last block. The tokens of the
+acting entities give the logits, and the mean of all tokens gives the value. Differences from
+RogueNet: types that lack a feature may be mixed with types that have it; statistics of observations
+are frozen during learning and evaluation (`rlstack.families.normalised`); see also
 `rlstack.networks.ragged.relative_positions`.
 
-Attention runs on rows. In the plain layout a row is an environment, padded to all its slots. With a
-plan in the observation (`rlstack.networks.ragged.plan`) short environments share rows, so that
-little is padded; results are the same.
+Attention runs on rows of tokens. Without packing, a row is an environment, padded to all its slots.
+With a packing in the observation (`rlstack.networks.ragged.packed_rows`), short environments share
+rows, which saves padding; the results are the same.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlstack.networks.base import ActorCriticOutput, Network, feed_forward
-from rlstack.networks.ragged import heads, plan
+from rlstack.networks.ragged import heads, packed_rows
+from rlstack.networks.ragged.blocks import Blocks, TokenRows
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import Embedding
-from rlstack.networks.ragged.layout import (
-    Layout,
+from rlstack.networks.ragged.entity_layout import (
+    EntityLayout,
     leading_shape,
     read_layout,
     real,
@@ -35,7 +37,6 @@ from rlstack.networks.ragged.layout import (
 )
 from rlstack.networks.ragged.relative_positions import PairCodes, RelativePositions
 from rlstack.networks.ragged.translation import PLACES, seen, standardiser
-from rlstack.networks.ragged.trunk import Rows, Trunk
 from rlstack.types import PyTree
 
 
@@ -88,22 +89,24 @@ def ragged_policy(
 
 
 def _network(
-    layout: Layout,
+    layout: EntityLayout,
     cfg: RaggedTransformerConfig,
     obs_spec: PyTree,
     forward: Callable[[PyTree], PyTree],
 ) -> Network:
     return feed_forward(forward, obs_spec)._replace(
         standardiser=standardiser(layout, cfg, obs_spec),
-        lay_out=lambda observation: plan.laid_out(layout, cfg.packing, observation),
+        lay_out=lambda observation: packed_rows.with_packing(layout, cfg.packing, observation),
     )
 
 
-def _tokens(layout: Layout, cfg: RaggedTransformerConfig, observation: PyTree, name: str) -> Array:
+def _tokens(
+    layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree, name: str
+) -> Array:
     """Returns all tokens as the blocks leave them, ``[B, E, D]`` by slot."""
     with hk.name_scope(name):
         table = Embedding(layout, cfg.d_model)(observation)
-        return plan.in_rows(
+        return packed_rows.in_rows(
             lambda x, rows, more: _blocks(layout, cfg, x, rows, more),
             table,
             _rows(layout, observation),
@@ -111,18 +114,18 @@ def _tokens(layout: Layout, cfg: RaggedTransformerConfig, observation: PyTree, n
                 observation[PLACES],
                 jnp.broadcast_to(jnp.asarray(token_types(layout)), table.shape[:2]),
             ),
-            observation.get(plan.PACKING),
+            observation.get(packed_rows.PACKING),
         )
 
 
-def _rows(layout: Layout, observation: PyTree) -> Rows:
+def _rows(layout: EntityLayout, observation: PyTree) -> TokenRows:
     (batch,) = leading_shape(observation)
     environment = jnp.where(real(layout, observation), jnp.arange(batch)[:, None], -1)
-    return Rows(environment, visible(layout, observation))
+    return TokenRows(environment, visible(layout, observation))
 
 
 def _blocks(
-    layout: Layout, cfg: RaggedTransformerConfig, x: Array, rows: Rows, more: tuple
+    layout: EntityLayout, cfg: RaggedTransformerConfig, x: Array, rows: TokenRows, more: tuple
 ) -> Array:
     places, kinds = more
     codes = PairCodes(None, None)
@@ -130,4 +133,4 @@ def _blocks(
         size = cfg.d_model // cfg.num_heads
         make = RelativePositions(cfg.relative_positions, size, len(layout.types))
         codes = make(places, kinds, x)
-    return Trunk(cfg)(x, rows, codes)
+    return Blocks(cfg)(x, rows, codes)
