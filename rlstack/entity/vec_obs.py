@@ -35,8 +35,8 @@ class Ragged(NamedTuple):
     def with_capacity(self, capacity: int | None = None) -> Ragged:
         """Returns the same rows followed by zeros, so that N is ``capacity``.
 
-        By default N is the next size of `rlstack.networks.ragged.packing.ladder`. A jitted function of
-        the result then compiles once for each of a few sizes, not once for each N.
+        By default N is the next size of `rlstack.networks.ragged.packing.ladder`. A jitted function
+        of the result then compiles once for each of a few sizes, not once for each N.
 
         Raises:
           ValueError: there are more values than ``capacity``.
