@@ -39,8 +39,7 @@ class Pool:
             raise RuntimeError(f"{where}: the pool must be open; it was closed.")
         if self._failed:
             raise RuntimeError(
-                f"{where}: the pool must not have failed; an earlier call failed. Close the pool "
-                "and make a new one."
+                f"{where}: the pool must be usable; it failed earlier. Close it and make a new one."
             )
         return self._backend
 

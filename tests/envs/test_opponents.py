@@ -127,7 +127,7 @@ def test_opponents_of_an_asynchronous_pool_answer_at_once(kind):
             env.send(ids, bids(2, 1))
         assert (ends >= 2).all()
         assert (total >= [8, 16, 8, 8]).all()
-        with pytest.raises(RuntimeError, match="is reset once"):
+        with pytest.raises(RuntimeError, match="can be reset only once"):
             env.async_reset()
         with pytest.raises(ValueError, match=r"env_ids must lie in \[0, 4\)"):
             env.send([4], bids(1, 1))
