@@ -15,7 +15,8 @@ a FIRST step comes back, so LAST -> FIRST is no transition.
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -80,6 +81,13 @@ class LearnerOutput(NamedTuple):
 
     logs: Logs  # scalars
     priorities: Array | None = None  # [B] float32, new replay priorities of the batch's items
+
+
+class LogWriter(Protocol):
+    """Takes scalars as a run goes on; see `rlstack.storage.loggers`."""
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Records `logs` (name -> scalar) at `step`: environment frames, or a learner's updates."""
 
 
 class EnvSpec(NamedTuple):

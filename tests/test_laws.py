@@ -29,7 +29,7 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
-    "launchpad": r"programs/launchers/\w+\.py",
+    "launchpad": r"(programs/launchers/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",
     "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
@@ -52,6 +52,8 @@ def _tree(path):
 
 def _imports(path):
     """Every imported module of a file as a dotted name, with the names taken from it."""
+    if _name(path) == "rlstack/__init__.py":
+        return  # the public API: its names are imported on first use
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)

@@ -17,7 +17,8 @@ from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig
 from programs.tracking.run_dir import RunDir
-from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
+from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.params import FixedParams
 from rlstack.envs import AsyncEnv
 from rlstack.envs.opponents import (
     AsyncEnvWithOpponents,

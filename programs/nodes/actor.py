@@ -19,7 +19,7 @@ from programs.experiment import EnvConfig
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, WAIT
 from programs.nodes.params import pull_params
-from rlstack.acting.actor import Actor, Infers
+from rlstack.acting.actor import Actor, InferencerLike
 from rlstack.acting.inferencer import Inference, Inferencer
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import RemoteError, RemoteObject, UnavailableError
@@ -110,7 +110,7 @@ class ActorNode:
                     return bool(answer == ACT)
         return False
 
-    def _inferencer(self) -> tuple[Infers, Callable[[], None]]:
+    def _inferencer(self) -> tuple[InferencerLike, Callable[[], None]]:
         """Returns what acts, and a function that closes it."""
         experiment, program = self._setup.experiment, self._program
         if self._service is not None:

@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.inferencer import Inference
 from rlstack.agent import Agent
 from rlstack.rpc import RemoteObject, UnavailableError, codec
-from rlstack.types import EnvSpec, PyTree, Transition
+from rlstack.types import EnvSpec, Transition
 
 # The phases of a program, in their order.
 RUNNING = "running"  # actors act, the learner learns
@@ -55,18 +55,8 @@ class Setup:
     def register_records(self, agent: Agent) -> None:
         """Lets this process decode messages with the agent's NamedTuples."""
         params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
-        codec.register(Inference, *_records(params), *_records(self.step))
-
-
-def _records(tree: PyTree) -> Iterator[type]:
-    """The classes of the NamedTuples in a tree."""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    if isinstance(tree, tuple | list):
-        if hasattr(tree, "_fields"):
-            yield type(tree)
-        for child in tree:
-            yield from _records(child)
+        codec.register(Inference)
+        codec.register_records((params, self.step))
 
 
 class ProgramState(NamedTuple):

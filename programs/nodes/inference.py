@@ -13,7 +13,7 @@ from programs.build.seeds import acting_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
 from rlstack.acting.inference_service import InferenceService
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inferencer import Inference, Inferencer
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import TimeStep
 
@@ -52,7 +52,8 @@ class InferenceNode:
         if program.pacing == "lock_step" and not experiment.env.wait_num:
             # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
-        self._service = InferenceService(cfg, agent, params, len(ids), key, ids)
+        inferencer = Inferencer(cfg, agent, params, len(ids), key, ids)
+        self._service = InferenceService(cfg, inferencer)
         self._program.gauges = self._service.stats
 
     @remote()

@@ -57,8 +57,7 @@ class LearnerNode:
         )
         if setup.restored is not None:
             self._load(setup.restored)
-        self._publisher = ParamsPublisher(codec.encode)
-        self._publish()
+        self._publisher = ParamsPublisher(self._learner, codec.encode)
         self._barrier = LockStepBarrier(experiment.program.num_actors)
         self._checkpoints = 0  # due so far
         self._saved_frames = -1
@@ -141,11 +140,6 @@ class LearnerNode:
         with saved_on_failure(self._setup.directory, self._learner):
             self._program.log(self._learner.step(sample), "learner/")
         self._replay.set_params_version(self._learner.version)
-        self._publish()
-
-    def _publish(self) -> None:
-        version, params = self._learner.get_params()  # type: ignore[misc]  # always newer than -1
-        self._publisher.publish(version, params)
 
     def _poll(self, *, now: bool = False) -> ProgramState:
         self._program.count(learner_steps=self._learner.version)

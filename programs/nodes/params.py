@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from programs import timing
 from programs.experiment import ProgramConfig
-from rlstack.acting.inferencer import ParamsSource
-from rlstack.acting.params import BackgroundParams, EncodedParams
+from rlstack.acting.params import ParamsPuller, ParamsSource, RemoteParams
 from rlstack.rpc import RemoteObject, codec
 
 
@@ -25,10 +24,10 @@ def pull_params(
       learner: a client of the learner's node.
     """
     client = copy.copy(learner)  # a client of its own: closing it cancels only the pull under way
-    source = EncodedParams(client.get_params, codec.decode)
+    source = RemoteParams(client.get_params, codec.decode)
     if cfg.pacing == "lock_step":
         return source, client.close
-    background = BackgroundParams(source, cfg.params_interval, patience=timing.PARAMS_PULL)
+    background = ParamsPuller(source, cfg.params_interval, patience=timing.PARAMS_PULL)
 
     def close() -> None:
         client.close()  # first, or closing would wait for a learner that has ended

@@ -19,7 +19,8 @@ from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.actor import Actor
-from rlstack.acting.inferencer import FixedParams, Inferencer, InferencerConfig
+from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.params import FixedParams
 from rlstack.exploration import Counts
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header

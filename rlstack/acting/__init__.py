@@ -1,4 +1,4 @@
-"""Acting: the actor, local and served inference, the way of params to it, and the evaluator.
+"""Acting: the actor, inference in its process or in a service, and the evaluator.
 
-May import: rlstack, rlstack.exploration, rlstack.networks.
+May import: rlstack, rlstack.exploration, rlstack.networks, rlstack.replay, rlstack.rpc.
 """

@@ -1,64 +1,82 @@
-"""The Actor: moves environments, an inferencer and replay by one batch a step.
+"""The Actor: one batch per step through environments, inferencer and replay.
 
 One path serves synchronous and asynchronous pools: (env_ids, timestep) -> inferencer -> replay ->
-environments. A synchronous pool always gives all its environments, an asynchronous one whichever
-are ready.
+environments. A synchronous pool gives a step of all its environments, an asynchronous one a step of
+those that are ready.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from rlstack.acting.inference_client import InferenceClient
+from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inference
 from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
-from rlstack.types import EnvSpec, Logs, PRNGKey, StepType, TimeStep, Transition
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.rpc import Node, Stop, StoppedError, client_of, codec
+from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep, Transition
 
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
+_LOOK_PERIOD = 1.0  # seconds of waiting for the replay between two looks at whether to stop
 
 
-class Infers(Protocol):
+class InferencerLike(Protocol):
     """A local Inferencer, or a client of one."""
 
     def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
         """Acts on one batch of environments."""
 
 
-class Adds(Protocol):
-    """The writer's side of a ReplayBuffer."""
+class ReplayWriter(Protocol):
+    """The writer's side of a ReplayBuffer; `Actor.step` gives no timeout, `Actor.run` does."""
 
     def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
         """Stores one step of some environments; None means all in order."""
 
 
-class Actor:
-    """Steps a pool of environments; counts frames and episodes."""
+class Actor(Node):
+    """Steps a pool of environments; counts frames and episodes.
+
+    Attributes:
+      env_frames: environment steps made.
+      episodes: episodes ended.
+    """
 
     def __init__(
-        self, env: Any, inferencer: Infers, replay: Adds | None, rank: int | None = None
+        self,
+        env_builder: Any,
+        inferencer: InferencerLike,
+        replay_buffer: ReplayWriter | None,
+        rank: int | None = None,
     ) -> None:
         """Starts all environments.
 
         Args:
-          env: an `rlstack.envs.SyncEnv` or `AsyncEnv`; closing it is the caller's business.
-          inferencer: who acts.
-          replay: who remembers; None for nobody (evaluation).
-          rank: of this actor among its peers; global ids are ``rank * num_envs + id``. None for
-            a lone actor, whose environments are all there are.
+          env_builder: an `rlstack.envs.SyncEnv` or `AsyncEnv`, which the caller closes; or a
+            function without arguments that makes one, which `run` closes at its end.
+          inferencer: chooses the actions. The ``courier.Client`` of an Inferencer's node will do.
+          replay_buffer: stores the steps; None in evaluation.
+          rank: of this actor among the actors of a program; global ids are
+            ``rank * num_envs + id``. None for the only actor, whose ids need no offset.
         """
-        self._env = env
-        self._inferencer = inferencer
-        self._replay = replay
+        self._owns_env = callable(env_builder)
+        self._env = env = env_builder() if self._owns_env else env_builder
+        self._should_stop: Callable[[], bool] = lambda: False
+        self._inferencer = self._local_inferencer(inferencer, replay_buffer, rank)
+        self._replay_buffer = replay_buffer
         self._offset = (rank or 0) * env.num_envs
         self._is_sync = env.is_sync
         self._env_ids: np.ndarray | None = None
         if self._is_sync:
             self._timestep = env.reset()
-            # A lone actor's ids are all in order: None says so without a look at each.
+            # None means all in order, and spares the inferencer a look at each id.
             self._global_ids = None if rank is None else env.env_ids + self._offset
         else:
             env.async_reset()
@@ -72,26 +90,63 @@ class Actor:
         """Acts once on one batch.
 
         Returns:
-          None, or where episodes ended their ``actor/episode_return`` and
-          ``actor/episode_length``, ``[episodes]`` each.
+          ``actor/episode_return`` and ``actor/episode_length`` of the episodes that ended,
+          ``[episodes]`` each; None if none ended.
         """
         timestep = self._timestep
         answer = self._inferencer.inference(self._global_ids, timestep)
-        # The environments step while this step is remembered and counted.
+        # The environments step while this step is stored and counted.
         if self._is_sync:
             self._env.send(answer.agent_output.action)
         else:
             self._env.send(self._env_ids, answer.agent_output.action)
-        if self._replay is not None:
-            self._replay.add(self._global_ids, Transition(timestep, *answer))
+        if self._replay_buffer is not None:
+            self._replay_buffer.add(self._global_ids, Transition(timestep, *answer))
         logs = self._account(timestep)
         self._receive()
         return logs
 
-    def run(self, stop: Callable[[], bool]) -> None:
-        """Steps until told to stop."""
-        while not stop():
-            self.step()
+    def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:
+        """Steps until told to stop, or until the replay buffer is closed.
+
+        Args:
+          stop: a function or a ``threading.Event`` that says when; it is also asked while the
+            replay buffer has no room or the inference service does not answer. None: when the
+            Launchpad program of this node stops; outside of one, never.
+          logger: gets ``actor/episode_return`` and ``actor/episode_length`` of each episode that
+            ends, at the frames made so far.
+        """
+        replay_buffer = self._replay_buffer
+        with self._running(stop) as self._should_stop:
+            if replay_buffer is not None:
+                self._replay_buffer = _StoppableWriter(replay_buffer, self._should_stop)
+            try:
+                while not self._should_stop():
+                    logs = self.step()
+                    if logs is not None and logger is not None:
+                        for episode in zip(*logs.values(), strict=True):
+                            logger.write(self.env_frames, dict(zip(logs, episode, strict=True)))
+            except (StoppedError, ReplayClosedError):
+                pass
+            finally:
+                self._replay_buffer = replay_buffer
+                if self._owns_env:
+                    self._env.close()
+
+    def _served(self) -> None:
+        """Nothing: other nodes do not call an actor."""
+
+    def _local_inferencer(
+        self, inferencer: InferencerLike, replay_buffer: ReplayWriter | None, rank: int | None
+    ) -> InferencerLike:
+        client = client_of(inferencer, InferenceService, name="inferencer")
+        if client is inferencer:
+            return inferencer
+        # Answers hold the agent's own records, which the steps in replay are made of.
+        codec.register(Inference)
+        codec.register_records(getattr(replay_buffer, "spec", None))
+        incarnation = time.time_ns()  # a restarted actor has a later one
+        return InferenceClient(client, rank or 0, incarnation, lambda: self._should_stop())
 
     def _receive(self) -> None:
         if self._is_sync:
@@ -123,6 +178,22 @@ class Actor:
         self._returns[ended] = 0
         self._lengths[ended] = 0
         return logs
+
+
+class _StoppableWriter:
+    """Waits for room in a replay buffer until told to stop."""
+
+    def __init__(self, replay_buffer: Any, should_stop: Callable[[], bool]) -> None:
+        self._replay_buffer, self._should_stop = replay_buffer, should_stop
+
+    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+        while True:
+            try:
+                self._replay_buffer.add(env_ids, transition, timeout=_LOOK_PERIOD)
+                return
+            except ReplayTimeoutError:
+                if self._should_stop():
+                    raise StoppedError from None
 
 
 def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:

@@ -12,20 +12,23 @@ gives, bit for bit, what one Inferencer gives for all of them.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import itertools
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 
+import jax
 import numpy as np
 
-from rlstack.acting.batching import BatchJoiner, Layout, ladder
-from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig, ParamsSource
-from rlstack.acting.request_queue import Name, Request, RequestQueue, Taken
-from rlstack.agent import Agent
-from rlstack.types import PRNGKey, PyTree, TimeStep
+from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig
+from rlstack.acting.request_queue import ClientName, Request, RequestQueue, Taken
+from rlstack.networks.base import dummy_timestep
+from rlstack.rpc import remote
+from rlstack.types import PyTree, TimeStep
 
 _WINDOW = 2048  # requests and batches on which means and percentiles look back
 
@@ -65,27 +68,24 @@ class InferenceError(RuntimeError):
 class InferenceService:
     """Acts for many clients at once; safe to call from any number of threads."""
 
-    def __init__(
-        self,
-        cfg: ServiceConfig,
-        agent: Agent,
-        params_source: ParamsSource,
-        num_envs: int,
-        rng_key: PRNGKey,
-        global_ids: np.ndarray | None = None,
-    ) -> None:
-        """Starts the worker thread; the arguments are `Inferencer`'s.
+    def __init__(self, cfg: ServiceConfig, inferencer: Inferencer) -> None:
+        """Starts the worker thread.
 
-        ``params_source`` is asked between batches and should answer at once: see
-        `rlstack.acting.params.BackgroundParams`. Closing it is the caller's business.
+        Args:
+          cfg: how requests are collected.
+          inferencer: acts, and from now on for this service alone. It asks its source of params
+            between batches, so that should answer at once (`rlstack.acting.params.ParamsPuller`).
         """
+        num_envs = inferencer.num_envs
         self._timeout = min(cfg.timeout_s, threading.TIMEOUT_MAX)
         self._num_envs = num_envs
         self._all_ids = np.arange(num_envs, dtype=np.int32)
-        self._inferencer = Inferencer(cfg, agent, params_source, num_envs, rng_key, global_ids)
+        self._inferencer = inferencer
         self._acting = threading.Lock()  # guards the inferencer
-        self._layout = None if agent.obs_spec is None else Layout.of(agent.obs_spec)
-        self._joiner = BatchJoiner(ladder(cfg.batch_sizes, cfg.max_batch, num_envs), num_envs)
+        spec = inferencer.obs_spec
+        self._timestep_spec = None if spec is None else TimestepSpec.of(spec)
+        sizes = padded_sizes(cfg.batch_sizes, cfg.max_batch, num_envs)
+        self._joiner = _BatchJoiner(sizes, num_envs)
         self._statistics = _Statistics(min(cfg.max_batch, num_envs))
         self._queue = RequestQueue(
             num_envs, cfg.max_batch, cfg.max_wait_ms / 1e3, cfg.live_s, cfg.lock_step
@@ -93,8 +93,9 @@ class InferenceService:
         self._worker = threading.Thread(target=self._work, name="inference", daemon=True)
         self._worker.start()
 
+    @remote()
     def inference(
-        self, client: Name, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
+        self, client: ClientName, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
     ) -> Inference:
         """Acts on some of a client's environments; blocks until the answer is there.
 
@@ -116,7 +117,7 @@ class InferenceService:
           InferenceError: acting failed, for the whole batch; the service goes on.
           ServiceClosedError: the service was closed.
         """
-        leaves = (self._layout or self._learn_layout(timestep)).leaves(timestep)
+        leaves = (self._timestep_spec or self._learn_spec(timestep)).leaves(timestep)
         request = Request(self._checked(env_ids, len(leaves[0])), leaves)
         if (taken := self._queue.submit(request, client, incarnation)) is not None:
             self._serve(taken)
@@ -146,16 +147,6 @@ class InferenceService:
         """The different sizes of batches so far, each of them compiled once."""
         return tuple(sorted(self._joiner.sizes_seen))
 
-    def save(self) -> PyTree:
-        """Returns what a resumed run needs to act on as before, as of the end of a batch."""
-        with self._acting:
-            return self._inferencer.save()
-
-    def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned; the next batch looks for params of any version."""
-        with self._acting:
-            self._inferencer.load(saved)
-
     def close(self, timeout: float = 30.0) -> None:
         """Wakes every caller with an error and ends the worker, once the present batch is done.
 
@@ -170,11 +161,11 @@ class InferenceService:
                 "still runs."
             )
 
-    def _learn_layout(self, timestep: TimeStep) -> Layout:
+    def _learn_spec(self, timestep: TimeStep) -> TimestepSpec:
         """For agents that do not say what they observe: the first request decides."""
         with self._acting:
-            self._layout = self._layout or Layout(timestep)
-            return self._layout
+            self._timestep_spec = self._timestep_spec or TimestepSpec(timestep)
+            return self._timestep_spec
 
     def _checked(self, env_ids: np.ndarray | None, size: int) -> np.ndarray:
         """Returns the ids as int32 ``[size]``, or raises ValueError."""
@@ -225,18 +216,120 @@ class InferenceService:
             self._queue.settle(answer)
 
     def _act(self, taken: Taken) -> tuple[np.ndarray, Inference]:
-        assert self._layout is not None  # no request without one
+        assert self._timestep_spec is not None  # no request without one
         with self._acting:
             if taken.to_reset is not None:
                 self._inferencer.reset(taken.to_reset)
             before = self._inferencer.save()
             try:
-                env_ids, timestep = self._joiner.join(taken.requests, self._layout)
+                env_ids, timestep = self._joiner.join(taken.requests, self._timestep_spec)
                 return env_ids, self._inferencer.inference(env_ids, timestep)
             except BaseException:
                 # JAX may report a failure only after it has handed out arrays that will never be.
                 self._inferencer.load(before)
                 raise
+
+
+class TimestepSpec:
+    """Structure, shapes and dtypes of the timesteps that a service takes."""
+
+    def __init__(self, example: TimeStep) -> None:
+        leaves, self.structure = jax.tree_util.tree_flatten(example)
+        self.rows = [(tuple(leaf.shape[1:]), np.dtype(leaf.dtype)) for leaf in leaves]
+
+    @classmethod
+    def of(cls, obs_spec: PyTree) -> TimestepSpec:
+        """Returns the spec of environments with these observations."""
+        return cls(dummy_timestep(obs_spec))
+
+    def leaves(self, timestep: TimeStep) -> list[np.ndarray]:
+        """Returns the arrays of a timestep, or raises ValueError where it is not of this spec."""
+        leaves, structure = jax.tree_util.tree_flatten(timestep)
+        where = "InferenceService.inference"
+        if structure != self.structure:
+            raise ValueError(
+                f"{where}: timesteps must have the structure {self.structure}; got {structure}."
+            )
+        size = len(timestep.step_type)
+        for leaf, (shape, dtype) in zip(leaves, self.rows, strict=True):
+            if leaf.shape != (size, *shape) or leaf.dtype != dtype:
+                path = next(
+                    p for p, x in jax.tree_util.tree_leaves_with_path(timestep) if x is leaf
+                )
+                raise ValueError(
+                    f"{where}: timestep{jax.tree_util.keystr(path)} must be {dtype} "
+                    f"{[size, *shape]}; got {leaf.dtype} {list(leaf.shape)}."
+                )
+        return leaves
+
+
+class _BatchJoiner:
+    """Joins requests into one batch of few different sizes, in arrays that are used again."""
+
+    def __init__(self, sizes: Sequence[int], num_envs: int) -> None:
+        """Allocates nothing yet.
+
+        Args:
+          sizes: of batches, growing, up to ``num_envs``.
+          num_envs: the id of padding: outside of the table, it is written to nowhere.
+        """
+        self._sizes = sizes
+        self._num_envs = num_envs
+        self._buffers: dict[int, tuple[np.ndarray, list[np.ndarray]]] = {}
+        self.sizes_seen: set[int] = set()
+
+    def join(self, requests: Sequence[Request], spec: TimestepSpec) -> tuple[np.ndarray, TimeStep]:
+        """Writes each request's ``start``; returns env ids ``[B]`` and timestep ``[B, ...]``.
+
+        Rows beyond the last request's repeat the first row, so that they are sound data, under an
+        id that is no environment's.
+        """
+        total = 0
+        for request in requests:
+            request.start = total
+            total += len(request.env_ids)
+        size = self._sizes[bisect.bisect_left(self._sizes, total)]
+        self.sizes_seen.add(size)
+        if len(requests) == 1 and total == size:
+            return requests[0].env_ids, spec.structure.unflatten(requests[0].leaves)
+        env_ids, buffers = self._buffer(size, spec)
+        env_ids[total:] = self._num_envs
+        for request in requests:
+            rows = slice(request.start, request.start + len(request.env_ids))
+            env_ids[rows] = request.env_ids
+            for buffer, leaf in zip(buffers, request.leaves, strict=True):
+                buffer[rows] = leaf
+        if total < size:
+            for buffer in buffers:
+                buffer[total:] = buffer[0]
+        return env_ids, spec.structure.unflatten(buffers)
+
+    def _buffer(self, size: int, spec: TimestepSpec) -> tuple[np.ndarray, list[np.ndarray]]:
+        if size not in self._buffers:
+            rows = [np.zeros((size, *shape), dt) for shape, dt in spec.rows]
+            self._buffers[size] = np.zeros(size, np.int32), rows
+        return self._buffers[size]
+
+
+def padded_sizes(sizes: Sequence[int], max_batch: int, num_envs: int) -> list[int]:
+    """Returns the sizes of batches, growing, up to ``num_envs``.
+
+    Args:
+      sizes: those wished; empty for powers of two from 8 to ``max_batch``. Doubles of the last
+        follow, for requests that are greater.
+      max_batch: environments at which a batch is full.
+      num_envs: environments in all, which no batch exceeds.
+    """
+    wished = list(sizes)
+    if not wished:
+        size = 8  # below it a batch takes no less time
+        while size < max_batch:
+            wished.append(size)
+            size *= 2
+        wished.append(max_batch)
+    while wished[-1] < num_envs:
+        wished.append(2 * wished[-1])
+    return sorted({min(size, num_envs) for size in wished})
 
 
 class _Statistics:

@@ -1,41 +1,32 @@
 """The Inferencer: the only place that holds acting params and agent states.
 
-It keeps one row of agent state an environment. A call gathers the rows of its batch,
-starts afresh those at FIRST, acts, and scatters the new rows back, all in one jitted function. The
-same object serves one local actor or, behind a service, many remote ones.
+It keeps one row of agent state for each environment. A call gathers the rows of its batch, resets
+those at FIRST, acts, and scatters the new rows back, all in one jitted function. The same object
+serves one local actor or, behind an `InferenceService`, many remote ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.exploration import with_env_ids
+from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
 from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
+if TYPE_CHECKING:
+    from rlstack.acting.inference_service import InferenceService
 
-class ParamsSource(Protocol):
-    """Whoever publishes params by version: a Learner, or a client of one."""
-
-    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        """Returns (version, params), or None when there is nothing newer."""
-
-
-class FixedParams:
-    """Params that never change, as an Inferencer's source."""
-
-    def __init__(self, params: Params) -> None:
-        self._params = params
-
-    def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
-        """Returns version 0, once."""
-        return (0, self._params) if newer_than < 0 else None
+_PATIENCE = 30.0  # seconds for which a learner in another node may be unreachable
+_LINGER = 1.0  # seconds in which a stopping service still answers: its callers stop, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,46 +34,61 @@ class InferencerConfig(Checked):
     """How an Inferencer keeps up with the learner."""
 
     sync_interval: int = 1
-    """Calls between two looks for newer params."""
+    """Batches between two requests for newer params. Raise it when the params are so large that
+    taking new ones slows acting down; actions are then chosen by older params."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "sync_interval")
 
 
 class Inference(NamedTuple):
-    """An answer to one batch, as numpy arrays."""
+    """The answer to one batch, as numpy arrays."""
 
     agent_output: AgentOut  # [B, ...]
     agent_state: AgentState  # [B, ...] the state the step began from
     params_version: np.ndarray  # [B] int32
 
 
-class Inferencer:
-    """Acts with the newest published params, and remembers each environment's agent state."""
+class Inferencer(Node):
+    """Acts with the newest params, and holds each environment's agent state.
+
+    One thread at a time may call it. As a node of a Launchpad program
+    (``lp.CourierNode(Inferencer, ...)``) it is served by an `InferenceService`, which collects the
+    requests of many actors.
+
+    Attributes:
+      num_envs: environments served.
+      obs_spec: the agent's observation spec.
+    """
 
     def __init__(
         self,
         cfg: InferencerConfig,
         agent: Agent,
-        params_source: ParamsSource,
+        learner: ParamsSource,
         num_envs: int,
         rng_key: PRNGKey,
         global_ids: np.ndarray | None = None,
     ) -> None:
-        """Prepares to act; the first params are pulled at the first call.
+        """Prepares to act.
 
         Args:
-          cfg: how often to look for newer params.
-          agent: whose ``actor_step`` to run.
-          params_source: who publishes params; it must have some at the first call.
+          cfg: how often to ask for newer params; a `ServiceConfig` also says how a node collects
+            requests.
+          agent: its ``actor_step`` is run.
+          learner: the source of params, asked at the first call and every ``sync_interval``
+            batches. The ``courier.Client`` of a Learner's node is pulled from in the background;
+            then the constructor waits for the first params.
           num_envs: environments served; ids are in ``[0, num_envs)``.
           rng_key: the acting key, consumed and owned by this object.
-          global_ids: int ``[num_envs]``, which environments of the whole experiment these are,
-            for exploration that goes by it; None for 0, 1, ...
+          global_ids: int ``[num_envs]``, the ids of these environments in the whole experiment, for
+            exploration that depends on them; None for 0, 1, ...
         """
         self._cfg = cfg
-        self._params_source = params_source
-        self._num_envs = num_envs
+        self._closes: list[ParamsPuller | RemoteObject] = []
+        self._params_source = self._local_source(learner, agent)
+        self._service: InferenceService | None = None
+        self.num_envs, self.obs_spec = num_envs, agent.obs_spec
         self._rng_key = rng_key
         self._initial_state = agent.initial_state
         self._lay_out = agent.lay_out
@@ -107,7 +113,7 @@ class Inferencer:
         """
         self._pull()
         timestep = self._lay_out(timestep)
-        if env_ids is None or _is_all_in_order(env_ids, self._num_envs):
+        if env_ids is None or _is_all_in_order(env_ids, self.num_envs):
             self._rng_key, self._table, state, output = self._act_all(
                 self._rng_key, self._params, self._table, timestep
             )
@@ -137,13 +143,47 @@ class Inferencer:
         return {"rng_key": self._rng_key, "table": self._table}
 
     def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned; the next call looks for params of any version."""
+        """Restores what `save` returned; the next call asks for params of any version."""
         self._rng_key, self._table = saved["rng_key"], saved["table"]
         # A learner that went back to a checkpoint publishes versions older than the one held.
         self._version, self._calls_to_sync = -1, 0
 
+    def run(self, stop: Stop = None) -> None:
+        """Serves other nodes until told to stop, or until the Launchpad program stops."""
+        with self._running(stop) as should_stop:
+            while not should_stop():
+                time.sleep(0.1)
+            if self._service is not None:
+                self._service.close()
+                time.sleep(_LINGER)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the pulling from a learner in another node; a second call does nothing."""
+        while self._closes:
+            self._closes.pop().close()
+
+    def _served(self) -> InferenceService:
+        from rlstack.acting.inference_service import InferenceService, ServiceConfig
+
+        cfg = self._cfg
+        if not isinstance(cfg, ServiceConfig):
+            cfg = ServiceConfig(sync_interval=cfg.sync_interval)
+        self._service = InferenceService(cfg, self)
+        return self._service
+
+    def _local_source(self, learner: ParamsSource, agent: Agent) -> ParamsSource:
+        client = client_of(learner, {"get_params": Remote(idempotent=True)}, name="learner")
+        if client is learner:
+            return learner
+        key = jax.eval_shape(jax.random.PRNGKey, 0)
+        codec.register_records((jax.eval_shape(agent.initial_params, key), agent.obs_spec))
+        puller = ParamsPuller(client, patience=_PATIENCE)
+        self._closes += [puller, client]  # the client first, so that a pull under way ends
+        return puller
+
     def _fresh_table(self) -> AgentState:
-        return with_env_ids(self._initial_state(self._num_envs), self._global_ids)
+        return with_env_ids(self._initial_state(self.num_envs), self._global_ids)
 
     def _pull(self) -> None:
         """Swaps in newer params, between batches only."""
@@ -155,7 +195,7 @@ class Inferencer:
         if published is not None:
             self._version, self._params = published
             # A new array, not a write: transitions hold slices of the old one.
-            self._versions = np.full(self._num_envs, self._version, np.int32)
+            self._versions = np.full(self.num_envs, self._version, np.int32)
 
 
 def _acting_functions(agent: Agent) -> tuple[Any, Any]:

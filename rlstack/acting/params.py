@@ -1,7 +1,8 @@
-"""Params on their way from the learner to whoever acts, by version.
+"""How params travel from the learner to the inferencers, by version.
 
-The learner's `ParamsPublisher` serialises each version once, however many readers ask. Where one
-acts, a `BackgroundParams` pulls in a thread, so that no batch ever waits for the network.
+Whoever acts holds a version and asks a `ParamsSource` for a newer one. In the learner's process a
+`ParamsPublisher` encodes each version once, however many readers ask. In the process that acts a
+`ParamsPuller` asks in a thread, so that no batch waits for the network.
 """
 
 from __future__ import annotations
@@ -12,81 +13,87 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Protocol
 
-from rlstack.acting.inferencer import ParamsSource
 from rlstack.types import Params, PyTree
 
 _Published = tuple[int, Params]
-_SHORTEST_PAUSE = 0.001  # seconds between two pulls; taken while someone waits for a version
+_FIRST_PAUSE = 0.001  # seconds between two pulls until there are first params
 _PAUSE_AFTER_ERROR = 0.05
 
 
 class ParamsError(RuntimeError):
-    """The source of params failed; its traceback is in the text, which survives a network."""
+    """The source of params failed; the text holds its traceback, so that it survives a network."""
 
 
 class ParamsClosedError(RuntimeError):
     """The publisher or puller was closed."""
 
 
-class ParamsPublisher:
-    """Holds the newest params and hands them out as bytes; safe to call from many threads."""
+class ParamsSource(Protocol):
+    """Gives params by version: a Learner, or a client of one."""
 
-    def __init__(self, encode: Callable[[PyTree], bytes]) -> None:
-        """Starts without params.
+    def get_params(self, newer_than: int = -1) -> _Published | None:
+        """Returns (version, params), or None when there is nothing newer."""
+
+
+class FixedParams:
+    """A `ParamsSource` of params that never change."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+
+    def get_params(self, newer_than: int = -1) -> _Published | None:
+        """Returns version 0, once."""
+        return (0, self._params) if newer_than < 0 else None
+
+
+class ParamsPublisher:
+    """Gives out a learner's newest params as bytes; safe to call from many threads."""
+
+    def __init__(self, learner: ParamsSource, encode: Callable[[PyTree], bytes]) -> None:
+        """Stores its parts.
 
         Args:
+          learner: the source of params, which are not written to later.
           encode: turns params into bytes. It runs in the thread of the first reader of a version,
-            so the learner does not wait for it, and a version nobody reads is never encoded.
+            so the learner does not wait for it, and a version without readers is never encoded.
         """
-        self._encode = encode
-        self._condition = threading.Condition()
+        self._learner, self._encode = learner, encode
+        self._lock = threading.Lock()  # guards the counters
         self._encoding = threading.Lock()
-        self._published: _Published | None = None
         self._encoded: tuple[int, bytes] | None = None
         self._closed = False
         self._reads = self._encodes = 0
         self._lags: collections.deque[int] = collections.deque(maxlen=1024)
 
-    def publish(self, version: int, params: Params) -> None:
-        """Makes ``params``, not written to later, the newest; ``version`` must have grown."""
-        with self._condition:
-            if self._published is not None and version <= self._published[0]:
-                raise ValueError(
-                    "ParamsPublisher.publish: versions must grow; got "
-                    f"{version} after {self._published[0]}."
-                )
-            self._published = version, params
-            self._condition.notify_all()
-
-    def get(self, newer_than: int = -1, wait_s: float = 0.0) -> tuple[int, bytes] | None:
+    def get(self, newer_than: int = -1) -> tuple[int, bytes] | None:
         """Returns the newest (version, bytes), or None when there is nothing newer.
 
         Args:
-          newer_than: the version held by the reader; -1 for none.
-          wait_s: how long to wait for something newer, in seconds.
+          newer_than: the version that the reader holds; -1 for none.
 
         Raises:
-          ParamsClosedError: after `close`, to those who wait too.
+          ParamsClosedError: after `close`.
         """
-        with self._condition:
-            self._condition.wait_for(lambda: self._closed or self._has(newer_than), wait_s)
-            if self._closed:
-                raise ParamsClosedError("ParamsPublisher.get: the publisher is closed.")
-            if not self._has(newer_than):
-                return None
-            assert self._published is not None
-            version, params = self._published
+        if self._closed:
+            raise ParamsClosedError("ParamsPublisher.get: the publisher is closed.")
+        published = self._learner.get_params(newer_than)
+        if published is None:
+            return None
+        version, params = published
+        with self._lock:
             self._reads += 1
             if newer_than >= 0:
                 self._lags.append(version - newer_than)
         return version, self._bytes_of(version, params)
 
     def stats(self) -> dict[str, float]:
-        """Returns counts, and by how many versions the latest readers were behind."""
-        with self._condition:
+        """Returns counts, and how many versions the latest readers were behind."""
+        newest = self._learner.get_params(-1)
+        with self._lock:
             return {
-                "publisher/version": -1 if self._published is None else self._published[0],
+                "publisher/version": -1 if newest is None else newest[0],
                 "publisher/reads": self._reads,
                 "publisher/encodes": self._encodes,
                 "publisher/bytes": 0 if self._encoded is None else len(self._encoded[1]),
@@ -95,21 +102,16 @@ class ParamsPublisher:
             }
 
     def close(self) -> None:
-        """Wakes everyone who waits; later reads are refused."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
-    def _has(self, newer_than: int) -> bool:
-        return self._published is not None and self._published[0] > newer_than
+        """Refuses later reads."""
+        self._closed = True
 
     def _bytes_of(self, version: int, params: Params) -> bytes:
-        """Encodes at most once a version; other readers of it wait for the first one."""
+        """Encodes each version at most once; other readers of it wait for the first one."""
         with self._encoding:
             if self._encoded is not None and self._encoded[0] == version:
                 return self._encoded[1]
             encoded = self._encode(params)
-            with self._condition:
+            with self._lock:
                 self._encodes += 1
                 # A slow reader of an older version must not replace the newest one's bytes.
                 if self._encoded is None or self._encoded[0] < version:
@@ -117,17 +119,20 @@ class ParamsPublisher:
             return encoded
 
 
-class EncodedParams:
-    """A `ParamsSource` over a publisher that answers in bytes.
-
-    ``get`` is `ParamsPublisher.get` or a client of it; ``decode`` turns its bytes into params.
-    """
+class RemoteParams:
+    """A `ParamsSource` over a publisher in another process."""
 
     def __init__(
         self,
         get: Callable[[int], tuple[int, bytes] | None],
         decode: Callable[[bytes], PyTree],
     ) -> None:
+        """Stores its parts.
+
+        Args:
+          get: `ParamsPublisher.get`, or a client of it.
+          decode: turns its bytes into params.
+        """
         self._get, self._decode = get, decode
 
     def get_params(self, newer_than: int = -1) -> _Published | None:
@@ -136,7 +141,7 @@ class EncodedParams:
         return None if answer is None else (answer[0], self._decode(answer[1]))
 
 
-class BackgroundParams:
+class ParamsPuller:
     """A `ParamsSource` that answers from memory while a thread pulls from another source."""
 
     def __init__(
@@ -150,10 +155,10 @@ class BackgroundParams:
         """Starts the thread and waits for the first params.
 
         Args:
-          source: whom to ask; its calls should return in bounded time.
-          interval: seconds between two pulls; 0 where the source itself waits for news.
-          patience: for how many seconds pulls may fail before callers are told.
-          first_timeout: how many seconds to wait for the first params.
+          source: where to pull from; its calls should return in bounded time.
+          interval: seconds between two pulls.
+          patience: seconds for which pulls may fail before `get_params` raises.
+          first_timeout: seconds to wait for the first params.
 
         Raises:
           ParamsError: the source failed.
@@ -161,7 +166,7 @@ class BackgroundParams:
         """
         if min(interval, patience) < 0:
             raise ValueError(
-                f"BackgroundParams: times must be at least 0; got {interval} and {patience}."
+                f"ParamsPuller: times must be at least 0; got {interval} and {patience}."
             )
         self._source, self._interval, self._patience = source, interval, patience
         self._condition = threading.Condition()
@@ -169,14 +174,13 @@ class BackgroundParams:
         self._held_since = time.monotonic()
         self._error: Exception | None = None
         self._failing_since = math.inf
-        self._waiting = 0
-        self._hurry = self._closed = False
+        self._closed = False
         self._pulls = self._updates = self._errors = self._skipped = 0
         self._pull_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="params", daemon=True)
         self._thread.start()
         try:
-            self.wait_for(-1, first_timeout)
+            self._wait_for_first(first_timeout)
         except BaseException:
             self._stop(1.0)
             raise
@@ -188,41 +192,16 @@ class BackgroundParams:
           ParamsError: pulls have failed for longer than ``patience``.
           ParamsClosedError: after `close`.
         """
-        self._check("get_params")
+        if self._closed:
+            raise ParamsClosedError("ParamsPuller.get_params: it is closed.")
+        error = self._error
+        if error is not None and self._is_overdue():
+            raise _failure(error)
         held = self._held
         return held if held is not None and held[0] > newer_than else None
 
-    def wait_for(self, version: int, timeout: float) -> int:
-        """Waits until params of ``version`` or newer are in memory; returns the version held.
-
-        Args:
-          version: the oldest one that will do; -1 for any.
-          timeout: in seconds.
-
-        Raises:
-          TimeoutError: they did not come in time.
-          ParamsError, ParamsClosedError: as `get_params`.
-        """
-        with self._condition:
-            self._waiting += 1
-            self._hurry = True
-            self._condition.notify_all()  # the thread now pulls at once, and often
-            try:
-                self._condition.wait_for(lambda: self._settled(version), timeout)
-            finally:
-                self._waiting -= 1
-            if self._held is not None and self._held[0] >= version and not self._closed:
-                return self._held[0]
-            self._check("wait_for", at_once=True)
-            held = "none" if self._held is None else f"version {self._held[0]}"
-        wanted = "any params" if version < 0 else f"params of version {version}"
-        raise TimeoutError(
-            f"BackgroundParams.wait_for: {wanted} must come within {timeout:g} s; got {held}. "
-            "Look whether the learner runs."
-        )
-
     def stats(self) -> dict[str, float]:
-        """Returns counts; ``skipped`` are versions that came and went between two pulls."""
+        """Returns counts; ``skipped`` versions were replaced between two pulls."""
         with self._condition:
             return {
                 "params/version": -1 if self._held is None else self._held[0],
@@ -235,12 +214,30 @@ class BackgroundParams:
             }
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wakes who waits and ends the thread, once the source's present call returns."""
+        """Ends the thread, once the source's present call returns.
+
+        Raises:
+          TimeoutError: that call takes longer than ``timeout`` seconds.
+        """
         if not self._stop(timeout):
             raise TimeoutError(
-                f"BackgroundParams.close: a pull must end within {timeout:g} s; it still runs. "
+                f"ParamsPuller.close: a pull must end within {timeout:g} s; it still runs. "
                 "Give the source's calls a deadline."
             )
+
+    def _wait_for_first(self, timeout: float) -> None:
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._held is not None or self._is_overdue(), timeout=timeout
+            )
+            if self._held is not None:
+                return
+            if self._error is not None:
+                raise _failure(self._error)
+        raise TimeoutError(
+            f"ParamsPuller: the first params must come within {timeout:g} s; got none. "
+            "Check that the learner runs."
+        )
 
     def _stop(self, timeout: float) -> bool:
         with self._condition:
@@ -251,20 +248,19 @@ class BackgroundParams:
 
     def _run(self) -> None:
         while not self._closed:
-            self._hurry = False
             self._pull()
             with self._condition:
-                pause = _SHORTEST_PAUSE if self._error is None else _PAUSE_AFTER_ERROR
-                if not self._waiting:
+                pause = _FIRST_PAUSE if self._error is None else _PAUSE_AFTER_ERROR
+                if self._held is not None:
                     pause = max(pause, self._interval)
-                self._condition.wait_for(lambda: self._closed or self._hurry, pause)
+                self._condition.wait_for(lambda: self._closed, pause)
 
     def _pull(self) -> None:
         held = -1 if self._held is None else self._held[0]
         start = time.monotonic()
         try:
             published, error = self._source.get_params(newer_than=held), None
-        except Exception as raised:  # told to whoever asks for params
+        except Exception as raised:  # get_params raises it to its caller
             published, error = None, raised
         now = time.monotonic()
         with self._condition:
@@ -280,18 +276,12 @@ class BackgroundParams:
                 self._held, self._held_since = published, now
             self._condition.notify_all()
 
-    def _settled(self, version: int) -> bool:
-        """Whether waiting for a version is over: it is here, or never will be."""
-        here = self._held is not None and self._held[0] >= version
-        return self._closed or here or self._overdue()
-
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         return time.monotonic() - self._failing_since >= self._patience
 
-    def _check(self, where: str, at_once: bool = False) -> None:
-        if self._closed:
-            raise ParamsClosedError(f"BackgroundParams.{where}: it is closed.")
-        error = self._error
-        if error is not None and (at_once or self._overdue()):
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            raise ParamsError(f"BackgroundParams.{where}: the source failed.\n{text}") from error
+
+def _failure(cause: Exception) -> ParamsError:
+    text = "".join(traceback.format_exception(cause))
+    error = ParamsError(f"ParamsPuller: the source failed.\n{text}")
+    error.__cause__ = cause
+    return error

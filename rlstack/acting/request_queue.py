@@ -18,7 +18,7 @@ import numpy as np
 
 from rlstack.acting.inferencer import Inference
 
-Name = str | int  # of a client; an actor's rank, say
+ClientName = str | int  # an actor's rank, for instance
 
 
 class StaleIncarnationError(RuntimeError):
@@ -69,11 +69,11 @@ class Clients:
     """Who holds which environments, and in which incarnation."""
 
     def __init__(self, num_envs: int) -> None:
-        self._clients: dict[Name, Client] = {}
+        self._clients: dict[ClientName, Client] = {}
         self._owner = np.full(num_envs, -1, np.int32)
 
     def admit(
-        self, name: Name, incarnation: int, env_ids: np.ndarray
+        self, name: ClientName, incarnation: int, env_ids: np.ndarray
     ) -> tuple[Client, np.ndarray | None]:
         """Lets a client act on environments, which are its own from then on.
 
@@ -114,7 +114,7 @@ class Clients:
         """How many clients have been seen since then."""
         return sum(c.seen >= live_since for c in self._clients.values())
 
-    def _claim(self, client: Client, name: Name, ids: np.ndarray, owners: np.ndarray) -> None:
+    def _claim(self, client: Client, name: ClientName, ids: np.ndarray, owners: np.ndarray) -> None:
         taken = (owners >= 0) & (owners != client.index)
         if taken.any():
             env_id, owner = ids[taken][0], owners[taken][0]
@@ -151,7 +151,7 @@ class RequestQueue:
         self._busy = self._closed = False
         self._wakes_at = math.inf  # when the worker looks again without being woken
 
-    def submit(self, request: Request, name: Name, incarnation: int) -> Taken | None:
+    def submit(self, request: Request, name: ClientName, incarnation: int) -> Taken | None:
         """Puts a client's request in the queue, or raises: see `Clients.admit`.
 
         Returns:
@@ -272,7 +272,7 @@ class RequestQueue:
         to_reset, self._to_reset = self._to_reset, None
         return Taken(batch, to_reset)
 
-    def _replace(self, client: Client, released: np.ndarray, name: Name) -> None:
+    def _replace(self, client: Client, released: np.ndarray, name: ClientName) -> None:
         """Ends what an earlier incarnation has in the queue, and its rows in the table."""
         self._to_reset = released if self._to_reset is None else self._to_reset | released
         for request in self._queue:
@@ -282,7 +282,7 @@ class RequestQueue:
         self._queue = [request for request in self._queue if request.client is not client]
         client.waiting = 0
 
-    def _refuse_twice(self, client: Client, request: Request, name: Name) -> None:
+    def _refuse_twice(self, client: Client, request: Request, name: ClientName) -> None:
         for other in self._queue:
             if other.client is client and np.isin(request.env_ids, other.env_ids).any():
                 raise ValueError(

@@ -1,4 +1,4 @@
 """Learning: the learner, which samples batches, makes updates and publishes params.
 
-May import: rlstack.
+May import: rlstack, rlstack.replay, rlstack.rpc.
 """

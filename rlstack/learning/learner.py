@@ -1,12 +1,13 @@
-"""The Learner: owns params and learner state, and turns samples into newer ones.
+"""The Learner: owns params and learner state, and updates them with samples.
 
 It jits the agent's ``learner_step`` once. Nothing is donated: params are small in this field, the
-Inferencer goes on reading the published ones, and a step that gives NaN must leave behind what it
-began from.
+Inferencer goes on reading the published ones, and an update that gives NaN must keep the params and
+state from before it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +20,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
-from rlstack.types import Batch, LearnerOutput, LearnerState, Logs, Params, PRNGKey, PyTree
+from rlstack.replay import ReplayClosedError
+from rlstack.rpc import Node, Stop, remote
+from rlstack.types import (
+    Batch,
+    LearnerOutput,
+    LearnerState,
+    Logs,
+    LogWriter,
+    Params,
+    PRNGKey,
+    PyTree,
+)
 
 # Initial params are made once, and their random draws take XLA long: a second less at each start.
 _QUICKLY = {"xla_backend_optimization_level": 1}
@@ -45,8 +57,8 @@ class LearnerConfig(Checked):
         self.require("minibatches", known, "auto, scan or calls")
 
 
-class Sampled(Protocol):
-    """What replay hands out: a batch and the keys of its items."""
+class SampleLike(Protocol):
+    """A replay buffer's sample: a batch and the keys of its items."""
 
     @property
     def batch(self) -> Batch:
@@ -54,44 +66,63 @@ class Sampled(Protocol):
 
     @property
     def keys(self) -> np.ndarray:
-        """Replay's names of the items, ``[B]`` uint64."""
+        """The keys of the items in replay, ``[B]`` uint64."""
 
 
-class Replays(Protocol):
+class ReplayReader(Protocol):
     """The reader's side of a ReplayBuffer."""
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Gives items new priorities."""
+        """Sets new priorities of items."""
 
-    def make_dataset(self) -> Iterator[Any]:
-        """Yields samples for as long as there are any."""
+    def set_params_version(self, version: int) -> None:
+        """Tells the version of the newest params, against which staleness counts."""
+
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
+        """Yields samples until `stop` returns True or the buffer is closed."""
 
 
 class NonFiniteError(ArithmeticError):
-    """An update gave NaN or infinite logs; holds what is needed to run it again."""
+    """An update gave NaN or infinite logs; holds what is needed to run it again.
+
+    Attributes:
+      before: {"params", "learner_state"} from before the update.
+      batch: what it learned from.
+    """
 
     def __init__(self, message: str, before: PyTree, batch: Batch) -> None:
         super().__init__(message)
-        self.before = before  # {"params", "learner_state"} as they were before the update
+        self.before = before
         self.batch = batch
 
 
-class Learner:
-    """Learns from samples and publishes params by version."""
+class Learner(Node):
+    """Learns from samples and publishes params by version.
+
+    Attributes:
+      params: the newest params.
+      learner_state: the newest learner state.
+      version: updates made, also those before a `load`.
+    """
 
     def __init__(
-        self, cfg: LearnerConfig, agent: Agent, replay: Replays | None, rng_key: PRNGKey
+        self,
+        cfg: LearnerConfig,
+        agent: Agent,
+        replay_buffer: ReplayReader | None,
+        rng_key: PRNGKey,
     ) -> None:
         """Initialises params and learner state.
 
         Args:
           cfg: how to run the updates.
-          agent: whose ``learner_step`` to run.
-          replay: told the new priorities; the source of `run`. None for offline batches.
+          agent: its ``learner_step`` is run.
+          replay_buffer: the source of `run`, and gets new priorities. None if only `step` is
+            called and the agent gives no priorities.
           rng_key: consumed for the initial params and the learner's own key.
         """
         self._cfg = cfg
-        self._replay = replay
+        self._replay_buffer = replay_buffer
         params_key, learner_key = jax.random.split(rng_key)
         self.params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
         self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
@@ -100,29 +131,32 @@ class Learner:
         self.params, self.learner_state = self._placed(self.params, self.learner_state)
         self._step = _jitted_step(cfg, agent, self.params)
 
+    @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
         """Returns (version, params), or None when there is nothing newer.
 
-        Params of several devices are handed out as the copy on the first of them.
+        Params on several devices are returned as the copy on the first of them. Safe to call from
+        other threads.
         """
         if self.version <= newer_than:
             return None
         if self._everywhere is None:
             return self.version, self.params
-        return self.version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
+        version = self.version  # first: params may only be newer than their version says
+        return version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
 
     def compile(self, batch: Batch) -> None:
-        """Compiles the update before there is a batch, where it is one jitted function.
+        """Compiles the update before there is a batch, if it is one jitted function.
 
         Args:
-          batch: shapes and dtypes of the batches to come (``jax.ShapeDtypeStruct``); an update of
-            others is compiled at its first call.
+          batch: shapes and dtypes of the batches to come (``jax.ShapeDtypeStruct``); for other
+            batches the update is compiled at its first call.
         """
         lower = getattr(self._step, "lower", None)
         if lower is not None and self._everywhere is None:
             lower(self.params, self.learner_state, batch).compile()
 
-    def step(self, sample: Sampled) -> Logs:
+    def step(self, sample: SampleLike) -> Logs:
         """Makes one update; returns its logs as numpy scalars.
 
         When it returns, the sample's arrays are no longer read and may be overwritten.
@@ -133,28 +167,41 @@ class Learner:
         before = self.params, self.learner_state
         batch = self._shard(sample.batch)
         params, learner_state, output = self._step(*before, batch)
-        logs = output.logs  # on the host: one device has done its work
+        logs = output.logs  # on the host, so that a single device has finished
         if self._everywhere is not None:
             jax.block_until_ready(params)
         if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
             raise _non_finite(logs, before, sample.batch, self.version)
         self.params, self.learner_state = params, learner_state
         self.version += 1
-        if output.priorities is not None and self._replay is not None:
-            self._replay.update_priorities(sample.keys, np.asarray(output.priorities))
+        if output.priorities is not None and self._replay_buffer is not None:
+            self._replay_buffer.update_priorities(sample.keys, np.asarray(output.priorities))
         return logs
 
-    def run(self, stop: Callable[[], bool]) -> None:
-        """Learns from the replay's dataset until told to stop or the dataset ends."""
-        if self._replay is None:
-            raise ValueError("Learner.run: it needs a replay to draw from; got replay=None.")
-        for sample in self._replay.make_dataset():
-            if stop():
-                return
-            self.step(sample)
+    def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:
+        """Learns from the replay buffer's dataset until told to stop or the dataset ends.
+
+        Args:
+          stop: a function or a ``threading.Event`` that says when; it is also asked while a sample
+            is awaited. None: when the Launchpad program of this node stops; outside of one, never.
+          logger: gets the logs of each update, as ``learner/...``, at the version it gave.
+
+        Raises:
+          NonFiniteError: see `step`.
+          ValueError: the learner has no replay buffer.
+        """
+        replay_buffer = self._replay_buffer
+        if replay_buffer is None:
+            raise ValueError("Learner.run: replay_buffer must be given; got replay_buffer=None.")
+        with self._running(stop) as should_stop, contextlib.suppress(ReplayClosedError):
+            for sample in replay_buffer.make_dataset(should_stop):
+                logs = self.step(sample)
+                replay_buffer.set_params_version(self.version)
+                if logger is not None:
+                    logger.write(self.version, {f"learner/{k}": v for k, v in logs.items()})
 
     def save(self) -> PyTree:
-        """Returns all that the learner holds."""
+        """Returns params, learner state and version."""
         return {
             "params": self.params,
             "learner_state": self.learner_state,
@@ -162,7 +209,7 @@ class Learner:
         }
 
     def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned."""
+        """Restores what `save` returned."""
         self.params, self.learner_state = self._placed(saved["params"], saved["learner_state"])
         self.version = int(saved["version"])
 

@@ -11,7 +11,7 @@ Counting: sizes, inserts, samples and their ratio are in items, never in steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from rlstack.checks import Checked
 from rlstack.types import Batch, Logs, PyTree, Transition
+
+LOOK_PERIOD = 0.2  # seconds that a dataset waits for a sample between two looks at its ``stop``
 
 
 class Sample(NamedTuple):
@@ -238,8 +240,13 @@ class ReplayBuffer(Protocol):
         Without it the newest version seen in added steps is taken.
         """
 
-    def make_dataset(self) -> Iterator[Sample]:
-        """Yields samples: until ``close``, or, where nobody else can add, while ``can_sample``."""
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
+        """Yields samples until ``close``; in-process, only while ``can_sample``.
+
+        Args:
+          stop: ends the iteration once it returns True. It is asked before each sample and every
+            fraction of a second while one is awaited, for which there is no timeout then.
+        """
 
     def stats(self) -> Logs:
         """Returns sizes, counters, seconds waited, and the last batch's lag in params versions."""

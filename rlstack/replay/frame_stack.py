@@ -12,7 +12,7 @@ was added; a stack that is none of these is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -254,9 +254,9 @@ class StackedReplay:
         """Tells the version of the learner's params."""
         self.stored.set_params_version(version)
 
-    def make_dataset(self) -> Iterator[Sample]:
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
         """Yields samples, as the buffer around which this is does."""
-        return map(self._stacks.join, self.stored.make_dataset())
+        return map(self._stacks.join, self.stored.make_dataset(stop))
 
     def stats(self) -> Logs:
         """Returns sizes, counters and lag."""

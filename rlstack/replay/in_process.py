@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -152,9 +152,9 @@ class InProcessReplay:
         with self._lock:
             self._table.version = max(self._table.version, int(version))
 
-    def make_dataset(self) -> Iterator[Sample]:
-        """Yields samples while ``can_sample``."""
-        while self.can_sample():
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
+        """Yields samples while ``can_sample``, until told to stop."""
+        while self.can_sample() and not (stop is not None and stop()):
             yield self.sample()
 
     def stats(self) -> Logs:

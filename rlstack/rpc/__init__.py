@@ -7,8 +7,11 @@ May import: rlstack.
 """
 
 from rlstack.rpc.calls import RemoteObject, serve
+from rlstack.rpc.codec import register
+from rlstack.rpc.node import Node, Stop, StoppedError, client_of
 from rlstack.rpc.service import (
     ClosedError,
+    Remote,
     RemoteError,
     Service,
     UnavailableError,
@@ -17,10 +20,16 @@ from rlstack.rpc.service import (
 
 __all__ = [
     "ClosedError",
+    "Node",
+    "Remote",
     "RemoteError",
     "RemoteObject",
     "Service",
+    "Stop",
+    "StoppedError",
     "UnavailableError",
+    "client_of",
+    "register",
     "remote",
     "serve",
 ]

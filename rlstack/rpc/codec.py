@@ -57,6 +57,17 @@ def register(*classes: Any) -> None:
         _CLASSES[_class_name(cls)] = cls
 
 
+def register_records(tree: PyTree) -> None:
+    """Registers the classes of all NamedTuples in a tree."""
+    if isinstance(tree, collections.abc.Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, tuple | list):
+        if hasattr(tree, "_fields"):
+            register(type(tree))
+        for child in tree:
+            register_records(child)
+
+
 def encode(tree: PyTree) -> bytes:
     """Returns a message; arrays are copied into it once.
 

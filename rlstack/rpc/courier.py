@@ -10,6 +10,8 @@ import contextlib
 import datetime
 import functools
 import queue
+import sys
+import threading
 import weakref
 from typing import Any
 
@@ -123,6 +125,35 @@ class Channel:
         # cannot wait for itself, so that the process aborts. Who opens the next channel frees it.
         if hasattr(self, "_client"):
             _retired.append(self)
+
+
+def replace_handlers(server: Any, instance: object, service: Service) -> None:
+    """Binds the handlers of `service` in place of the public methods of `instance`.
+
+    Args:
+      server: the ``courier.Server`` that Launchpad has made for the instance; not started yet.
+      instance: the object of a node.
+      service: answers instead.
+    """
+    for name in dir(instance):
+        is_public = not name.startswith("_") or name == "__call__"
+        if is_public and name != "set_courier_server" and callable(getattr(instance, name)):
+            server.Unbind(name)
+    for name in dir(service):
+        server.Bind(name, getattr(service, name))
+
+
+def program_stop_event() -> threading.Event:
+    """Returns the event that Launchpad sets when the program of this node stops."""
+    import launchpad
+
+    return launchpad.stop_event()
+
+
+def is_client(x: object) -> bool:
+    """Whether `x` is a ``courier.Client``; imports nothing."""
+    courier = sys.modules.get("courier")
+    return courier is not None and isinstance(x, courier.Client)
 
 
 _retired: list[Channel] = []  # those that nobody uses, to be freed

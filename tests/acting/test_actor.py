@@ -1,6 +1,7 @@
 """The Actor: who is called with what, in which order, and what is counted."""
 
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -11,6 +12,8 @@ import pytest
 from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig
 from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.storage.loggers import InMemoryLogger
 from rlstack.types import EnvSpec, TimeStep
 from tests.agent_cases import FIRST, LAST, MID, SETTINGS, case
 
@@ -60,7 +63,7 @@ class Memory:
         self.journal = [] if journal is None else journal
         self.added = []
 
-    def add(self, env_ids, transition):
+    def add(self, env_ids, transition, timeout=None):
         self.journal.append(("add", env_ids, transition))
         self.added.append((env_ids, transition))
 
@@ -200,6 +203,47 @@ def test_run_goes_on_until_told_to_stop():
     with SyncEnv(Countdown, 2, "for_loop") as env:
         Actor(env, Echo(), memory).run(stop=functools.partial(next, answers))
     assert len(memory.added) == 5
+
+
+def test_run_logs_each_episode_and_closes_the_environments_it_made():
+    logger, stop, made = InMemoryLogger(), threading.Event(), []
+
+    def build():
+        made.append(SyncEnv(Countdown, 2, "for_loop"))
+        return made[0]
+
+    class Last(Memory):
+        def add(self, env_ids, transition, timeout=None):
+            super().add(env_ids, transition)
+            if len(self.added) == 6:
+                stop.set()
+
+    actor = Actor(build, Echo(), Last())
+    actor.run(stop, logger)
+    # The first environment's episodes have one step, the second's two, and then one to reset.
+    returns = logger.series("actor/episode_return")
+    assert returns == [(2, 1), (3, 3), (4, 1), (7, 1), (7, 3)]
+    with pytest.raises(RuntimeError, match="closed"):
+        made[0].reset()
+
+
+def test_run_waits_for_room_until_told_to_stop_or_the_replay_is_closed():
+    class Full(Memory):
+        def add(self, env_ids, transition, timeout=None):
+            self.added.append(timeout)
+            raise ReplayTimeoutError
+
+    class Closed(Memory):
+        def add(self, env_ids, transition, timeout=None):
+            raise ReplayClosedError
+
+    full, answers = Full(), iter([False, False, True])
+    with SyncEnv(Countdown, 2, "for_loop") as env:
+        Actor(env, Echo(), full).run(stop=functools.partial(next, answers))
+        assert full.added == [1.0, 1.0]
+        Actor(env, Echo(), Closed()).run()
+        with pytest.raises(ReplayClosedError):
+            Actor(env, Echo(), Closed()).step()
 
 
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-structured", "dqn"])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rlstack.acting.params import (
-    BackgroundParams,
-    EncodedParams,
     ParamsClosedError,
     ParamsError,
     ParamsPublisher,
+    ParamsPuller,
+    RemoteParams,
 )
 
 pytestmark = pytest.mark.timeout(30)
@@ -74,14 +74,13 @@ def join(threads):
 
 
 def test_readers_get_what_is_newer_and_nothing_else():
-    publisher = ParamsPublisher(pickle.dumps)
+    learner = Source(version=-1)
+    publisher = ParamsPublisher(learner, pickle.dumps)
     assert publisher.get() is None
-    publisher.publish(3, {"w": np.arange(2)})
+    learner.published = 3, {"w": np.arange(2)}
     version, data = publisher.get(newer_than=2)
     assert version == 3 and pickle.loads(data)["w"].tolist() == [0, 1]
     assert publisher.get(newer_than=3) is None
-    with pytest.raises(ValueError, match="versions must grow; got 3 after 3"):
-        publisher.publish(3, {})
 
 
 def test_a_version_is_encoded_once_for_many_readers_and_never_for_none():
@@ -92,9 +91,9 @@ def test_a_version_is_encoded_once_for_many_readers_and_never_for_none():
         time.sleep(0.05)  # long enough for all readers to meet
         return params.encode()
 
-    publisher = ParamsPublisher(encode)
-    publisher.publish(1, "unread")
-    publisher.publish(2, "read")
+    learner = Source(1, "unread")
+    publisher = ParamsPublisher(learner, encode)
+    learner.published = 2, "read"
     threads, answers = in_threads(*[publisher.get] * 6)
     join(threads)
     assert answers == [(2, b"read")] * 6 and encoded == ["read"]
@@ -104,12 +103,12 @@ def test_a_version_is_encoded_once_for_many_readers_and_never_for_none():
 
 
 def test_the_lag_of_readers_is_counted_in_versions():
-    publisher = ParamsPublisher(pickle.dumps)
-    publisher.publish(0, "a")
+    learner = Source(0, "a")
+    publisher = ParamsPublisher(learner, pickle.dumps)
     publisher.get()
-    publisher.publish(1, "b")
+    learner.published = 1, "b"
     publisher.get(newer_than=0)
-    publisher.publish(6, "c")
+    learner.published = 6, "c"
     publisher.get(newer_than=1)
     stats = publisher.stats()
     assert stats["publisher/lag_mean"] == 3 and stats["publisher/lag_max"] == 5
@@ -123,29 +122,17 @@ def test_a_failed_encoding_is_told_and_tried_again():
             raise failures.pop()
         return params
 
-    publisher = ParamsPublisher(encode)
-    publisher.publish(0, b"x")
+    publisher = ParamsPublisher(Source(0, b"x"), encode)
     with pytest.raises(ValueError, match="no space"):
         publisher.get()
     assert publisher.get() == (0, b"x")
 
 
-def test_a_long_poll_ends_by_news_by_time_or_by_close():
-    publisher = ParamsPublisher(pickle.dumps)
-    publisher.publish(0, "a")
-    start = time.monotonic()
-    assert publisher.get(newer_than=0, wait_s=0.05) is None
-    assert 0.04 < time.monotonic() - start < 1
-    threads, answers = in_threads(*[lambda: publisher.get(newer_than=0, wait_s=10)] * 3)
-    time.sleep(0.02)
-    publisher.publish(1, "b")
-    join(threads)
-    assert answers == [(1, pickle.dumps("b"))] * 3
-    threads, answers = in_threads(lambda: publisher.get(newer_than=1, wait_s=10))
-    time.sleep(0.02)
+def test_a_closed_publisher_refuses_reads():
+    publisher = ParamsPublisher(Source(), pickle.dumps)
     publisher.close()
-    join(threads)
-    assert isinstance(answers[0], ParamsClosedError)
+    with pytest.raises(ParamsClosedError):
+        publisher.get()
 
 
 # The puller.
@@ -153,7 +140,7 @@ def test_a_long_poll_ends_by_news_by_time_or_by_close():
 
 def test_it_answers_from_memory_and_asks_for_news_only():
     source = Source()
-    params = BackgroundParams(source, interval=0.002)
+    params = ParamsPuller(source, interval=0.002)
     assert params.get_params() == (0, "p0")
     assert params.get_params(newer_than=0) is None
     source.published = 5, "p5"
@@ -170,7 +157,7 @@ def test_it_answers_from_memory_and_asks_for_news_only():
 
 def test_a_slow_source_never_holds_up_a_reader():
     source = Source()
-    params = BackgroundParams(source, interval=0)
+    params = ParamsPuller(source, interval=0)
     gate = threading.Event()
     original = source.get_params
     source.get_params = lambda newer_than: (gate.wait(10), original(newer_than))[1]
@@ -182,30 +169,13 @@ def test_a_slow_source_never_holds_up_a_reader():
     params.close()
 
 
-def test_waiting_for_a_version_does_not_wait_for_the_interval():
-    source = Source()
-    params = BackgroundParams(source, interval=60)
-    assert params.wait_for(0, timeout=0) == 0
-    threads, answers = in_threads(lambda: params.wait_for(2, timeout=10))
-    time.sleep(0.02)
-    source.published = 1, "p1"
-    until(lambda: params.get_params(newer_than=0) == (1, "p1"))
-    assert answers == [None]
-    source.published = 3, "p3"
-    join(threads)
-    assert answers == [3]
-    with pytest.raises(TimeoutError, match=r"version 9 must come within 0.02 s; got version 3"):
-        params.wait_for(9, timeout=0.02)
-    params.close()
-
-
 def test_without_first_params_it_does_not_start():
-    with pytest.raises(TimeoutError, match=r"any params must come within 0.05 s; got none"):
-        BackgroundParams(Source(version=-1), interval=0.01, first_timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"the first params must come within 0.05 s; got none"):
+        ParamsPuller(Source(version=-1), interval=0.01, first_timeout=0.05)
     source = Source()
     source.error = OSError("no route to learner")
     with pytest.raises(ParamsError, match="no route to learner") as caught:
-        BackgroundParams(source)
+        ParamsPuller(source)
     assert "in get_params" in str(caught.value)  # the traceback, as text
 
 
@@ -213,7 +183,7 @@ def test_first_params_may_come_late():
     source = Source(version=-1)
     timer = threading.Timer(0.05, lambda: setattr(source, "published", (0, "late")))
     timer.start()
-    params = BackgroundParams(source, interval=60, first_timeout=10)
+    params = ParamsPuller(source, interval=60, first_timeout=10)
     assert params.get_params() == (0, "late")
     params.close()
     timer.join()
@@ -221,7 +191,7 @@ def test_first_params_may_come_late():
 
 def test_errors_are_told_after_patience_and_forgotten_when_it_works_again():
     source = Source()
-    params = BackgroundParams(source, interval=0.002, patience=0.3)
+    params = ParamsPuller(source, interval=0.002, patience=0.3)
     source.error = OSError("gone")
     until(lambda: params.stats()["params/errors"] > 0)
     assert params.get_params() == (0, "p0")  # not yet
@@ -234,27 +204,16 @@ def test_errors_are_told_after_patience_and_forgotten_when_it_works_again():
         return False
 
     until(told)
-    with pytest.raises(ParamsError, match="gone"):
-        params.wait_for(1, timeout=5)
     source.error, source.published = None, (1, "p1")
     until(lambda: not told())
-    assert params.wait_for(1, timeout=5) == 1
+    until(lambda: params.get_params(newer_than=0) == (1, "p1"))
     params.close()
-
-
-def test_close_wakes_who_waits():
-    params = BackgroundParams(Source(), interval=0.01)
-    threads, answers = in_threads(*[lambda: params.wait_for(7, timeout=20)] * 2)
-    time.sleep(0.02)
-    params.close()
-    join(threads)
-    assert all(isinstance(answer, ParamsClosedError) for answer in answers)
 
 
 def test_a_pull_that_does_not_end_is_named_at_close():
     gate = threading.Event()
     source = Source()
-    params = BackgroundParams(source, interval=0)
+    params = ParamsPuller(source, interval=0)
     source.get_params = lambda newer_than: gate.wait(10) and None
     time.sleep(0.02)
     with pytest.raises(TimeoutError, match=r"a pull must end within 0.05 s"):
@@ -264,14 +223,14 @@ def test_a_pull_that_does_not_end_is_named_at_close():
 
 
 def test_from_learner_to_actor():
-    publisher = ParamsPublisher(pickle.dumps)
-    publisher.publish(0, {"w": np.zeros(3)})
-    source = EncodedParams(lambda newer_than: publisher.get(newer_than, 0.01), pickle.loads)
-    readers = [BackgroundParams(source, interval=0) for _ in range(3)]
+    learner = Source(0, {"w": np.zeros(3)})
+    publisher = ParamsPublisher(learner, pickle.dumps)
+    source = RemoteParams(publisher.get, pickle.loads)
+    readers = [ParamsPuller(source, interval=0) for _ in range(3)]
     for version in range(1, 20):
-        publisher.publish(version, {"w": np.full(3, version)})
+        learner.published = version, {"w": np.full(3, version)}
         for reader in readers:
-            assert reader.wait_for(version, timeout=10) == version
+            until(lambda reader=reader, old=version - 1: reader.get_params(old) is not None)
             held, params = reader.get_params()
             assert held == version and params["w"].tolist() == [version] * 3
     assert publisher.stats()["publisher/encodes"] == 20
@@ -282,4 +241,4 @@ def test_from_learner_to_actor():
 @pytest.mark.parametrize("wrong", [{"interval": -1.0}, {"patience": -1.0}])
 def test_negative_times_are_refused(wrong):
     with pytest.raises(ValueError, match="times must be at least 0; got"):
-        BackgroundParams(Source(), **wrong)
+        ParamsPuller(Source(), **wrong)

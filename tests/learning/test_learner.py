@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -12,8 +13,11 @@ import pytest
 
 from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
 from rlstack.replay import Sample
+from rlstack.storage.loggers import InMemoryLogger
 from tests.agent_cases import assert_close, case
 
+EVENT = threading.Event()
+EVENT.set()
 KEYS = np.array([5, 6, 7, 8], np.uint64)
 
 
@@ -26,8 +30,13 @@ class Replay:
     def update_priorities(self, keys, priorities):
         self.told.append((keys, priorities))
 
-    def make_dataset(self):
+    def set_params_version(self, version):
+        self.version = version
+
+    def make_dataset(self, stop=None):
         for _ in range(self.times):
+            if stop():
+                return
             yield self.sample
 
 
@@ -89,12 +98,16 @@ def test_the_check_can_be_left_out():
 
 
 def test_run_takes_what_there_is_or_stops_when_told():
-    learner = make(replay=Replay(sample(), times=3))
-    learner.run(stop=lambda: False)
+    replay, logger = Replay(sample(), times=3), InMemoryLogger()
+    learner = make(replay=replay)
+    learner.run(logger=logger)
+    assert learner.version == replay.version == 3
+    assert [step for step, _ in logger.series("learner/loss")] == [1, 2, 3]
+    learner.run(stop=EVENT)
     assert learner.version == 3
     learner.run(stop=functools.partial(next, iter([False, True])))
     assert learner.version == 4
-    with pytest.raises(ValueError, match="needs a replay"):
+    with pytest.raises(ValueError, match="replay_buffer must be given; got replay_buffer=None"):
         make().run(stop=lambda: False)
 
 

@@ -17,15 +17,17 @@ Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Where this differs from 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlstack.replay.base import (
+    LOOK_PERIOD,
     ReplayClosedError,
     ReplayConfig,
+    ReplayTimeoutError,
     Sample,
     as_logs,
 )
@@ -183,13 +185,20 @@ class ReverbReplayBuffer:
         """Tells the version of the learner's params."""
         self._maxima.saw_version(int(version))
 
-    def make_dataset(self) -> Iterator[Sample]:
-        """Yields samples until ``close``; with the server itself at hand, while ``can_sample``."""
-        while not self._closed:
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
+        """Yields samples until ``close``, or until told to stop.
+
+        With the server itself at hand, only while ``can_sample``.
+        """
+        while not self._closed and (stop is None or not stop()):
             if self._server is not None and not self.can_sample():
                 return
             try:
-                sample = self.sample()
+                sample = self.sample(timeout=None if stop is None else LOOK_PERIOD)
+            except ReplayTimeoutError:
+                if stop is None:
+                    raise
+                continue
             except ReplayClosedError:
                 if self._closed:
                     return

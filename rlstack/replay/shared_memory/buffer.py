@@ -11,12 +11,19 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayClosedError, ReplayConfig, Sample, as_logs
+from rlstack.replay.base import (
+    LOOK_PERIOD,
+    ReplayClosedError,
+    ReplayConfig,
+    ReplayTimeoutError,
+    Sample,
+    as_logs,
+)
 from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER, Block, start_time
 from rlstack.replay.shared_memory.flow_control import Ids, PollingWait
@@ -202,13 +209,17 @@ class SharedMemReplayBuffer:
         with self._lock:
             self._table.version = max(self._table.version, int(version))
 
-    def make_dataset(self) -> Iterator[Sample]:
-        """Yields samples until ``close``."""
-        while True:
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
+        """Yields samples until ``close``, or until told to stop."""
+        while stop is None or not stop():
             try:
-                sample = self.sample()
+                sample = self.sample(timeout=None if stop is None else LOOK_PERIOD)
             except ReplayClosedError:
                 return
+            except ReplayTimeoutError:
+                if stop is None:
+                    raise
+                continue
             yield sample
 
     def stats(self) -> Logs:

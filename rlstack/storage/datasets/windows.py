@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -117,9 +117,12 @@ class Windows:
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
         """Does nothing: an epoch has no priorities."""
 
-    def make_dataset(self) -> Iterator[Sample]:
-        """Yields samples for ever."""
-        while True:
+    def set_params_version(self, version: int) -> None:
+        """Does nothing: recorded steps have no params version."""
+
+    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
+        """Yields samples until told to stop."""
+        while stop is None or not stop():
             yield self.sample()
 
     def stats(self) -> Logs:

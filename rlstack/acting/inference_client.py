@@ -1,0 +1,62 @@
+"""The actor's side of an inference service in another node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from rlstack.acting.inferencer import Inference
+from rlstack.acting.request_queue import ClientName
+from rlstack.rpc import RemoteError, RemoteObject, StoppedError, UnavailableError
+from rlstack.types import TimeStep
+
+# Errors of a service that stops or is overloaded: the same call may succeed later.
+_PASSING_ERRORS = ("ServiceClosedError", "TimeoutError")
+_RETRY_PAUSE = 0.05  # seconds
+
+
+class InferenceClient:
+    """An InferenceService in another node, as an Actor's inferencer; waits until told to stop."""
+
+    def __init__(
+        self,
+        service: RemoteObject,
+        client: ClientName,
+        incarnation: int,
+        should_stop: Callable[[], bool],
+        timeout: float = 60.0,
+    ) -> None:
+        """Stores its parts.
+
+        Args:
+          service: the remote InferenceService.
+          client: the actor's name or rank, and
+          incarnation: the number of its restart, as `InferenceService.inference` takes them.
+          should_stop: says when to give up on a service that does not answer.
+          timeout: seconds after which to give up in any case.
+        """
+        self._service, self._client, self._incarnation = service, client, incarnation
+        self._should_stop, self._timeout = should_stop, timeout
+
+    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
+        """Acts on one batch; see `InferenceService.inference`.
+
+        Raises:
+          StoppedError: told to stop while the service did not answer.
+          UnavailableError: the service did not answer in time.
+          RemoteError: acting failed.
+        """
+        until = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._service.inference(self._client, self._incarnation, env_ids, timestep)
+            except (UnavailableError, RemoteError) as error:
+                if isinstance(error, RemoteError) and error.type_name not in _PASSING_ERRORS:
+                    raise
+                if self._should_stop():
+                    raise StoppedError from None
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_RETRY_PAUSE)

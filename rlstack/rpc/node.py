@@ -1,0 +1,78 @@
+"""Makes an object a node of a user's own Launchpad program.
+
+``lp.CourierNode(Learner, cfg, agent, replay_buffer, rng_key)`` constructs a Learner in the node's
+process and calls its ``set_courier_server`` and ``run``; other nodes get a ``courier.Client``.
+Courier's own handlers hang on array arguments. So a `Node` puts the handlers of a `Service` in
+their place, and `client_of` makes a `RemoteObject` of a ``courier.Client``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from rlstack.rpc import courier
+from rlstack.rpc.calls import RemoteObject
+from rlstack.rpc.service import Interface, Service
+
+
+class Event(Protocol):
+    """What is needed of a ``threading.Event``."""
+
+    def is_set(self) -> bool:
+        """Whether it has been set."""
+
+
+Stop = Callable[[], bool] | Event | None  # says when to stop; None: when the program stops
+
+
+class StoppedError(RuntimeError):
+    """A node was told to stop while it waited."""
+
+
+class Node:
+    """Base of the classes that a ``launchpad.CourierNode`` can run."""
+
+    _server: Any = None  # a courier.Server
+    _program_stop: Event | None = None
+
+    def set_courier_server(self, server: Any) -> None:
+        """Serves what `_served` returns; Launchpad calls this in the node."""
+        self._program_stop = courier.program_stop_event()
+        served = self._served()
+        if served is not None:
+            courier.replace_handlers(server, self, Service(served))
+            server.Start()
+            self._server = server
+
+    def _served(self) -> object | None:
+        """Returns the object whose remote methods other nodes call; None if they call none."""
+        return self
+
+    @contextlib.contextmanager
+    def _running(self, stop: Stop) -> Iterator[Callable[[], bool]]:
+        """Gives a function that says whether to stop; at the end, closes Launchpad's server."""
+        stop = self._program_stop if stop is None else stop
+        try:
+            yield _never if stop is None else stop if callable(stop) else stop.is_set
+        finally:
+            if self._server is not None:
+                self._server.Stop()
+                self._server.Join()
+                self._server = None
+
+
+def client_of(node: Any, interface: Interface, *, name: str) -> Any:
+    """Returns a `RemoteObject` where `node` is a ``courier.Client``, else `node` itself.
+
+    Args:
+      node: an object of this process, or what Launchpad makes of the handle of one elsewhere.
+      interface: the class whose marked methods the node serves, or rules by name.
+      name: the node's, for errors.
+    """
+    return RemoteObject(node, interface, name=name) if courier.is_client(node) else node
+
+
+def _never() -> bool:
+    return False
