@@ -19,7 +19,12 @@ from __future__ import annotations
 import dataclasses
 
 from agents.registry import register
-from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig, standardised
+from rlstack.families.policy_gradient import (
+    PolicyGradientAgent,
+    PolicyGradientConfig,
+    actor_critic_loss,
+    standardised,
+)
 from rlstack.math import returns
 from rlstack.networks import actor_critic
 from rlstack.types import Array, Batch, Logs, Params
@@ -57,4 +62,4 @@ class A2C(PolicyGradientAgent):
         )
         if self.cfg.normalise_advantages:
             advantages = standardised(advantages, unrolled.mask)
-        return self.actor_critic_loss(unrolled, advantages, targets)
+        return actor_critic_loss(self.cfg, unrolled, advantages, targets)

@@ -30,7 +30,7 @@ from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
+from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.types import (
     AgentState,
     Array,
@@ -70,12 +70,12 @@ class BCOutput(NamedTuple):
 class BCLearnerState(NamedTuple):
     """What the learner keeps."""
 
-    opt_state: Any
+    opt_state: optax.OptState
     rng_key: PRNGKey
 
 
 @register(BCConfig, network=policy_network, offline=True)
-class BC(OneOptimizer, Agent):
+class BC(Agent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of a policy."""
 
     cfg: BCConfig
@@ -95,6 +95,13 @@ class BC(OneOptimizer, Agent):
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> BCLearnerState:
         """Returns the optimizer's initial state and the learner's key."""
         return BCLearnerState(self._optimizer.init(params), rng_key)
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> distributions.Distribution:
+        """Returns the policy."""
+        del rng_key
+        return self._distribution(self.network.apply(None, params, timestep, state)[0], timestep)
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
@@ -140,8 +147,14 @@ class BC(OneOptimizer, Agent):
             **{name: mean(x) for name, x in matches.items()},
         }
 
+    def apply_gradients(
+        self, params: Params, learner_state: BCLearnerState, grads: PyTree
+    ) -> tuple[Params, optax.OptState, Logs]:
+        """Takes one step of the optimizer."""
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+
     def update_learner_state(
-        self, params: Params, learner_state: BCLearnerState, opt_state: Any
+        self, params: Params, learner_state: BCLearnerState, opt_state: optax.OptState
     ) -> BCLearnerState:
         """Keeps the optimizer's state."""
         return learner_state._replace(opt_state=opt_state)

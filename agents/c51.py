@@ -19,16 +19,17 @@ import jax.numpy as jnp
 
 from agents.registry import register
 from rlstack.families.q_learning import (
-    ItemLosses,
     QLearning,
     QLearningConfig,
     behaviour_policy,
     of_actions,
+    preferences,
+    td_loss,
 )
-from rlstack.math.n_step import NStep
+from rlstack.math.n_step import NStep, n_step
 from rlstack.math.value_distributions import categorical_kl, project
 from rlstack.networks import distributional_q_network
-from rlstack.types import Array, Params, PRNGKey
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,30 +56,49 @@ class C51(QLearning):
 
     cfg: C51Config
 
-    def atoms(self, num_atoms: int) -> Array:
-        """Returns the returns that atoms stand for, ``[N]``, evenly spaced."""
-        return jnp.linspace(self.cfg.min_value, self.cfg.max_value, num_atoms)
+    def action_values(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
+    ) -> Array:
+        """Returns the means of the predicted distributions, ``[B, A]``."""
+        return self.means(self.outputs(rng_key if noisy else None, params, timestep))
 
-    def values(self, outputs: Array) -> Array:
-        """Returns the means of the distributions that logits ``[..., N]`` say, ``[...]``."""
-        return jax.nn.softmax(outputs) @ self.atoms(outputs.shape[-1])
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the weighted mean of KL divergences from targets to predictions.
 
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns the KL divergences from targets to predictions, which are priorities too."""
+        Returns:
+          The loss, (logs, the divergences as priorities ``[B]``).
+        """
         online_key, target_key = jax.random.split(rng_key)
-        target = self.target_probs(target_key, params, target_params, transition)
+        transition = n_step(batch.trajectory, self.cfg.discount)
         outputs = self.outputs(online_key, params, transition.timestep)
         logits = of_actions(outputs, transition.action)
+        target = self.target_probs(target_key, params, target_params, transition)
         losses = categorical_kl(target, logits)
-        return ItemLosses(losses, losses, self.values(logits))
+        return td_loss(losses, losses, self.means(logits), transition, batch.weights)
 
     def target_probs(
         self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
     ) -> Array:
-        """Returns the projected n-step distributions, ``[B, N]`` (the paper's algorithm 1)."""
-        logits = self.bootstrap(rng_key, params, target_params, transition.end)
-        atoms = self.atoms(logits.shape[-1])
+        """Returns the projected n-step distributions, ``[B, N]`` (the paper's algorithm 1).
+
+        With ``double`` the online network says which action is best, else the target network.
+        """
+        target_key, choosing_key = jax.random.split(rng_key)
+        outputs = choosing = self.outputs(target_key, target_params, transition.end)
+        if self.cfg.double:
+            choosing = self.outputs(choosing_key, params, transition.end)
+        best = preferences(self.means(choosing), transition.end).mode()
+        probs = jax.nn.softmax(of_actions(outputs, best))
+        atoms = self.atoms(probs.shape[-1])
         moved = transition.reward[:, None] + transition.discount[:, None] * atoms
-        return project(moved, jax.nn.softmax(logits), atoms)
+        return jax.lax.stop_gradient(project(moved, probs, atoms))
+
+    def means(self, logits: Array) -> Array:
+        """Returns the means of the distributions with logits ``[..., N]``, ``[...]``."""
+        return jax.nn.softmax(logits) @ self.atoms(logits.shape[-1])
+
+    def atoms(self, num_atoms: int) -> Array:
+        """Returns the returns that the atoms stand for, ``[N]``, evenly spaced."""
+        return jnp.linspace(self.cfg.min_value, self.cfg.max_value, num_atoms)

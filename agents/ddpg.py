@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from agents.registry import register
-from rlstack.families.deterministic import (
+from rlstack.families.off_policy import (
     DeterministicAgent,
     DeterministicConfig,
     DeterministicParams,
@@ -26,7 +26,7 @@ from rlstack.families.deterministic import (
 )
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
-from rlstack.optimizers import OneOptimizer, component_optimizer
+from rlstack.optimizers import component_optimizer, optimizer_step
 from rlstack.types import Array, Batch, LearnerOutput, Logs, PRNGKey, PyTree
 
 
@@ -35,7 +35,7 @@ class DDPGConfig(DeterministicConfig):
     """Hyperparameters of DDPG."""
 
     num_critics: int = 1
-    """Critics; of several, of which the paper knows nothing, the least value counts."""
+    """Critics; of several the smallest value counts. The paper has one."""
     target_rate: float = 0.005
     """Share of the params that the targets take over at each update (the paper's is 0.001)."""
 
@@ -43,12 +43,12 @@ class DDPGConfig(DeterministicConfig):
 class DDPGLearnerState(NamedTuple):
     """What the learner keeps."""
 
-    opt_state: Any
+    opt_state: optax.OptState
     target_params: DeterministicParams
 
 
 @register(DDPGConfig, network=deterministic_policy_and_critic, policy=behaviour_policy)
-class DDPG(OneOptimizer, DeterministicAgent):
+class DDPG(DeterministicAgent):
     """The agent; construct it with `deterministic_policy_and_critic` networks."""
 
     cfg: DDPGConfig
@@ -83,17 +83,18 @@ class DDPG(OneOptimizer, DeterministicAgent):
         Each moves its own part of the params alone; importance weights count for the critic.
         """
         transition = n_step(batch.trajectory, self.cfg.discount)
-        end, timestep = transition.end, transition.timestep
-        end_action = self.act(target_params.policy, end)
-        end_value = self.judge(target_params.critics, end, end_action).min(1)
+        timestep, end = transition.timestep, transition.end
+        end_action = self.policy_action(target_params.policy, end)
+        end_value = self.critic_values(target_params.critics, end, end_action).min(1)
         target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
-        taken = self.judge(params.critics, timestep, self.bounds.to_unit(transition.action))
+        taken = self.critic_values(params.critics, timestep, self.bounds.to_unit(transition.action))
         # An item that begins at the end of an episode holds no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
 
         fixed = jax.lax.stop_gradient(params.critics)
-        value = self.judge(fixed, timestep, self.act(params.policy, timestep)).min(1)
+        action = self.policy_action(params.policy, timestep)
+        value = self.critic_values(fixed, timestep, action).min(1)
         policy_loss = -jnp.where(transition.valid, value, 0.0).mean()
         loss, errors = critic_loss + policy_loss, jnp.abs(td_errors).mean(-1)
         logs = {
@@ -105,8 +106,17 @@ class DDPG(OneOptimizer, DeterministicAgent):
         }
         return loss, (logs, errors)
 
+    def apply_gradients(
+        self, params: DeterministicParams, learner_state: DDPGLearnerState, grads: PyTree
+    ) -> tuple[DeterministicParams, optax.OptState, Logs]:
+        """Takes one step of the optimizer."""
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+
     def update_learner_state(
-        self, params: DeterministicParams, learner_state: DDPGLearnerState, opt_state: Any
+        self,
+        params: DeterministicParams,
+        learner_state: DDPGLearnerState,
+        opt_state: optax.OptState,
     ) -> DDPGLearnerState:
         """Keeps the optimizers' state and moves the targets."""
         old = learner_state.target_params

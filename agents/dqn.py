@@ -14,15 +14,16 @@ import optax
 
 from agents.registry import register
 from rlstack.families.q_learning import (
-    ItemLosses,
     QLearning,
     QLearningConfig,
     behaviour_policy,
     of_actions,
+    preferences,
+    td_loss,
 )
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import q_network
-from rlstack.types import Array, Params, PRNGKey, Trajectory
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,34 +44,38 @@ class DQN(QLearning):
 
     cfg: DQNConfig
 
-    def values(self, outputs: Array) -> Array:
-        """The network says values, ``[B, A]``."""
-        return outputs
+    def action_values(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
+    ) -> Array:
+        """Returns the network's output, ``[B, A]``."""
+        return self.outputs(rng_key if noisy else None, params, timestep)
 
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns the Huber losses of the TD errors; priorities are their absolute values."""
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the weighted mean of Huber losses, (logs, ``|TD errors|`` ``[B]``)."""
         online_key, target_key = jax.random.split(rng_key)
-        chosen = of_actions(
-            self.outputs(online_key, params, transition.timestep), transition.action
-        )
-        td_error = self._targets(target_key, params, target_params, transition) - chosen
+        transition = n_step(batch.trajectory, self.cfg.discount)
+        values = self.outputs(online_key, params, transition.timestep)
+        taken = of_actions(values, transition.action)
+        td_error = self.targets(target_key, params, target_params, transition) - taken
         if self.cfg.huber_delta:
             losses = optax.losses.huber_loss(td_error, delta=self.cfg.huber_delta)
         else:
             losses = 0.5 * td_error**2
-        return ItemLosses(losses, jnp.abs(td_error), chosen)
+        return td_loss(losses, jnp.abs(td_error), taken, transition, batch.weights)
 
     def targets(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, trajectory: Trajectory
-    ) -> Array:
-        """Returns the n-step target of each item's first action, ``[B]``."""
-        transition = n_step(trajectory, self.cfg.discount)
-        return self._targets(rng_key, params, target_params, transition)
-
-    def _targets(
         self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
     ) -> Array:
-        value = self.bootstrap(rng_key, params, target_params, transition.end)
-        return transition.reward + transition.discount * value
+        """Returns reward + discount * the target network's value of the best next action, ``[B]``.
+
+        With ``double`` the online network says which action is best.
+        """
+        target_key, choosing_key = jax.random.split(rng_key)
+        end_values = choosing = self.outputs(target_key, target_params, transition.end)
+        if self.cfg.double:
+            choosing = self.outputs(choosing_key, params, transition.end)
+        best = preferences(choosing, transition.end).mode()
+        end_value = of_actions(end_values, best)
+        return jax.lax.stop_gradient(transition.reward + transition.discount * end_value)

@@ -17,7 +17,11 @@ from __future__ import annotations
 import dataclasses
 
 from agents.registry import register
-from rlstack.families.policy_gradient import PolicyGradientAgent, PolicyGradientConfig
+from rlstack.families.policy_gradient import (
+    PolicyGradientAgent,
+    PolicyGradientConfig,
+    actor_critic_loss,
+)
 from rlstack.math import returns
 from rlstack.networks import actor_critic
 from rlstack.types import Array, Batch, Logs, Params
@@ -64,4 +68,4 @@ class Impala(PolicyGradientAgent):
             clip_pg_rho=self.cfg.clip_pg_rho,
             vtrace_lambda=self.cfg.vtrace_lambda,
         )
-        return self.actor_critic_loss(unrolled, advantages, targets)
+        return actor_critic_loss(self.cfg, unrolled, advantages, targets)

@@ -16,16 +16,17 @@ import jax.numpy as jnp
 
 from agents.registry import register
 from rlstack.families.q_learning import (
-    ItemLosses,
     QLearning,
     QLearningConfig,
     behaviour_policy,
     of_actions,
+    preferences,
+    td_loss,
 )
-from rlstack.math.n_step import NStep
+from rlstack.math.n_step import n_step
 from rlstack.math.value_distributions import quantile_huber_loss
 from rlstack.networks import AtFractions, implicit_q_network
-from rlstack.types import Array, Params, PRNGKey, TimeStep
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,59 +58,60 @@ class IQN(QLearning):
 
     cfg: IQNConfig
 
-    def values(self, outputs: Array) -> Array:
-        """Returns the means over quantiles ``[..., N]``, ``[...]``."""
-        return outputs.mean(axis=-1)
-
-    def outputs(
+    def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
     ) -> Array:
-        """Returns values at K fractions drawn for the whole batch, ``[B, A, K]``."""
+        """Returns the means over K quantiles, the same for all rows, ``[B, A]``."""
         fractions_key, noise_key = jax.random.split(rng_key)
         num_rows, num_fractions = timestep.step_type.shape[0], self.cfg.num_acting_fractions
         fractions = jax.random.uniform(fractions_key, (num_fractions,))
         fractions = jnp.broadcast_to(fractions, (num_rows, num_fractions))
-        return self.quantiles(noise_key if noisy else None, params, timestep, fractions)
+        quantiles = self.quantiles(noise_key if noisy else None, params, timestep, fractions)
+        return quantiles.mean(axis=-1)
+
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the weighted mean of quantile losses.
+
+        Returns:
+          The loss, (logs, ``|TD errors|`` of the means as priorities ``[B]``).
+        """
+        cfg, (online_key, end_key) = self.cfg, jax.random.split(rng_key)
+        transition = n_step(batch.trajectory, cfg.discount)
+        outputs, fractions = self.drawn_quantiles(
+            online_key, params, transition.timestep, cfg.num_fractions
+        )
+        quantiles = of_actions(outputs, transition.action)
+
+        # The next action is chosen by the mean of K quantiles and valued at N' others (equation 5).
+        choosing_key, target_key = jax.random.split(end_key)
+        choosing_params = params if cfg.double else target_params
+        choosing = self.action_values(choosing_key, choosing_params, transition.end)
+        best = preferences(choosing, transition.end).mode()
+        end_outputs, _ = self.drawn_quantiles(
+            target_key, target_params, transition.end, cfg.num_target_fractions
+        )
+        end_quantiles = of_actions(end_outputs, best)
+        targets = transition.reward[:, None] + transition.discount[:, None] * end_quantiles
+        targets = jax.lax.stop_gradient(targets)
+
+        losses = quantile_huber_loss(quantiles, fractions, targets, cfg.huber_delta)
+        values = quantiles.mean(axis=-1)
+        td_error = targets.mean(axis=-1) - values
+        return td_loss(losses, jnp.abs(td_error), values, transition, batch.weights)
+
+    def drawn_quantiles(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, num_fractions: int
+    ) -> tuple[Array, Array]:
+        """Returns values ``[B, A, N]`` at fractions ``[B, N]`` drawn for each item, and these."""
+        fractions_key, noise_key = jax.random.split(rng_key)
+        fractions = jax.random.uniform(fractions_key, (timestep.step_type.shape[0], num_fractions))
+        return self.quantiles(noise_key, params, timestep, fractions), fractions
 
     def quantiles(
         self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep, fractions: Array
     ) -> Array:
         """Returns values at the fractions ``[B, N]`` given, ``[B, A, N]``; without key no noise."""
         asked = timestep._replace(observation=AtFractions(timestep.observation, fractions))
-        return self.network.apply(rng_key, params, asked, ())[0]
-
-    def bootstrap(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, end: TimeStep
-    ) -> Array:
-        """Returns the target network's values of the best action at N' fractions, ``[B, N']``.
-
-        The action is chosen by the mean at K other fractions (the paper's equation 5).
-        """
-        choosing_key, target_key = jax.random.split(rng_key)
-        choosing_params = params if self.cfg.double else target_params
-        best = self.best_actions(self.outputs(choosing_key, choosing_params, end), end)
-        quantiles, _ = self._drawn(target_key, target_params, end, self.cfg.num_target_fractions)
-        return jax.lax.stop_gradient(of_actions(quantiles, best))
-
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns quantile losses; priorities are the absolute TD errors of the means."""
-        online_key, target_key = jax.random.split(rng_key)
-        outputs, fractions = self._drawn(
-            online_key, params, transition.timestep, self.cfg.num_fractions
-        )
-        quantiles = of_actions(outputs, transition.action)
-        after = self.bootstrap(target_key, params, target_params, transition.end)
-        targets = transition.reward[:, None] + transition.discount[:, None] * after
-        losses = quantile_huber_loss(quantiles, fractions, targets, self.cfg.huber_delta)
-        values = quantiles.mean(axis=-1)
-        return ItemLosses(losses, jnp.abs(targets.mean(axis=-1) - values), values)
-
-    def _drawn(
-        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, num_fractions: int
-    ) -> tuple[Array, Array]:
-        """Values ``[B, A, N]`` at fractions ``[B, N]`` drawn for each item, and these."""
-        fractions_key, noise_key = jax.random.split(rng_key)
-        fractions = jax.random.uniform(fractions_key, (timestep.step_type.shape[0], num_fractions))
-        return self.quantiles(noise_key, params, timestep, fractions), fractions
+        return self.outputs(rng_key, params, asked)

@@ -16,18 +16,17 @@ import jax.numpy as jnp
 import optax
 
 from agents.registry import register
-from rlstack import distributions
 from rlstack.families.q_learning import (
-    ItemLosses,
     QLearning,
     QLearningConfig,
     behaviour_policy,
     of_actions,
+    preferences,
+    td_loss,
 )
-from rlstack.math.n_step import NStep
+from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import q_network
-from rlstack.networks.torsos import action_mask
-from rlstack.types import Array, Params, PRNGKey, TimeStep
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,36 +53,36 @@ class Munchausen(QLearning):
 
     cfg: MunchausenConfig
 
-    def values(self, outputs: Array) -> Array:
-        """The network says values, ``[B, A]``."""
-        return outputs
+    def action_values(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
+    ) -> Array:
+        """Returns the network's output, ``[B, A]``."""
+        return self.outputs(rng_key if noisy else None, params, timestep)
 
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns the Huber losses of the TD errors; priorities are their absolute values."""
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the weighted mean of Huber losses, (logs, ``|TD errors|`` ``[B]``)."""
         online_key, target_key = jax.random.split(rng_key)
+        transition = n_step(batch.trajectory, self.cfg.discount)
         values = self.outputs(online_key, params, transition.timestep)
-        chosen = of_actions(values, transition.action)
-        td_error = self.targets(target_key, target_params, transition) - chosen
-        return ItemLosses(optax.losses.huber_loss(td_error), jnp.abs(td_error), chosen)
+        taken = of_actions(values, transition.action)
+        td_error = self.targets(target_key, target_params, transition) - taken
+        losses = optax.losses.huber_loss(td_error)
+        return td_loss(losses, jnp.abs(td_error), taken, transition, batch.weights)
 
     def targets(self, rng_key: PRNGKey, target_params: Params, transition: NStep) -> Array:
-        """Returns the target of each item's first action, ``[B]``."""
+        """Returns the target of each item's first action, ``[B]`` (paper, equation 2)."""
         cfg = self.cfg
         begin_key, end_key = jax.random.split(rng_key)
-        begin = self._policy(begin_key, target_params, transition.timestep)
-        log_policy = cfg.temperature * begin.log_prob(transition.action)
+        begin_values = self.outputs(begin_key, target_params, transition.timestep)
+        begin_policy = preferences(begin_values / cfg.temperature, transition.timestep)
+        log_policy = cfg.temperature * begin_policy.log_prob(transition.action)
         bonus = cfg.bonus * jnp.clip(log_policy, cfg.bonus_clip, 0.0)
-        end = self._policy(end_key, target_params, transition.end)
+
+        end_values = self.outputs(end_key, target_params, transition.end)
+        end_policy = preferences(end_values / cfg.temperature, transition.end)
         # The mean of q - tau log pi under pi is tau times the logsumexp of q / tau.
-        soft_value = cfg.temperature * jax.nn.logsumexp(end.logits, axis=-1)
+        soft_value = cfg.temperature * jax.nn.logsumexp(end_policy.logits, axis=-1)
         target = transition.reward + bonus + transition.discount * soft_value
         return jax.lax.stop_gradient(target)
-
-    def _policy(
-        self, rng_key: PRNGKey, params: Params, timestep: TimeStep
-    ) -> distributions.Categorical:
-        values = self.outputs(rng_key, params, timestep)
-        mask = action_mask(timestep.observation)
-        return distributions.categorical(values / self.cfg.temperature, mask)

@@ -15,16 +15,17 @@ import jax.numpy as jnp
 
 from agents.registry import register
 from rlstack.families.q_learning import (
-    ItemLosses,
     QLearning,
     QLearningConfig,
     behaviour_policy,
     of_actions,
+    preferences,
+    td_loss,
 )
-from rlstack.math.n_step import NStep
+from rlstack.math.n_step import n_step
 from rlstack.math.value_distributions import midpoints, quantile_huber_loss
 from rlstack.networks import distributional_q_network
-from rlstack.types import Array, Params, PRNGKey
+from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +49,36 @@ class QRDQN(QLearning):
 
     cfg: QRDQNConfig
 
-    def values(self, outputs: Array) -> Array:
-        """Returns the means over quantiles ``[..., N]``, ``[...]``."""
-        return outputs.mean(axis=-1)
+    def action_values(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
+    ) -> Array:
+        """Returns the means over the quantiles, ``[B, A]``."""
+        return self.outputs(rng_key if noisy else None, params, timestep).mean(axis=-1)
 
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns quantile losses; priorities are the absolute TD errors of the means."""
-        online_key, target_key = jax.random.split(rng_key)
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the weighted mean of quantile losses (the paper's algorithm 1).
+
+        Returns:
+          The loss, (logs, ``|TD errors|`` of the means as priorities ``[B]``).
+        """
+        online_key, end_key = jax.random.split(rng_key)
+        transition = n_step(batch.trajectory, self.cfg.discount)
         outputs = self.outputs(online_key, params, transition.timestep)
         quantiles = of_actions(outputs, transition.action)
-        after = self.bootstrap(target_key, params, target_params, transition.end)
-        targets = transition.reward[:, None] + transition.discount[:, None] * after
+
+        target_key, choosing_key = jax.random.split(end_key)
+        end_outputs = choosing = self.outputs(target_key, target_params, transition.end)
+        if self.cfg.double:
+            choosing = self.outputs(choosing_key, params, transition.end)
+        best = preferences(choosing.mean(axis=-1), transition.end).mode()
+        end_quantiles = of_actions(end_outputs, best)
+        targets = transition.reward[:, None] + transition.discount[:, None] * end_quantiles
+        targets = jax.lax.stop_gradient(targets)
+
         fractions = midpoints(quantiles.shape[-1])
         losses = quantile_huber_loss(quantiles, fractions, targets, self.cfg.huber_delta)
         values = quantiles.mean(axis=-1)
-        return ItemLosses(losses, jnp.abs(targets.mean(axis=-1) - values), values)
+        td_error = targets.mean(axis=-1) - values
+        return td_loss(losses, jnp.abs(td_error), values, transition, batch.weights)

@@ -34,10 +34,13 @@ from rlstack.exploration import (
     initial_counts,
     next_counts,
 )
-from rlstack.families.target_network import TargetLearnerState, TargetNetworkAgent
+from rlstack.families.q_learning import (
+    TargetLearnerState,
+    TargetNetworkAgent,
+    preferences,
+)
 from rlstack.math import returns
 from rlstack.networks import q_network
-from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import (
     AgentState,
@@ -139,9 +142,15 @@ class R2D2(TargetNetworkAgent):
     ) -> tuple[R2D2Output, R2D2State]:
         """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
         values, core = self.network.apply(None, params, timestep, state.core)
-        preferences = distributions.categorical(values, action_mask(timestep.observation))
-        action = self.policy(rng_key, preferences, state.counts)
+        action = self.policy(rng_key, preferences(values, timestep), state.counts)
         return R2D2Output(action), R2D2State(next_counts(state.counts, timestep), core)
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: R2D2State
+    ) -> distributions.Categorical:
+        """Returns the legal choices, with their values as logits."""
+        del rng_key
+        return preferences(self.network.apply(None, params, timestep, state.core)[0], timestep)
 
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
@@ -201,8 +210,7 @@ class R2D2(TargetNetworkAgent):
           target_values: ``[T + 1, B, A]`` of the target network, which values it.
           timestep: ``[T + 1, B, ...]``.
         """
-        choices = distributions.categorical(values, action_mask(timestep.observation))
-        best = choices.mode()[..., None]
+        best = preferences(values, timestep).mode()[..., None]
         value = jnp.take_along_axis(target_values, best, axis=-1)[..., 0]
         rescaled, eps = self.cfg.rescale_values, self.cfg.rescaling_eps
         after = jax.tree.map(lambda x: x[1:], timestep)

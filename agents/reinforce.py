@@ -26,6 +26,7 @@ from agents.registry import register
 from rlstack.families.policy_gradient import (
     PolicyGradientAgent,
     PolicyGradientConfig,
+    actor_critic_loss,
     masked_mean,
     standardised,
 )
@@ -70,5 +71,5 @@ class Reinforce(PolicyGradientAgent):
             targets = unrolled.value[:-1]  # no value is regressed on anything
         if self.cfg.normalise_advantages:
             advantages = standardised(advantages, unrolled.mask)
-        loss, logs = self.actor_critic_loss(unrolled, advantages, targets)
+        loss, logs = actor_critic_loss(self.cfg, unrolled, advantages, targets)
         return loss, {**logs, "complete": share}

@@ -27,7 +27,7 @@ from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsC
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
+from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.types import (
     Array,
     Batch,
@@ -76,7 +76,7 @@ class SACParams(NamedTuple):
 class SACLearnerState(NamedTuple):
     """What the learner keeps."""
 
-    opt_state: Any
+    opt_state: optax.OptState
     target_critics: Params  # [N, ...]
     rng_key: PRNGKey
 
@@ -87,7 +87,7 @@ def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
 
 
 @register(SACConfig, network=policy_and_critic, policy=behaviour_policy)
-class SAC(OneOptimizer, PolicyAndCriticsAgent):
+class SAC(PolicyAndCriticsAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with `policy_and_critic` networks."""
 
     cfg: SACConfig
@@ -121,11 +121,19 @@ class SAC(OneOptimizer, PolicyAndCriticsAgent):
         """Returns the optimizer's initial state, with the critics as their own target."""
         return SACLearnerState(self._optimizer.init(params), params.critics, rng_key)
 
+    def action_distribution(
+        self, rng_key: PRNGKey, params: SACParams, timestep: TimeStep, state: Counts
+    ) -> distributions.Categorical | distributions.TanhNormal:
+        """Returns the policy; continuous actions are in [-1, 1]."""
+        del rng_key, state
+        return self._distribution(params.policy, timestep)
+
     def actor_step(
         self, rng_key: PRNGKey, params: SACParams, timestep: TimeStep, state: Counts
     ) -> tuple[SACOutput, Counts]:
         """Chooses actions for ``[B, ...]`` steps; continuous ones are chosen in [-1, 1]."""
-        action = self.policy(rng_key, self._distribution(params.policy, timestep), state)
+        distribution = self.action_distribution(rng_key, params, timestep, state)
+        action = self.policy(rng_key, distribution, state)
         if self._bounds is not None:
             action = self._bounds.from_unit(action)
         return SACOutput(action), next_counts(state, timestep)
@@ -193,13 +201,13 @@ class SAC(OneOptimizer, PolicyAndCriticsAgent):
             values = self.critics.apply(None, critics, timestep, ())[0].min(1)
             return (distribution.probs() * values).sum(-1), distribution.entropy()
         action, log_prob = distribution.sample_and_log_prob(rng_key)
-        return self.judge(critics, timestep, action).min(1), -log_prob
+        return self.critic_values(critics, timestep, action).min(1), -log_prob
 
     def _values_taken(self, critics: Params, transition: NStep) -> Array:
         """Every critic's value of the action that was taken, ``[B, N]``."""
         timestep, action = transition.timestep, transition.action
         if self._bounds is not None:
-            return self.judge(critics, timestep, self._bounds.to_unit(action))
+            return self.critic_values(critics, timestep, self._bounds.to_unit(action))
         values = self.critics.apply(None, critics, timestep, ())[0]
         return jnp.take_along_axis(values, action[:, None, None], axis=-1)[..., 0]
 
@@ -208,8 +216,14 @@ class SAC(OneOptimizer, PolicyAndCriticsAgent):
         mask = action_mask(timestep.observation) if self._bounds is None else None
         return distributions.from_parameters(self._learned_spec, parameters, mask, squash=True)
 
+    def apply_gradients(
+        self, params: SACParams, learner_state: SACLearnerState, grads: PyTree
+    ) -> tuple[SACParams, optax.OptState, Logs]:
+        """Takes one step of the optimizer."""
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+
     def update_learner_state(
-        self, params: SACParams, learner_state: SACLearnerState, opt_state: Any
+        self, params: SACParams, learner_state: SACLearnerState, opt_state: optax.OptState
     ) -> SACLearnerState:
         """Keeps the optimizers' state, moves the target critics and the key."""
         old = learner_state.target_critics

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from agents.registry import register
-from rlstack.families.deterministic import (
+from rlstack.families.off_policy import (
     DeterministicAgent,
     DeterministicConfig,
     DeterministicParams,
@@ -26,8 +26,8 @@ from rlstack.families.deterministic import (
 )
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
-from rlstack.optimizers import component_optimizer
-from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
+from rlstack.optimizers import component_optimizer, optimizer_step
+from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,8 @@ class TD3Config(DeterministicConfig):
 class TD3OptState(NamedTuple):
     """The optimizers' states."""
 
-    policy: Any
-    critics: Any
+    policy: optax.OptState
+    critics: optax.OptState
 
 
 class TD3LearnerState(NamedTuple):
@@ -91,13 +91,13 @@ class TD3(DeterministicAgent):
     def compute_gradients(
         self, params: DeterministicParams, learner_state: TD3LearnerState, batch: Batch
     ) -> tuple[DeterministicParams, LearnerOutput]:
-        """Returns the gradients, zero for the policy unless it is its turn, logs and priorities."""
+        """Returns the gradients, logs and priorities; zero for the policy between its updates."""
         noise_key = jax.random.split(learner_state.rng_key)[1]
         critic_grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
             noise_key, params.critics, learner_state.target_params, batch
         )
         policy_grads = jax.lax.cond(
-            self._is_policys_turn(learner_state),
+            self._moves_policy(learner_state),
             lambda: jax.grad(self.policy_loss)(params.policy, params.critics, batch),
             lambda: jax.tree.map(jnp.zeros_like, params.policy),
         )
@@ -109,62 +109,52 @@ class TD3(DeterministicAgent):
     ) -> tuple[Array, tuple[Logs, Array]]:
         """Returns the critics' weighted loss, (logs, mean ``|TD errors|`` ``[B]``)."""
         transition = n_step(batch.trajectory, self.cfg.discount)
-        target = jax.lax.stop_gradient(
-            transition.reward
-            + transition.discount * self.end_values(rng_key, target_params, transition.end)
-        )
-        taken = self.judge(critics, transition.timestep, self.bounds.to_unit(transition.action))
+        end_action = self.policy_action(target_params.policy, transition.end)
+        noise = self.cfg.target_noise * jax.random.normal(rng_key, end_action.shape)
+        noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
+        end_action = jnp.clip(end_action + noise, -1.0, 1.0)
+        end_value = self.critic_values(target_params.critics, transition.end, end_action).min(1)
+        target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
+
+        action = self.bounds.to_unit(transition.action)
+        taken = self.critic_values(critics, transition.timestep, action)
         # An item that begins at the end of an episode holds no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
         errors = jnp.abs(td_errors).mean(-1)
         return loss, ({"loss": loss, "value": taken.mean(), "td_error": errors.mean()}, errors)
 
-    def end_values(
-        self, rng_key: PRNGKey, target_params: DeterministicParams, end: TimeStep
-    ) -> Array:
-        """Returns the least target critic's value of the blurred target action, ``[B]``."""
-        action = self.act(target_params.policy, end)
-        noise = self.cfg.target_noise * jax.random.normal(rng_key, action.shape)
-        noise = jnp.clip(noise, -self.cfg.target_noise_clip, self.cfg.target_noise_clip)
-        blurred = jnp.clip(action + noise, -1.0, 1.0)
-        return self.judge(target_params.critics, end, blurred).min(1)
-
     def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
         """Returns minus the mean of the first critic's values of what the policy does."""
         timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
-        values = self.judge(critics, timestep, self.act(policy, timestep))[:, 0]
+        values = self.critic_values(critics, timestep, self.policy_action(policy, timestep))[:, 0]
         return -jnp.where(timestep.last(), 0.0, values).mean()
 
     def apply_gradients(
         self, params: DeterministicParams, learner_state: TD3LearnerState, grads: PyTree
     ) -> tuple[DeterministicParams, TD3OptState, Logs]:
-        """Moves the critics and, in its turn, the policy."""
+        """Moves the critics and, once every ``policy_period`` updates, the policy."""
         opt_state = learner_state.opt_state
-        updates, critics_state = self._critic_optimizer.update(
-            grads.critics, opt_state.critics, params.critics
+        critics, critics_state, _ = optimizer_step(
+            self._critic_optimizer, params.critics, opt_state.critics, grads.critics
         )
-
-        def moved() -> tuple[Params, Any]:
-            steps, state = self._policy_optimizer.update(
-                grads.policy, opt_state.policy, params.policy
-            )
-            return optax.apply_updates(params.policy, steps), state
-
         policy, policy_state = jax.lax.cond(
-            self._is_policys_turn(learner_state), moved, lambda: (params.policy, opt_state.policy)
+            self._moves_policy(learner_state),
+            lambda: optimizer_step(
+                self._policy_optimizer, params.policy, opt_state.policy, grads.policy
+            )[:2],
+            lambda: (params.policy, opt_state.policy),
         )
-        critics = optax.apply_updates(params.critics, updates)
         return DeterministicParams(policy, critics), TD3OptState(policy_state, critics_state), {}
 
     def update_learner_state(
         self, params: DeterministicParams, learner_state: TD3LearnerState, opt_state: TD3OptState
     ) -> TD3LearnerState:
-        """Keeps the optimizers' states and, in the policy's turn, moves the targets."""
-        rate = jnp.where(self._is_policys_turn(learner_state), self.cfg.target_rate, 0.0)
+        """Keeps the optimizers' states and moves the targets whenever the policy moves."""
+        rate = jnp.where(self._moves_policy(learner_state), self.cfg.target_rate, 0.0)
         target = optax.incremental_update(params, learner_state.target_params, rate)
         rng_key = jax.random.split(learner_state.rng_key)[0]
         return TD3LearnerState(opt_state, target, learner_state.num_updates + 1, rng_key)
 
-    def _is_policys_turn(self, learner_state: TD3LearnerState) -> Array:
+    def _moves_policy(self, learner_state: TD3LearnerState) -> Array:
         return (learner_state.num_updates + 1) % self.cfg.policy_period == 0

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.types import (
+    ActionDistribution,
     AgentOut,
     AgentState,
     Array,
@@ -104,6 +105,22 @@ class Agent(abc.ABC):
     ) -> tuple[AgentOut, AgentState]:
         """Acts on one batch ``[B, ...]``; row i depends on row i alone (and on the key)."""
 
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> ActionDistribution | None:
+        """Returns the distribution that the policy takes actions from, ``[B, ...]``.
+
+        It is for looking at, as `rlstack play` does beside a game; acting does not need it. The
+        arguments are those of ``actor_step``. Continuous actions may be in units of the agent's
+        own, such as [-1, 1]; the logits of agents of action values are the values.
+
+        Returns:
+          A distribution of `rlstack.distributions`; None if the agent has none, which is the
+          default.
+        """
+        del rng_key, params, timestep, state
+        return None
+
     def lay_out(self, timestep: TimeStep) -> TimeStep:
         """Returns ``timestep`` with what its network can make use of, such as a plan of its work.
 
@@ -118,11 +135,8 @@ class Agent(abc.ABC):
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Learns from one batch: gradients, their application, the rest of the state."""
-        grads, output = self.compute_gradients(params, learner_state, batch)
-        params, opt_state, logs = self.apply_gradients(params, learner_state, grads)
-        learner_state = self.update_learner_state(params, learner_state, opt_state)
-        return params, learner_state, output._replace(logs={**output.logs, **logs})
+        """Learns from one batch; by default one `gradient_step`."""
+        return gradient_step(self, params, learner_state, batch)
 
     def compute_gradients(
         self, params: Params, learner_state: LearnerState, batch: Any
@@ -141,6 +155,19 @@ class Agent(abc.ABC):
     ) -> LearnerState:
         """Returns the learner state after an update: optimizer state, targets, counters, key."""
         raise NotImplementedError(f"{type(self).__name__} defines no update_learner_state")
+
+
+def gradient_step(
+    agent: Agent, params: Params, learner_state: LearnerState, data: PyTree
+) -> tuple[Params, LearnerState, LearnerOutput]:
+    """Learns once from data, by the agent's three hooks.
+
+    They are the gradients, their application to the params, and the rest of the learner state.
+    """
+    grads, output = agent.compute_gradients(params, learner_state, data)
+    params, opt_state, logs = agent.apply_gradients(params, learner_state, grads)
+    learner_state = agent.update_learner_state(params, learner_state, opt_state)
+    return params, learner_state, output._replace(logs={**output.logs, **logs})
 
 
 class EpochAgent(Agent):
@@ -166,8 +193,8 @@ class EpochAgent(Agent):
     def update(
         self, params: Params, learner_state: LearnerState, minibatch: PyTree
     ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Takes one gradient step on rows ``[minibatch_size, ...]`` by the three hooks."""
-        return super().learner_step(params, learner_state, minibatch)
+        """Takes one `gradient_step` on rows ``[minibatch_size, ...]``."""
+        return gradient_step(self, params, learner_state, minibatch)
 
     def lay_out_rows(self, minibatch: PyTree) -> PyTree:
         """Does for the steps in rows ``[minibatch_size, ...]`` what `lay_out` does; on the host."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import optax
 
 from rlstack.checks import Checked
-from rlstack.types import LearnerState, Logs, Params, PyTree
+from rlstack.types import Logs, Params, PyTree
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
 _NAMES: tuple[str, ...] = get_args(Name)
@@ -45,22 +45,6 @@ class OptimizerConfig(Checked):
             )
 
 
-class OneOptimizer:
-    """An `rlstack.agent.Agent` all of whose params one optimizer moves, ``_optimizer``.
-
-    Its learner state has the optimizer's as ``opt_state``.
-    """
-
-    _optimizer: optax.GradientTransformation
-
-    def apply_gradients(
-        self, params: Params, learner_state: LearnerState, grads: PyTree
-    ) -> tuple[Params, Any, Logs]:
-        """Applies the optimizer."""
-        updates, opt_state = self._optimizer.update(grads, learner_state.opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, {}
-
-
 def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     """Makes the configured optimizer."""
     rate: optax.ScalarOrSchedule = cfg.learning_rate
@@ -71,6 +55,17 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
     if cfg.name == "rmsprop":
         return optax.rmsprop(rate, decay=cfg.decay, eps=cfg.eps)
     return optax.sgd(rate) if cfg.name == "sgd" else optax.adam(rate, eps=cfg.eps)
+
+
+def optimizer_step(
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: optax.OptState,
+    grads: PyTree,
+) -> tuple[Params, optax.OptState, Logs]:
+    """Moves params by their gradients; returns what `rlstack.agent.Agent.apply_gradients` does."""
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, {}
 
 
 def component_optimizer(

@@ -23,6 +23,7 @@ import numpy as np
 
 Array = jax.Array | np.ndarray
 PyTree = Any  # a nested structure of arrays
+ActionDistribution = Any  # an `rlstack.distributions.Distribution`
 AgentState = Any  # what an agent remembers of one environment, [B, ...]; `()` when nothing
 AgentOut = Any  # an agent's own NamedTuple; its first field is `action`
 LearnerState = Any  # optimizer state, target params, counters and the learner's rng_key

@@ -25,6 +25,7 @@ from rlstack.math.running_statistics import (
 from rlstack.networks import Standardiser
 from rlstack.networks.torsos import ACTION_MASK, action_mask
 from rlstack.types import (
+    ActionDistribution,
     AgentOut,
     AgentState,
     Array,
@@ -138,6 +139,14 @@ class Normalised(Agent):
     def lay_out(self, timestep: TimeStep) -> TimeStep:
         """Lets the agent lay out what it is to see."""
         return self.agent.lay_out(timestep)
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
+    ) -> ActionDistribution | None:
+        """Returns the agent's own, given normalised steps."""
+        seen = self._seen(params.statistics, timestep)
+        state = state.agent if self._counts_returns else state
+        return self.agent.action_distribution(rng_key, params.agent, seen, state)
 
     def actor_step(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState

@@ -1,28 +1,42 @@
-"""What agents of a policy and critics, learning from transitions, have in common."""
+"""What agents of a policy and critics share that learn off-policy, from transitions.
+
+`PolicyAndCriticsAgent` has what all of them share (SAC, TD3, DDPG); `DeterministicAgent` adds what
+those of a deterministic policy share (TD3, DDPG). The losses are each agent's own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from rlstack import distributions
 from rlstack.agent import Agent
 from rlstack.checks import Checked
-from rlstack.exploration import Counts, initial_counts
+from rlstack.exploration import (
+    Counts,
+    GaussianNoise,
+    Policy,
+    UniformNoise,
+    WarmUp,
+    initial_counts,
+    next_counts,
+)
 from rlstack.networks import CriticInput, PolicyAndCritic, ensemble
 from rlstack.optimizers import OptimizerConfig
-from rlstack.types import Array, Params, TimeStep
+from rlstack.types import Array, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyAndCriticsConfig(Checked):
-    """Hyperparameters that these agents share."""
+    """Hyperparameters that all these agents share."""
 
     discount: float = 0.99
     """Discount of future rewards, per step."""
     num_critics: int = 2
-    """Critics, of whose values the least counts."""
+    """Critics; the smallest of their values counts."""
     target_rate: float = 0.005
     """Share of the params that the target takes over when it moves."""
     random_frames: int = 5_000
@@ -32,7 +46,7 @@ class PolicyAndCriticsConfig(Checked):
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of the critics, and of what has none of its own."""
     policy_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy; None is the critics'."""
+    """Optimizer of the policy; None uses the critics'."""
 
     def __post_init__(self) -> None:
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
@@ -42,17 +56,19 @@ class PolicyAndCriticsConfig(Checked):
 
 
 class PolicyAndCriticsAgent(Agent):
-    """Acts by a policy that an ensemble of critics judges; feed-forward networks only.
+    """Acts by a policy and judges actions by an ensemble of critics; feed-forward networks only.
 
-    It remembers how far each environment has come, by which
-    exploration may change.
+    Its acting state counts the steps and episodes of each environment, by which exploration may
+    change.
     """
 
-    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    cfg: PolicyAndCriticsConfig
+
+    def __init__(self, cfg: PolicyAndCriticsConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the networks.
 
         Raises:
-          TypeError: the factory gave something else than a `PolicyAndCritic`.
+          TypeError: the network factory returned something else than a `PolicyAndCritic`.
           ValueError: a network is recurrent.
         """
         super().__init__(cfg, *args, **kwargs)
@@ -78,8 +94,8 @@ class PolicyAndCriticsAgent(Agent):
         del first
         return state
 
-    def judge(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
-        """Returns what each critic thinks of continuous actions, ``[B, N]``.
+    def critic_values(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
+        """Returns each critic's value of continuous actions, ``[B, N]``.
 
         Args:
           critics: their params.
@@ -88,3 +104,74 @@ class PolicyAndCriticsAgent(Agent):
         """
         seen = timestep._replace(observation=CriticInput(timestep.observation, action))
         return self.critics.apply(None, critics, seen, ())[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeterministicConfig(PolicyAndCriticsConfig):
+    """Hyperparameters that agents of a deterministic policy share."""
+
+    noise: Literal["gaussian", "uniform"] = "gaussian"
+    """Kind of noise that explores."""
+    noise_scale: float = 0.1
+    """Standard deviation (gaussian) or largest size (uniform) of that noise, in half-ranges."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("noise", self.noise in ("gaussian", "uniform"), "gaussian or uniform")
+        self.require_at_least(0, "noise_scale")
+
+
+class DeterministicOutput(NamedTuple):
+    """What acting leaves for learning."""
+
+    action: Array  # [B, D] float32, within the spec's bounds
+
+
+class DeterministicParams(NamedTuple):
+    """What the learner publishes."""
+
+    policy: Params
+    critics: Params  # [N, ...]
+
+
+class DeterministicAgent(PolicyAndCriticsAgent):
+    """Acts by a deterministic policy, with `deterministic_policy_and_critic` networks."""
+
+    cfg: DeterministicConfig
+
+    def __init__(self, cfg: DeterministicConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self.bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
+
+    def initial_params(self, rng_key: PRNGKey) -> DeterministicParams:
+        """Returns fresh networks."""
+        policy_key, critics_key = jax.random.split(rng_key)
+        return DeterministicParams(
+            self.network.policy.init(policy_key), self.critics.init(critics_key)
+        )
+
+    def policy_action(self, policy: Params, timestep: TimeStep) -> Array:
+        """Returns the policy's action in [-1, 1], ``[B, D]``."""
+        return jnp.tanh(self.network.policy.apply(None, policy, timestep, ())[0])
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: DeterministicParams, timestep: TimeStep, state: Counts
+    ) -> distributions.Deterministic:
+        """Returns the policy's action, in [-1, 1]."""
+        del rng_key, state
+        return distributions.Deterministic(self.policy_action(params.policy, timestep))
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: DeterministicParams, timestep: TimeStep, state: Counts
+    ) -> tuple[DeterministicOutput, Counts]:
+        """Chooses actions for ``[B, ...]`` steps; the exploration policy may add noise."""
+        distribution = self.action_distribution(rng_key, params, timestep, state)
+        action = self.bounds.from_unit(self.policy(rng_key, distribution, state))
+        return DeterministicOutput(action), next_counts(state, timestep)
+
+
+def behaviour_policy(cfg: DeterministicConfig, num_envs: int) -> Policy:
+    """Returns a deterministic policy's actions with noise, after random ones at the start."""
+    kinds = {"gaussian": GaussianNoise, "uniform": UniformNoise}
+    noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
+    return WarmUp(noise, cfg.random_frames, num_envs)

@@ -27,7 +27,7 @@ from rlstack.checks import Checked
 from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OneOptimizer, OptimizerConfig, component_optimizer
+from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.types import (
     AgentState,
     Array,
@@ -90,7 +90,7 @@ class PolicyGradientOutput(NamedTuple):
 class PolicyGradientState(NamedTuple):
     """What the learner keeps."""
 
-    opt_state: Any
+    opt_state: optax.OptState
     rng_key: PRNGKey
     num_updates: Array  # [] int32, optimizer steps so far
 
@@ -107,7 +107,7 @@ class Unrolled(NamedTuple):
     entropy: Array  # [T, B] float32
 
 
-class PolicyGradientAgent(OneOptimizer, Agent):
+class PolicyGradientAgent(Agent):
     """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`.
 
     One that goes over a batch several times is an `rlstack.agent.EpochAgent` too, as PPO is.
@@ -141,6 +141,13 @@ class PolicyGradientAgent(OneOptimizer, Agent):
         return PolicyGradientOutput(
             action, self.log_prob(distribution, action), output.value
         ), state
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> distributions.Distribution:
+        """Returns the policy."""
+        del rng_key
+        return self.distribution(self.network.apply(None, params, timestep, state)[0], timestep)
 
     def log_prob(self, distribution: distributions.Distribution, action: PyTree) -> Array:
         """Returns what is remembered of an action's log probability, ``[B]``."""
@@ -176,32 +183,6 @@ class PolicyGradientAgent(OneOptimizer, Agent):
             entropy=distribution.entropy(),
         )
 
-    def actor_critic_loss(
-        self, unrolled: Unrolled, advantages: Array, targets: Array
-    ) -> tuple[Array, Logs]:
-        """Returns the loss at the top of this file.
-
-        Args:
-          unrolled: what the network says.
-          advantages: ``[T, B]``; no gradient passes through them, nor through the targets.
-          targets: ``[T, B]``, what the values should be.
-        """
-        advantages, targets = jax.lax.stop_gradient((advantages, targets))
-        mask = unrolled.mask
-        policy_loss = -masked_mean(advantages * unrolled.log_prob, mask)
-        value_loss = 0.5 * masked_mean((targets - unrolled.value[:-1]) ** 2, mask)
-        entropy = masked_mean(unrolled.entropy, mask)
-        loss = policy_loss + self.cfg.value_cost * value_loss - self.cfg.entropy_cost * entropy
-        # Schulman's k3 estimator: how far the learner has gone from who acted.
-        kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
-        return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "kl": kl,
-        }
-
     def compute_gradients(
         self, params: Params, learner_state: PolicyGradientState, batch: Any
     ) -> tuple[Params, LearnerOutput]:
@@ -210,13 +191,47 @@ class PolicyGradientAgent(OneOptimizer, Agent):
         grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
 
+    def apply_gradients(
+        self, params: Params, learner_state: PolicyGradientState, grads: PyTree
+    ) -> tuple[Params, optax.OptState, Logs]:
+        """Takes one step of the optimizer."""
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+
     def update_learner_state(
-        self, params: Params, learner_state: PolicyGradientState, opt_state: Any
+        self, params: Params, learner_state: PolicyGradientState, opt_state: optax.OptState
     ) -> PolicyGradientState:
         """Keeps the optimizer's state and counts."""
         del params
         num_updates = learner_state.num_updates + 1
         return learner_state._replace(opt_state=opt_state, num_updates=num_updates)
+
+
+def actor_critic_loss(
+    cfg: PolicyGradientConfig, unrolled: Unrolled, advantages: Array, targets: Array
+) -> tuple[Array, Logs]:
+    """Returns the loss at the top of this file, and logs.
+
+    Args:
+      cfg: has the weights of the terms.
+      unrolled: the network's outputs.
+      advantages: ``[T, B]``; no gradient passes through them, nor through the targets.
+      targets: ``[T, B]``, what the values should be.
+    """
+    advantages, targets = jax.lax.stop_gradient((advantages, targets))
+    mask = unrolled.mask
+    policy_loss = -masked_mean(advantages * unrolled.log_prob, mask)
+    value_loss = 0.5 * masked_mean((targets - unrolled.value[:-1]) ** 2, mask)
+    entropy = masked_mean(unrolled.entropy, mask)
+    loss = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    # Schulman's k3 estimator: how far the learner's policy is from the one that acted.
+    kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "kl": kl,
+    }
 
 
 def masked_mean(x: Array, mask: Array) -> Array:

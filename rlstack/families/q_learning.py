@@ -1,4 +1,4 @@
-"""What agents that learn action values share: all but what the network says and the loss of it.
+"""What agents that learn action values share; the loss is each agent's own.
 
 By config they learn doubly (van Hasselt et al. 2016, arXiv:1509.06461), from n-step targets (the
 replay's ``unroll_length``), with prioritized replay (Schaul et al. 2016, arXiv:1511.05952: the
@@ -6,9 +6,9 @@ replay's sampler), with duelling networks (Wang et al. 2016, arXiv:1511.06581) a
 (Fortunato et al. 2018, arXiv:1706.10295: the network's choice). A truncated episode is bootstrapped
 from its true last observation.
 
-Noise on the network's weights is drawn anew at each acting step and, in learning, for the values
-learned, those of the target network and those that choose the next action. An agent with the greedy
-policy acts by the mean weights.
+A noisy network draws new noise at every acting step. In learning it draws noise three times: for
+the values that are learned, for the target network, and for the choice of the next action. An agent
+with the greedy policy acts by the mean weights.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from rlstack import distributions
+from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.exploration import (
     Counts,
@@ -32,20 +33,10 @@ from rlstack.exploration import (
     initial_counts,
     next_counts,
 )
-from rlstack.families.target_network import TargetLearnerState, TargetNetworkAgent
-from rlstack.math.n_step import NStep, n_step
+from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig
-from rlstack.types import (
-    Array,
-    Batch,
-    LearnerOutput,
-    Logs,
-    Params,
-    PRNGKey,
-    PyTree,
-    TimeStep,
-)
+from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +56,11 @@ class QLearningConfig(Checked):
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer."""
     epsilon_start: float = 1.0
-    """Chance of a random action at the first frame."""
+    """Probability of a random action at the first frame."""
     epsilon_end: float = 0.05
-    """Chance of a random action after epsilon_frames."""
+    """Probability of a random action after epsilon_frames."""
     epsilon_frames: int = 10_000
-    """Frames, of all environments together, over which the chance falls linearly."""
+    """Frames, of all environments together, over which the probability falls linearly."""
 
     def __post_init__(self) -> None:
         for field in ("discount", "target_rate", "epsilon_start", "epsilon_end"):
@@ -83,19 +74,64 @@ class QOutput(NamedTuple):
     action: Array  # [B] int32
 
 
-class ItemLosses(NamedTuple):
-    """What learning from each item costs."""
+class TargetLearnerState(NamedTuple):
+    """What the learner keeps."""
 
-    losses: Array  # [B] float32
-    priorities: Array  # [B] float32
-    values: Array  # [B] float32, of the actions taken; for the logs
+    opt_state: optax.OptState
+    target_params: Params
+    num_updates: Array  # [] int32
+    rng_key: PRNGKey
+
+
+class TargetNetworkAgent(Agent):
+    """An agent of one network and a slower copy of it, the target.
+
+    Of its config it reads ``optimizer``, ``max_grad_norm``, ``target_rate`` and ``target_period``,
+    which mean what `QLearningConfig` says.
+    """
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Returns fresh network parameters."""
+        return self.network.init(rng_key)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> TargetLearnerState:
+        """Returns the optimizer's initial state, with the params as target."""
+        return TargetLearnerState(
+            self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
+        )
+
+    def apply_gradients(
+        self, params: Params, learner_state: TargetLearnerState, grads: PyTree
+    ) -> tuple[Params, optax.OptState, Logs]:
+        """Takes one step of the optimizer."""
+        return optimizer_step(self._optimizer, params, learner_state.opt_state, grads)
+
+    def update_learner_state(
+        self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState
+    ) -> TargetLearnerState:
+        """Keeps the optimizer's state, counts the update, and moves the target params.
+
+        They move by a share of the params at each update (Polyak averaging), or are copied from
+        time to time (Mnih et al. 2015).
+        """
+        num_updates, target = learner_state.num_updates + 1, learner_state.target_params
+        if self.cfg.target_rate:
+            target = optax.incremental_update(params, target, self.cfg.target_rate)
+        else:
+            target = optax.periodic_update(params, target, num_updates, self.cfg.target_period)
+        return learner_state._replace(
+            opt_state=opt_state, target_params=target, num_updates=num_updates
+        )
 
 
 class QLearning(TargetNetworkAgent):
-    """An agent of action values; construct it as `rlstack.agent.Agent` says.
+    """An agent of action values that learns from transitions.
 
-    Subclasses say how network outputs become values (`values`) and what to minimise
-    (`item_losses`).
+    A subclass has two functions of its own: `action_values`, by which it acts, and `loss`.
     """
 
     cfg: QLearningConfig
@@ -109,20 +145,20 @@ class QLearning(TargetNetworkAgent):
             )
 
     @abc.abstractmethod
-    def values(self, outputs: Array) -> Array:
-        """Turns what the network says of actions, ``[B, A, ...]``, into values ``[B, A]``."""
-
-    @abc.abstractmethod
-    def item_losses(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep
-    ) -> ItemLosses:
-        """Returns the loss of each item; gradients must not pass through its targets."""
-
-    def outputs(
+    def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
     ) -> Array:
-        """Returns what the network says of each action, ``[B, A, ...]``, with or without noise."""
-        return self.network.apply(rng_key if noisy else None, params, timestep, ())[0]
+        """Returns the value of each action, ``[B, A]``, with or without the network's noise."""
+
+    @abc.abstractmethod
+    def loss(
+        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
+    ) -> tuple[Array, tuple[Logs, Array]]:
+        """Returns the loss, (logs, priorities ``[B]``); only ``params`` get a gradient."""
+
+    def outputs(self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep) -> Array:
+        """Returns what the network gives for each action, ``[B, A, ...]``; no noise without key."""
+        return self.network.apply(rng_key, params, timestep, ())[0]
 
     def initial_state(self, batch_size: int) -> Counts:
         """Returns how many steps and episodes each environment has had, ``[B]``: none."""
@@ -133,29 +169,21 @@ class QLearning(TargetNetworkAgent):
         del first
         return state
 
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
+    ) -> distributions.Categorical:
+        """Returns the legal choices, with their values as logits."""
+        del state
+        noisy = explores(self.policy)
+        return preferences(self.action_values(rng_key, params, timestep, noisy=noisy), timestep)
+
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: Counts
     ) -> tuple[QOutput, Counts]:
-        """Chooses actions for ``[B, ...]`` steps; the policy sees values as logits."""
+        """Chooses actions for ``[B, ...]`` steps."""
         network_key, policy_key = jax.random.split(rng_key)
-        outputs = self.outputs(network_key, params, timestep, noisy=explores(self.policy))
-        preferences = self._preferences(outputs, timestep)
-        action = self.policy(policy_key, preferences, state)
-        return QOutput(action), next_counts(state, timestep)
-
-    def best_actions(self, outputs: Array, timestep: TimeStep) -> Array:
-        """Returns the legal actions of the largest value, ``[B]`` int32."""
-        return self._preferences(outputs, timestep).mode()
-
-    def bootstrap(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, end: TimeStep
-    ) -> Array:
-        """Returns what the target network says of the best action at ``end``, ``[B, ...]``."""
-        target_key, choosing_key = jax.random.split(rng_key)
-        outputs = choosing = self.outputs(target_key, target_params, end)
-        if self.cfg.double:
-            choosing = self.outputs(choosing_key, params, end)
-        return jax.lax.stop_gradient(of_actions(outputs, self.best_actions(choosing, end)))
+        distribution = self.action_distribution(network_key, params, timestep, state)
+        return QOutput(self.policy(policy_key, distribution, state)), next_counts(state, timestep)
 
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
@@ -167,34 +195,41 @@ class QLearning(TargetNetworkAgent):
         )
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
-    def loss(
-        self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
-    ) -> tuple[Array, tuple[Logs, Array]]:
-        """Returns the weighted mean of the items' losses, (logs, priorities ``[B]``)."""
-        transition = n_step(batch.trajectory, self.cfg.discount)
-        items = self.item_losses(rng_key, params, target_params, transition)
-        # An item that begins at the end of an episode holds no transition to learn from.
-        losses, priorities = (
-            jnp.where(transition.valid, x, 0.0) for x in (items.losses, items.priorities)
-        )
-        loss = (batch.weights * losses).mean()
-        logs = {"loss": loss, "value": items.values.mean(), "priority": priorities.mean()}
-        return loss, (logs, priorities)
-
     def update_learner_state(
-        self, params: Params, learner_state: TargetLearnerState, opt_state: Any
+        self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState
     ) -> TargetLearnerState:
         """Moves the key on as well."""
         moved = super().update_learner_state(params, learner_state, opt_state)
         return moved._replace(rng_key=jax.random.split(learner_state.rng_key)[0])
 
-    def _preferences(self, outputs: Array, timestep: TimeStep) -> distributions.Categorical:
-        return distributions.categorical(self.values(outputs), action_mask(timestep.observation))
+
+def preferences(values: Array, timestep: TimeStep) -> distributions.Categorical:
+    """Returns the legal choices with values ``[B, A]`` as logits; its mode is the best action."""
+    return distributions.categorical(values, action_mask(timestep.observation))
 
 
 def of_actions(outputs: Array, actions: Array) -> Array:
     """Takes each row's action out of ``[B, A, ...]``, ``[B, ...]``."""
     return outputs[jnp.arange(len(actions)), actions]
+
+
+def td_loss(
+    losses: Array, priorities: Array, values: Array, transition: NStep, weights: Array
+) -> tuple[Array, tuple[Logs, Array]]:
+    """Returns the weighted mean of the items' losses, (logs, priorities ``[B]``).
+
+    Args:
+      losses: of each item, ``[B]``.
+      priorities: by which replay is to draw the items again, ``[B]``.
+      values: of the actions taken, ``[B]``; for the logs.
+      transition: the items. One that begins at the end of an episode holds no transition to learn
+        from: its loss and its priority are 0.
+      weights: importance weights of the items, ``[B]``.
+    """
+    losses, priorities = (jnp.where(transition.valid, x, 0.0) for x in (losses, priorities))
+    loss = (weights * losses).mean()
+    logs = {"loss": loss, "value": values.mean(), "priority": priorities.mean()}
+    return loss, (logs, priorities)
 
 
 def behaviour_policy(cfg: QLearningConfig, num_envs: int) -> Policy:

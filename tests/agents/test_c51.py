@@ -12,6 +12,7 @@ from agents import AGENTS
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
+from rlstack.families.q_learning import preferences
 from rlstack.math.n_step import n_step
 from rlstack.networks import Network, NetworkConfig, distributional_q_network, q_network
 from rlstack.optimizers import OptimizerConfig
@@ -190,9 +191,9 @@ def test_learning_draws_noise_for_the_online_the_target_and_the_choosing_network
     choosing, drawn = [], agent.outputs
 
     class Spy(C51):
-        def outputs(self, rng_key, *rest, **options):
+        def outputs(self, rng_key, *rest):
             choosing.append(tuple(np.asarray(rng_key).tolist()))
-            return drawn(rng_key, *rest, **options)
+            return drawn(rng_key, *rest)
 
     noisy(Greedy, Spy).loss(KEY, params, target, BATCH)
     assert len(choosing) == len(set(choosing)) == 3
@@ -210,7 +211,7 @@ def test_rainbow_of_masked_actions_bootstraps_from_legal_ones_alone():
     agent = noisy(Greedy, spec=MASKED)
     params = agent.initial_params(KEY)
     end = random_timesteps(MASKED, np.ones(16))
-    best = agent.best_actions(agent.outputs(KEY, params, end), end)
+    best = preferences(agent.action_values(KEY, params, end), end).mode()
     assert np.take_along_axis(end.observation["action_mask"], best[:, None], -1).all()
 
 

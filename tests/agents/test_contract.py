@@ -201,7 +201,7 @@ def critics_opinion(c, params, policy):
         c.key, params._replace(policy=policy), timestep, c.agent.initial_state(BATCH)
     )
     action = distributions.bounds_of(c.setting.action_spec, "test").to_unit(output.action)
-    return float(c.agent.judge(params.critics, timestep, action).mean())
+    return float(c.agent.critic_values(params.critics, timestep, action).mean())
 
 
 def likelihood(c, params):

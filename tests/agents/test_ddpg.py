@@ -6,7 +6,7 @@ import pytest
 
 from agents.ddpg import DDPG, DDPGConfig
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
-from rlstack.families.deterministic import DeterministicOutput, behaviour_policy
+from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
 from tests.agents.linear_control import (
     DISCOUNT,

@@ -12,6 +12,7 @@ from agents import AGENTS
 from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.families.q_learning import QOutput
+from rlstack.math.n_step import n_step
 from rlstack.networks import Network, NetworkConfig, q_network
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Batch, TimeStep, Transition
@@ -51,7 +52,7 @@ ONLINE = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32) - 2 * T
 
 
 def targets_of(agent, batch):
-    return quick_jit(agent.targets)(KEY, ONLINE, TARGET, batch.trajectory)
+    return quick_jit(agent.targets)(KEY, ONLINE, TARGET, n_step(batch.trajectory, DISCOUNT))
 
 
 def gradient_of(agent, target=TARGET):
@@ -98,7 +99,7 @@ def test_targets_end_where_episodes_do(double):
     )
     batch.trajectory.timestep.discount[:, [2, 4]] = 1
     reward, x = batch.trajectory.timestep.reward, batch.trajectory.timestep.observation
-    targets = make(double=double).targets(KEY, ONLINE, TARGET, batch.trajectory)
+    targets = targets_of(make(double=double), batch)
     three = reward[1] + DISCOUNT * reward[2] + DISCOUNT**2 * reward[3]
     expected = [
         three[0] + DISCOUNT**3 * value_of(x[3, 0], double),
@@ -131,7 +132,7 @@ def test_illegal_actions_are_not_bootstrapped_from():
         observation={"observation": vectors, "action_mask": mask}
     )
     targets = quick_jit(agent.targets)(
-        KEY, params, target, batch.trajectory._replace(timestep=timestep)
+        KEY, params, target, n_step(batch.trajectory._replace(timestep=timestep), DISCOUNT)
     )
     after = jax.tree.map(lambda x: x[1], timestep)
     values, _ = agent.network.apply(None, target, after, ())

@@ -127,13 +127,13 @@ def test_fractions_are_drawn_anew_with_every_update_and_every_step():
     agent = IQN(cfg, VECTOR, ONE_OF_4, network, functools.partial(EpsilonGreedy, 0.0))
     params = agent.initial_params(KEY)
     state = agent.initial_learner_state(KEY, params)
-    compute, outputs = quick_jit(agent.compute_gradients), quick_jit(agent.outputs)
+    compute, values = quick_jit(agent.compute_gradients), quick_jit(agent.action_values)
     first = compute(params, state, BATCH)[1].logs["loss"]
     moved = agent.update_learner_state(params, state, state.opt_state)
     assert compute(params, state, BATCH)[1].logs["loss"] == first
     assert compute(params, moved, BATCH)[1].logs["loss"] != first
     step = random_timesteps(VECTOR, np.ones(3))
-    draws = [np.asarray(outputs(jax.random.PRNGKey(i), params, step)) for i in (0, 0, 1)]
+    draws = [np.asarray(values(jax.random.PRNGKey(i), params, step)) for i in (0, 0, 1)]
     assert_close(draws[0], draws[1], atol=0, rtol=0)
     assert np.abs(draws[0] - draws[2]).max() > 1e-4
 

@@ -9,7 +9,7 @@ import pytest
 
 from agents.td3 import TD3, TD3Config
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise
-from rlstack.families.deterministic import DeterministicOutput, behaviour_policy
+from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
 from rlstack.networks import NetworkConfig, deterministic_policy_and_critic
 from rlstack.optimizers import OptimizerConfig
 from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
