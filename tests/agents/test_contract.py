@@ -17,6 +17,7 @@ from rlstack import distributions
 from rlstack.families.normalised import Normalised
 from rlstack.families.off_policy import PolicyAndCriticsAgent
 from rlstack.families.policy_gradient import PolicyGradientAgent
+from rlstack.families.q_learning import QLearning
 from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.storage import checkpoint
@@ -78,6 +79,21 @@ def test_acting_is_the_same_without_jit(c):
         c.agent.actor_step(c.key, c.params, steps(c), state),
         c.act(c.key, c.params, steps(c), state),
     )
+
+
+def test_the_greedy_action_is_the_mode_of_the_action_distribution(c):
+    # Agents of action values give the network the first half of the key.
+    keys, state = (c.key, jax.random.split(c.key)[0]), c.agent.initial_state(BATCH)
+    found = [c.greedy.action_distribution(key, c.params, steps(c), state) for key in keys]
+    if found[0] is None:
+        assert not c.setting.learns
+        return
+    modes = [distribution.mode() for distribution in found]
+    if isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
+        bounds = distributions.bounds_of(c.setting.action_spec, "test")
+        modes = [bounds.from_unit(mode) for mode in modes]
+    output, _ = c.act_greedily(c.key, c.params, steps(c), state)
+    assert_close(modes[isinstance(c.agent, QLearning)], output.action)
 
 
 def test_a_row_does_not_depend_on_the_others(c):
