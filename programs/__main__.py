@@ -1,6 +1,6 @@
 """The command `rlstack`.
 
-Only what a command needs is imported, when it runs: `rlstack --help` must not wait for JAX.
+Each command imports only what it needs, when it runs: `rlstack --help` must not wait for JAX.
 """
 
 from __future__ import annotations
@@ -12,15 +12,26 @@ from collections.abc import Sequence
 USAGE = """\
 usage: rlstack COMMAND ...
 
+commands:
   train PRESET [options]   train a preset; `rlstack train PRESET --help` lists the options
-  train --resume RUN_DIR   go on with a run from its newest checkpoint
-  eval RUN_DIR             judge the newest params of a run with the greedy policy
-  report RUN_DIR ...       a table and learning curves of finished runs
-  record RUN_DIR           play the newest params of a run and write a dataset, for train --data
-  play ENV                 play an entity environment by hand, beside a run's agent or without
-  list                     the presets
-  doctor                   what is usable on this machine and, for the rest, the way out
-  rerun DUMP_DIR           make an update that gave NaN again
+  train --resume RUN_DIR   continue a run from its newest checkpoint
+  eval RUN_DIR             evaluate the newest params of a run with the greedy policy
+  report RUN_DIR ...       write a table and learning curves of finished runs
+  record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
+  play ENV                 play an entity environment by hand, alone or guided by a run's agent
+  list                     list the presets
+  doctor                   check which features work here and say how to enable the others
+  rerun DUMP_DIR           repeat an update that gave NaN
+
+options:
+  -h, --help               print this text; `rlstack COMMAND --help` explains a command
+
+"""
+_DOCTOR_USAGE = """\
+usage: rlstack doctor
+
+Checks Python, packages, memory and topologies on this machine. Prints what works and, for
+everything else, the reason and how to enable it. The exit code is 0 if single_process works.
 """
 
 
@@ -30,16 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    # As `python script.py` has it: "module:callable" finds modules of the user's folder.
+
+    # As for `python script.py`: "module:callable" finds modules in the current directory.
     sys.path.insert(0, os.getcwd())
     command, *rest = args
     if command == "doctor":
+        if rest and rest[0] in ("-h", "--help"):
+            print(_DOCTOR_USAGE, end="")
+            return 0
         from programs.cli import doctor
 
         return doctor.main()
-    from programs.cli import commands as cli
+    from programs.cli import commands
 
-    return cli.main(command, rest)
+    return commands.main(command, rest)
 
 
 if __name__ == "__main__":

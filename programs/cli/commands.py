@@ -1,4 +1,4 @@
-"""The commands and their options, read by tyro from dataclasses."""
+"""The commands, each after the dataclass of its options, which tyro parses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,96 +23,15 @@ from rlstack.acting.evaluator import by_opponent
 from rlstack.references import nearest
 
 
-@dataclasses.dataclass(frozen=True)
-class _Train:
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    run_dir: Path | None = None
-    """Where everything is filed; a fresh folder under runs/ by default."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Resume:
-    """Goes on with a run from its newest checkpoint."""
-
-    resume: Path
-    """The run directory."""
-    frames: int | None = None
-    """A new budget, counted from the run's very start."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Eval:
-    """Judges the newest params of a run with the greedy policy."""
-
-    run_dir: tyro.conf.Positional[Path]
-    """The run directory."""
-    episodes: int | None = None
-    """Whole episodes to play; as many as at the end of training by default."""
-    seed: int | None = None
-    """Of the evaluation's environments; the run's own by default."""
-    against: tuple[Path, ...] = ()
-    """Runs, or checkpoints of runs, that play the other places of games of several agents."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Report:
-    """Writes a table of finished runs, and their learning curves beside it."""
-
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories; those of one preset are its seeds."""
-    out: Path = Path("results.md")
-    """The Markdown file; curves go into a folder of its stem's name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """Plays the newest params of a run and writes whole episodes to a dataset."""
-
-    run_dir: tyro.conf.Positional[Path]
-    """The run directory."""
-    out: Path | None = None
-    """The dataset's directory, new or empty; RUN_DIR/dataset by default."""
-    frames: int = 20_000
-    """Environment steps to record at least; episodes that have begun are played to their ends."""
-    policy: Literal["greedy", "explore"] = "greedy"
-    """The best action, or exploration as at the end of training."""
-    seed: int | None = None
-    """Of environments and exploration; the run's own by default."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Play:
-    """Plays an entity environment by hand, in the terminal."""
-
-    env: tyro.conf.Positional[str]
-    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
-    checkpoint: Path | None = None
-    """A run directory: what its agent thinks is shown beside."""
-    options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """Of the game, as names and values; those of the run are taken over."""
-    agent: bool = False
-    """Enter plays the agent's choice."""
-    seed: int = 0
-    """Of the game."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rerun:
-    """Makes an update that gave NaN again, from its dump, and prints its logs."""
-
-    dump_dir: tyro.conf.Positional[Path]
-    """The dump- folder that the run left."""
-
-
 def main(command: str, args: list[str]) -> int:
     """Runs a command; returns the exit code."""
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "report": _report,
         "record": _record,
         "play": _play,
         "list": _list,
-        "report": _report_runs,
         "rerun": _rerun,
     }
     if command not in commands:
@@ -122,7 +41,7 @@ def main(command: str, args: list[str]) -> int:
     except Interrupted as stop:
         _fail(f"rlstack {command}: {stop}")
         return stop.exit_code
-    except FloatingPointError:  # JAX_DEBUG_NANS was asked for the place, which the traceback tells
+    except FloatingPointError:  # JAX_DEBUG_NANS: the traceback shows the operation
         raise
     except (ValueError, OSError, ArithmeticError, ProgramError) as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
@@ -130,35 +49,58 @@ def main(command: str, args: list[str]) -> int:
         return _fail(f"rlstack {command}: {error}")
 
 
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainOptions:
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    run_dir: Path | None = None
+    """The run directory, new or empty, for config, logs, checkpoints and result. By default a new
+    directory under runs/."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _ResumeOptions:
+    """Continue a run from its newest checkpoint."""
+
+    resume: Path
+    """The directory of the run."""
+    frames: int | None = None
+    """A new budget in environment steps, counted from the start of the first run. By default the
+    budget stays."""
+
+
+_SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
+
+
 def _train(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print("usage: rlstack train PRESET [options] | --resume RUN_DIR\n\npresets:")
         return _list([])
     if args[0].startswith("-"):
-        resumed = tyro.cli(_Resume, prog="rlstack train", args=args)
-        return _report(train.resume(resumed.resume, frames=resumed.frames))
-    name, *rest = _in_full(args)
+        resumed = tyro.cli(_ResumeOptions, prog="rlstack train", args=args)
+        return _print_result(train.resume(resumed.resume, frames=resumed.frames))
+    name, *rest = args
     chosen = tyro.cli(
-        _Train,
+        _TrainOptions,
         prog=f"rlstack train {name}",
         description=describe(name),
-        default=_Train(preset(name)),
-        args=rest,
+        default=_TrainOptions(preset(name)),
+        args=_expand_short_options(rest),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
-    return _report(train.run(chosen.experiment, chosen.run_dir))
+    return _print_result(train.run(chosen.experiment, chosen.run_dir))
 
 
-_SHORT = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
-
-
-def _in_full(args: list[str]) -> list[str]:
-    """Writes out the options that have a short form."""
+def _expand_short_options(args: list[str]) -> list[str]:
     split = [arg.partition("=") for arg in args]
-    return [_SHORT.get(option, option) + is_equal + value for option, is_equal, value in split]
+    return [_SHORT_OPTIONS.get(option, option) + equals + value for option, equals, value in split]
 
 
-def _report(result: Result) -> int:
+def _print_result(result: Result) -> int:
     print(
         f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
         f"{result.eval_episodes} episodes, after {result.env_frames:,} frames in "
@@ -169,10 +111,25 @@ def _report(result: Result) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _EvalOptions:
+    """Evaluate the newest params of a run with the greedy policy; print the result as JSON."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    episodes: int | None = None
+    """Number of whole episodes. By default as many as at the end of training."""
+    seed: int | None = None
+    """Seed of the environments. By default the seed of the run."""
+    against: tuple[Path, ...] = ()
+    """Opponents in a game of several agents: directories of runs, or of single checkpoints. By
+    default the opponents of the run's own evaluation."""
+
+
 def _eval(args: list[str]) -> int:
-    chosen = tyro.cli(_Eval, prog="rlstack eval", args=args)
+    chosen = tyro.cli(_EvalOptions, prog="rlstack eval", args=args)
     evaluation = train.evaluate(chosen.run_dir, chosen.episodes, chosen.seed, chosen.against)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "eval_return_mean": float(evaluation.returns.mean()),
         "eval_return_std": float(evaluation.returns.std()),
         "eval_episodes": len(evaluation.returns),
@@ -183,16 +140,42 @@ def _eval(args: list[str]) -> int:
     return 0
 
 
-def _report_runs(args: list[str]) -> int:
-    chosen = tyro.cli(_Report, prog="rlstack report", args=args)
+@dataclasses.dataclass(frozen=True)
+class _ReportOptions:
+    """Write a table of finished runs in Markdown, and their learning curves as pictures."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of the runs. Runs of one preset with different seeds share a row."""
+    out: Path = Path("results.md")
+    """The Markdown file. The pictures go to the folder of the same name without suffix."""
+
+
+def _report(args: list[str]) -> int:
+    chosen = tyro.cli(_ReportOptions, prog="rlstack report", args=args)
     command = f"rlstack report RUN_DIR ... --out {chosen.out}"
     presets = report.write(chosen.run_dirs, chosen.out, command)
     print(f"{chosen.out}: {', '.join(presets)}")
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _RecordOptions:
+    """Play whole episodes with the newest params of a run and write them to a dataset."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    out: Path | None = None
+    """The directory of the dataset, new or empty. By default RUN_DIR/dataset."""
+    frames: int = 20_000
+    """Minimum number of environment steps. Episodes that were started are finished."""
+    policy: Literal["greedy", "explore"] = "greedy"
+    """greedy takes the best action; explore explores as at the end of training."""
+    seed: int | None = None
+    """Seed of environments and exploration. By default the seed of the run."""
+
+
 def _record(args: list[str]) -> int:
-    chosen = tyro.cli(_Record, prog="rlstack record", args=args)
+    chosen = tyro.cli(_RecordOptions, prog="rlstack record", args=args)
     path, header = record.record(
         chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
     )
@@ -207,10 +190,27 @@ def _record(args: list[str]) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _PlayOptions:
+    """Play an entity environment by hand, in the terminal."""
+
+    env: tyro.conf.Positional[str]
+    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
+    checkpoint: Path | None = None
+    """The directory of a run. Shows the value and the action probabilities of its agent, and plays
+    with the environment options of the run."""
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """Options of the game, as names and values. They override those of the run."""
+    agent: bool = False
+    """Let the Enter key play the agent's choice. Needs --checkpoint."""
+    seed: int = 0
+    """Seed of the game."""
+
+
 def _play(args: list[str]) -> int:
     from programs.run import play
 
-    chosen = tyro.cli(_Play, prog="rlstack play", args=args)
+    chosen = tyro.cli(_PlayOptions, prog="rlstack play", args=args)
     try:
         play.play(
             chosen.env,
@@ -225,21 +225,31 @@ def _play(args: list[str]) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _ListOptions:
+    """List the presets, each with a description."""
+
+
 def _list(args: list[str]) -> int:
-    if args:
-        return _fail(f"rlstack list: it takes no arguments; got {' '.join(args)}.")
+    tyro.cli(_ListOptions, prog="rlstack list", args=args)
     for name in PRESETS:
         print(f"  {name:18} {describe(name)}")
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _RerunOptions:
+    """Repeat an update that gave NaN, from its saved inputs, and print its logs.
+
+    With JAX_DEBUG_NANS=True in the environment it stops at the operation that gives the first NaN.
+    """
+
+    dump_dir: tyro.conf.Positional[Path]
+    """The directory dump-N in the run directory."""
+
+
 def _rerun(args: list[str]) -> int:
-    chosen = tyro.cli(_Rerun, prog="rlstack rerun", args=args)
+    chosen = tyro.cli(_RerunOptions, prog="rlstack rerun", args=args)
     for name, value in sorted(train.rerun(chosen.dump_dir).items()):
         print(f"{name:16} {value}")
     return 0
-
-
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1

@@ -1,4 +1,4 @@
-"""A finished run's agent as whom a game asks: `rlstack.entity.inverted.GameAgent`."""
+"""The agent of a finished run as a player of games: a `rlstack.entity.inverted.GameAgent`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class RunAgent:
         validator: Validator,
         sees_others_ticks: bool = True,
     ):
-        """Plays as environment ``number`` of those that ``inferencer`` knows.
+        """Creates the player.
 
         Args:
-          inferencer: who acts.
-          number: of the environment.
-          codec: how observations are laid out.
-          validator: of observations.
-          sees_others_ticks: whether, as it was trained, it also sees ticks at which others act.
+          inferencer: computes the actions; shared by the players of a team.
+          number: this player's row in the inferencer's table of agent states.
+          codec: the layout of observations and actions as arrays.
+          validator: checks observations.
+          sees_others_ticks: whether the player also sees the ticks at which only others act; must
+            be as in training.
         """
         self._inferencer, self._ids = inferencer, np.array([number], np.int32)
         self._codec, self._validator = codec, validator
@@ -53,7 +54,7 @@ class RunAgent:
         """Returns the agent's actions.
 
         Raises:
-          EnvError: the observation is wrong.
+          EnvError: the observation does not fit the spaces of the game.
         """
         self._validator.check(observation)
         padded, context = self._codec.encode(observation)
@@ -63,21 +64,21 @@ class RunAgent:
         return self._codec.decode(context, {name: rows[0] for name, rows in choices.items()})
 
     def idle(self) -> None:
-        """Lets a tick pass at which the game asks others alone; `act_all` says so.
+        """Takes note of a tick at which the game asks only other players; `act_all` calls it.
 
-        Synchronous pools show an agent such ticks too, so its recurrent state knows of them.
+        Synchronous pools show an agent such ticks too, so its recurrent state expects them.
         """
         if self._sees_others_ticks:
             shown = self._last or self._blank
             self._infer(self._codec.encode(dataclasses.replace(shown, actions={}))[0], 0.0)
 
     def game_over(self, observation: ScoredObservation) -> None:
-        """Forgets the game."""
+        """Resets the player for the next game."""
         del observation
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew with the next observation, for loops that end in the middle of a game."""
+        """Starts a new game with the next observation; for loops that end in mid-game."""
         self._is_first = True
         self._last = None
 
@@ -102,18 +103,18 @@ def team_from_run(
     greedy: bool = True,
     seed: int = 0,
 ) -> list[RunAgent]:
-    """Returns several players with the same params, each with a recurrent state of its own.
+    """Returns several players with the same params, each with its own recurrent state.
 
     Args:
-      run_dir: of the run; its newest checkpoint is taken.
-      obs_space: of the game, as the run was trained on.
-      action_space: the same.
-      num_agents: how many players.
-      greedy: whether they take their best actions, or sample as in training.
-      seed: of the sampling.
+      run_dir: the directory of a run; the newest checkpoint is used.
+      obs_space: the observation space of the game, as in training.
+      action_space: the action space of the game, as in training.
+      num_agents: number of players.
+      greedy: whether players take the best action; otherwise they sample as in training.
+      seed: seed of the sampling.
 
     Raises:
-      ValueError: it is no run, has no checkpoint, or was trained on other spaces.
+      ValueError: there is no run or no checkpoint, or the run was trained on other spaces.
     """
     experiment = read_config(directory := RunDir.open(run_dir))
     name = f"the agent of {run_dir}"

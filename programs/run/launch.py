@@ -1,13 +1,11 @@
-"""A program of several nodes, from start to result: launched, watched, and cleared away."""
+"""Runs a program of several nodes: checks it, launches it, and reads its result."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import json
-import sys
 from pathlib import Path
-from typing import TextIO
 
 from programs import launchers
 from programs.build.components import announce_replay
@@ -27,32 +25,28 @@ class ProgramError(RuntimeError):
 
 
 def run_program(
-    experiment: Experiment, directory: RunDir, restored: Path | None, stream: TextIO | None
+    experiment: Experiment, directory: RunDir, start_from: Path | None, display: ProgressDisplay
 ) -> Result:
-    """Runs a topology of several nodes.
+    """Runs a topology of several nodes until all of them have ended.
 
     Args:
       experiment: what to run.
-      directory: where everything is filed.
-      restored: the checkpoint to go on from, if any.
-      stream: where progress is shown; standard error by default.
+      directory: the run directory.
+      start_from: the checkpoint to resume from; None for a new run.
+      display: shows the progress of all nodes.
 
     Raises:
       ValueError: a package is missing, or the config contradicts itself or the environment.
       ProgramError: a node failed that cannot be restarted, or was restarted too often.
-      Interrupted: SIGINT or SIGTERM came; everything is saved.
+      Interrupted: SIGINT or SIGTERM came; the message says whether there is a checkpoint.
     """
     _check_packages(experiment)
-    spec = _environment_spec(experiment)
-    # An agent that does not fit, or too large a replay, is refused here, before any launch.
-    setup = Setup(experiment, directory, spec, restored)
-    announce_replay(experiment, setup.step, stream or sys.stderr)
-    frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
+    # An agent that does not fit, or a replay that is too large, fails here, before any launch.
+    setup = Setup(experiment, directory, _environment_spec(experiment), start_from)
+    announce_replay(experiment, setup.step, display.stream)
     directory.failures.unlink(missing_ok=True)
     directory.result.unlink(missing_ok=True)
-    display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=frames)
-    with display:
-        received = launchers.launch(setup, experiment.program.launch, display)
+    received = launchers.launch(setup, experiment.program.launch, display)
     if directory.result.exists():
         return Result(**json.loads(directory.result.read_text()))
     if received:
@@ -67,9 +61,9 @@ def _check_packages(experiment: Experiment) -> None:
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     if missing:
         raise ValueError(
-            f"topology {experiment.topology}: it needs {', '.join(missing)}, which are for CPython "
-            "3.10; not installed here. `make venv` sets that up; `rlstack doctor` tells more. "
-            "--topology single_process works without."
+            f"Experiment: topology {experiment.topology} needs {', '.join(missing)}, which exist "
+            "for CPython 3.10 only and are not installed here. `make venv` installs them; "
+            "`rlstack doctor` says more. --topology single_process works without them."
         )
     if experiment.program.launch == "ray":
         from programs.launchers import ray_cluster
@@ -83,7 +77,7 @@ def _environment_spec(experiment: Experiment) -> EnvSpec:
 
 
 def _first_failure(directory: RunDir) -> str:
-    """Returns what ended the program: the first failure after which there was no restart."""
+    """Returns the error that ended the program: the first failure without a restart."""
     failures = []
     if directory.failures.exists():
         failures = [json.loads(line) for line in directory.failures.read_text().splitlines()]
@@ -91,9 +85,9 @@ def _first_failure(directory: RunDir) -> str:
         if not failure["restarts"]:
             return (
                 f"node {failure['node']} failed: {failure['reason']}. "
-                f"What it printed is under {directory.node_logs}.\n"
+                f"The output of the nodes is in {directory.node_logs}.\n"
                 f"{failure.get('traceback', '')}".rstrip()
             )
     log = directory.node_logs / "launcher"
-    told = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-    return f"the program ended without a result; see {directory.node_logs}.\n{told}".rstrip()
+    output = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+    return f"the program ended without a result; see {directory.node_logs}.\n{output}".rstrip()

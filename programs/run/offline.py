@@ -1,11 +1,11 @@
-"""One process without actors: learning from recorded steps."""
+"""One process that learns from a dataset, without acting."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import jax
 import numpy as np
@@ -23,28 +23,28 @@ from rlstack.storage.datasets import Dataset, Windows
 from rlstack.types import EnvSpec, PyTree
 
 
-def resolved(experiment: Experiment) -> Experiment:
-    """Returns an experiment with what its dataset decides filled in.
+def resolve_dataset(experiment: Experiment) -> Experiment:
+    """Returns the experiment with its dataset's path made absolute and its environment filled in.
 
-    The path becomes absolute, so that the run can be resumed from anywhere; an environment without
-    a name becomes the dataset's.
+    With an absolute path the run can be resumed from any directory. An environment without a name
+    becomes the environment of the dataset. An experiment without a dataset stays as it is.
 
     Raises:
-      ValueError: there is no dataset where there must be one; or rewards are to be divided by the
-        deviation of returns, which are counted while acting.
+      ValueError: an agent that learns offline only has no dataset; the dataset cannot be read; or
+        rewards are normalised by returns, which only acting measures.
     """
     if not experiment.data:
         entry = AGENTS.get(type(experiment.agent))
         if entry is not None and entry.offline:
             raise ValueError(
                 f"Experiment: data must be given for {experiment.preset}, which learns from a "
-                "dataset alone. Record one with rlstack record RUN_DIR and give --data DATASET_DIR."
+                "dataset only. Record one with rlstack record RUN_DIR and give --data DATASET_DIR."
             )
         return experiment
     if experiment.normalisation.rewards == "return":
         raise ValueError(
-            "Experiment: normalisation.rewards must not be return with data, since returns are "
-            "counted while acting. Use --normalisation.rewards reward."
+            "Experiment: normalisation.rewards must not be return with data, because returns are "
+            "measured while acting. Use --normalisation.rewards reward."
         )
     path = Path(experiment.data).absolute()
     header = Dataset.read_header(path)
@@ -55,10 +55,10 @@ def resolved(experiment: Experiment) -> Experiment:
 
 
 class Offline:
-    """The parts of an experiment that learns from a dataset, and the loop that moves them.
+    """The parts of an experiment that learns from a dataset, and the loop that drives them.
 
-    Frames are the dataset's steps learned from, each time they are: batch_size x unroll_length an
-    update.
+    Its frames are the steps learned from: batch_size x unroll_length for each update. A step of the
+    dataset counts each time it is learned from.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -81,35 +81,37 @@ class Offline:
         self._evaluator = make_evaluator(experiment, self.spec)
         self.env_frames = 0
 
+    def announce(self, stream: TextIO) -> None:
+        """Prints the size of the dataset and the returns in it."""
+        header = self.dataset.header
+        print(
+            f"dataset: {header.frames:,} frames in {header.episodes:,} episodes of return "
+            f"{header.return_mean:.1f} +- {header.return_std:.1f}, "
+            f"{self.windows.num_windows:,} windows",
+            file=stream,
+            flush=True,
+        )
+
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Learns until the experiment's frames are learned from, or told to stop."""
+        """Learns from the experiment's number of frames, or until ``stop()`` is true."""
         cfg = self.experiment.replay
         while self.env_frames < self.experiment.frames and not stop():
             periodic.log(self.learner.step(self.windows.sample()), "learner/")
             self.env_frames += cfg.batch_size * cfg.unroll_length
             periodic.tick(self.env_frames, self.stats)
 
-    def describe(self) -> str:
-        """Returns one line about the dataset."""
-        header = self.dataset.header
-        return (
-            f"dataset: {header.frames:,} frames in {header.episodes:,} episodes of return "
-            f"{header.return_mean:.1f} +- {header.return_std:.1f}, "
-            f"{self.windows.num_windows:,} windows"
-        )
-
-    def stats(self) -> dict[str, Any]:
-        """Returns counters to log."""
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
         drawn = {f"dataset/{name}": value for name, value in self.windows.stats().items()}
         return {"learner/steps": self.learner.version, **drawn}
 
     def evaluate(self) -> Evaluation:
-        """Judges the current params with the greedy policy."""
+        """Evaluates the current params with the greedy policy."""
         with make_evaluation_env(self.experiment) as env:
             return self._evaluator.evaluate(self.learner.params, env)
 
     def save(self) -> PyTree:
-        """Returns everything that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
         return {
             "learner": self.learner.save(),
             "windows": self.windows.save(),
@@ -117,14 +119,14 @@ class Offline:
         }
 
     def template(self) -> PyTree:
-        """Returns the template of `save`'s result, for `rlstack.storage.checkpoint.restore`."""
+        """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
         return self.save()
 
     def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned; learning then goes on as if never interrupted."""
+        """Restores a state that `save` returned; learning continues as if never interrupted."""
         self.windows.load(saved["windows"])
         self.learner.load(saved["learner"])
         self.env_frames = int(saved["counters"]["env_frames"])
 
     def close(self) -> None:
-        """Does nothing: the files of the dataset are closed when nothing refers to them."""
+        """Does nothing: the files of the dataset close when nothing refers to them."""

@@ -1,7 +1,7 @@
 """`rlstack play`: an entity environment in the terminal, played by hand.
 
-Each step shows the picture, the entities and, with a run's checkpoint, what its agent thinks; then
-every actor is asked for its choice.
+Each step shows the picture, the entities and, with a run's checkpoint, the value and probabilities
+of its agent. Then the user chooses for every actor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from programs.experiment import Option
-from programs.run.adviser import Advice, Adviser
+from programs.run.predictor import Prediction, Predictor
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.games import GAMES
 from rlstack.entity.spaces import GLOBAL, SelectEntity
@@ -27,11 +27,11 @@ from rlstack.envs import SyncEnv
 from rlstack.references import load_object, nearest
 from rlstack.types import TimeStep
 
-_MAX_LISTED = 12  # choices that are listed with their probabilities, the likeliest first
+_MAX_LISTED = 12  # choices listed with their probabilities, the most likely first
 
 
-class _Quit(Exception):  # noqa: N818, it is no error
-    """The player has had enough."""
+class _Quit(Exception):  # noqa: N818  (a request, not an error)
+    """The user asked to quit."""
 
 
 def play(
@@ -43,45 +43,47 @@ def play(
     seed: int = 0,
     console: Console | None = None,
 ) -> list[float]:
-    """Lets the user play until they quit, by ``q`` or the end of the input.
+    """Lets the user play until they quit with ``q`` or the input ends.
 
     Args:
       env: a game of `rlstack.entity.games`, in any spelling of its name, or "module:callable".
-      checkpoint: directory of a run whose agent's opinion is shown; its environment's options are
-        taken over.
-      options: of the game, over these.
+      checkpoint: the directory of a run; the value and probabilities of its agent are shown, and
+        the options of its environment are used.
+      options: options of the game, which override those of the run.
       agent: whether Enter plays the agent's choice.
-      seed: of the game.
-      console: where to; standard output by default.
+      seed: seed of the game.
+      console: receives the output; standard output by default.
 
     Returns:
-      The returns of the episodes that were played to their ends.
+      The returns of the finished episodes.
 
     Raises:
-      ValueError: there is no such game or run, or they do not belong together.
+      ValueError: there is no such game or run, or the run is on another game.
     """
     builder = find_game(env)
     if agent and checkpoint is None:
-        raise ValueError("play: agent needs a run to play as. Add --checkpoint RUN_DIR.")
-    adviser = None if checkpoint is None else Adviser(checkpoint)
+        raise ValueError("play: --agent needs the run of an agent. Add --checkpoint RUN_DIR.")
+    predictor = None if checkpoint is None else Predictor(checkpoint)
     settings = dict(options or {})
-    if adviser is not None:
-        cfg = adviser.experiment.env
+    if predictor is not None:
+        cfg = predictor.experiment.env
         if ":" not in cfg.name or load_object(cfg.name) is not builder:
-            raise ValueError(f"play: {checkpoint} must be a run on {env}; it is one on {cfg.name}.")
+            raise ValueError(
+                f"play: {checkpoint} must be a run on {env}; it is a run on {cfg.name}."
+            )
         settings = {**cfg.options, **cfg.eval_options, **settings}
     if "seed" in inspect.signature(builder).parameters:
         settings.setdefault("seed", seed)
     built = _adapted(env, builder, settings)
 
     def build(seed: int) -> EntityEnv:
-        del seed  # it has it already
+        del seed  # the game has its seed already
         return built
 
     with SyncEnv(build, 1, "for_loop") as pool:
-        if adviser is not None:
-            adviser.load(pool.spec)
-        game = _Game(pool, built, adviser, agent, console or Console(highlight=False))
+        if predictor is not None:
+            predictor.load(pool.spec)
+        game = _Game(pool, built, predictor, agent, console or Console(highlight=False))
         try:
             while True:
                 game.episode()
@@ -91,10 +93,10 @@ def play(
 
 
 def find_game(name: str) -> Callable[..., Any]:
-    """Returns the builder of a game that is named in any spelling, or by "module:callable".
+    """Returns the builder of a game, named in any spelling or by "module:callable".
 
     Raises:
-      ValueError: there is none; the message names the nearest.
+      ValueError: there is no such game; the message names the most similar one.
     """
     if ":" in name:
         return load_object(name)
@@ -117,7 +119,7 @@ def _adapted(name: str, builder: Callable[..., Any], options: dict[str, Any]) ->
     try:
         built = builder(**options)
     except TypeError as error:
-        raise ValueError(f"play: {name} does not take these options: {error}.") from error
+        raise ValueError(f"play: {name} does not accept these options: {error}.") from error
     if isinstance(built, EntityEnv):
         return built
     if not hasattr(built, "action_space") or not hasattr(built, "obs_space"):
@@ -129,29 +131,29 @@ def _adapted(name: str, builder: Callable[..., Any], options: dict[str, Any]) ->
 
 
 class _Game:
-    """One environment, its pool, and the one who plays."""
+    """One environment, its pool, and the user who plays it."""
 
     def __init__(
         self,
         pool: SyncEnv,
         env: EntityEnv,
-        adviser: Adviser | None,
+        predictor: Predictor | None,
         follows: bool,
         console: Console,
     ):
         self.returns: list[float] = []
         self.console = console
-        self._pool, self._env, self._adviser, self._follows = pool, env, adviser, follows
+        self._pool, self._env, self._predictor, self._follows = pool, env, predictor, follows
         self._nothing = {k: np.zeros((1, *s.shape), np.int32) for k, s in pool.spec.action.items()}
         self._timestep = pool.reset()
 
     def episode(self) -> None:
-        """Plays one episode and leaves the next one begun."""
+        """Plays one episode and starts the next one."""
         total, length, timestep = 0.0, 0, self._timestep
         while not timestep.last()[0]:
-            advice = None if self._adviser is None else self._adviser(timestep)
-            self._show(timestep, advice)
-            timestep = self._pool.step(self._ask(timestep, advice))
+            prediction = None if self._predictor is None else self._predictor(timestep)
+            self._show(timestep, prediction)
+            timestep = self._pool.step(self._ask(timestep, prediction))
             reward = float(timestep.reward[0])
             total, length = total + reward, length + 1
             self.console.print(f"step {length}: reward {reward:g}, return so far {total:g}")
@@ -163,17 +165,17 @@ class _Game:
             raise _Quit
         self._timestep = self._pool.step(self._nothing)
 
-    # What is shown.
+    # Output.
 
-    def _show(self, timestep: TimeStep, advice: Advice | None) -> None:
+    def _show(self, timestep: TimeStep, prediction: Prediction | None) -> None:
         shown = [Panel(Text(str(self._env.game)), expand=False)]
         shown += self._entities(timestep.observation)
         self.console.print(Columns(shown))
-        if advice is not None and advice.value is not None:
-            self.console.print(f"the agent's value: {advice.value:.3f}")
+        if prediction is not None and prediction.value is not None:
+            self.console.print(f"the agent's value: {prediction.value:.3f}")
 
     def _entities(self, observation: Any) -> list[Any]:
-        """One table a type that is there, headed by its features."""
+        """Returns a table of features for each entity type that is present."""
         tables = []
         space = self._env.game.obs_space
         for kind, slots in self._env.codec.slots.ranges():
@@ -191,10 +193,10 @@ class _Game:
             tables.append(table)
         return tables
 
-    # What is asked.
+    # Input.
 
-    def _ask(self, timestep: TimeStep, advice: Advice | None) -> dict[str, np.ndarray]:
-        """Asks every actor for its choice; returns the action, int32 [1, capacity] by type."""
+    def _ask(self, timestep: TimeStep, prediction: Prediction | None) -> dict[str, np.ndarray]:
+        """Asks for the choice of every actor; returns the action, int32 [1, capacity] by type."""
         action = {name: choices.copy() for name, choices in self._nothing.items()}
         observation, follows = timestep.observation, False
         for name, choices in action.items():
@@ -203,21 +205,21 @@ class _Game:
             for row, slot in enumerate(actors):
                 if slot < 0:
                     continue
-                advised = None if advice is None else int(advice.action[name][0, row])
+                predicted = None if prediction is None else int(prediction.action[name][0, row])
                 if not follows:
                     options = {
                         int(i): self._label(name, int(i)) for i in np.flatnonzero(legal[row])
                     }
-                    chances = None if advice is None else advice.probabilities.get(name)
-                    self._list(f"{name} of {self._entity(slot)}", options, advised,
+                    chances = None if prediction is None else prediction.probabilities.get(name)
+                    self._list(f"{name} of {self._entity(slot)}", options, predicted,
                                None if chances is None else chances[row])  # fmt: skip
                     chosen = self._choose(name, options)
                     follows = chosen is None
-                choices[0, row] = advised if follows else chosen
+                choices[0, row] = predicted if follows else chosen
         return action
 
     def _list(
-        self, title: str, options: dict[int, str], advised: int | None, chances: np.ndarray | None
+        self, title: str, options: dict[int, str], predicted: int | None, chances: np.ndarray | None
     ) -> None:
         order = list(options)
         if chances is not None:
@@ -225,13 +227,13 @@ class _Game:
         parts = []
         for i in order[:_MAX_LISTED]:
             chance = "" if chances is None else f" {chances[i]:.1%}"
-            parts.append(f"{i} {options[i]}{chance}{' *' if i == advised else ''}")
+            parts.append(f"{i} {options[i]}{chance}{' *' if i == predicted else ''}")
         rest = len(order) - _MAX_LISTED
         self.console.print(Text(f"{title}: {', '.join(parts)}"), end="")
         self.console.print(f", and {rest} more" if rest > 0 else "")
 
     def _choose(self, name: str, options: dict[int, str]) -> int | None:
-        """Reads until a legal choice comes, or, with the agent's to follow, an empty line."""
+        """Reads a legal choice; an empty line returns None, if Enter plays the agent's choice."""
         labels = {label.lower(): i for i, label in options.items()}
         hint = "number or label, Enter for the agent's: " if self._follows else "number or label: "
         while True:
@@ -243,11 +245,11 @@ class _Game:
             if text.isdecimal() and int(text) in options:
                 return int(text)
             legal = ", ".join(f"{i} {label}" for i, label in options.items())
-            what = "not legal here" if self._is_masked(name, text) else "no choice"
-            self.console.print(Text(f"{text!r} is {what}; there are {legal}, and q to quit."))
+            what = "not legal here" if self._is_masked(name, text) else "not a choice"
+            self.console.print(Text(f"{text!r} is {what}; choose from {legal}, or q to quit."))
 
     def _is_masked(self, name: str, text: str) -> bool:
-        """Whether a text names a choice that there is, though not for this actor."""
+        """Says whether a text names a choice that exists but is not legal for this actor."""
         count = self._env.codec.slots.total
         kind = self._env.game.action_space[name]
         if not isinstance(kind, SelectEntity):
@@ -261,7 +263,7 @@ class _Game:
         return self._entity(choice) if isinstance(kind, SelectEntity) else kind.choices[choice]
 
     def _entity(self, slot: int) -> str:
-        """An entity's name: its id where it has one, else type and row."""
+        """Returns an entity's name: its id if it has one, else its type and row."""
         for kind, slots in self._env.codec.slots.ranges():
             if slot in slots:
                 if kind == GLOBAL:

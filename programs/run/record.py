@@ -1,4 +1,4 @@
-"""Plays the newest params of a run and writes down what happens, as a dataset."""
+"""Plays episodes with the newest params of a run and writes them to a dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlstack.exploration import Counts
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
 
-Played = Literal["greedy", "explore"]
+Policy = Literal["greedy", "explore"]
 
 
 def record(
@@ -33,53 +33,53 @@ def record(
     out: str | os.PathLike[str] | None = None,
     *,
     frames: int = 20_000,
-    policy: Played = "greedy",
+    policy: Policy = "greedy",
     seed: int | None = None,
 ) -> tuple[Path, Header]:
-    """Writes a dataset of whole episodes, played as the evaluation of the run plays them.
+    """Writes a dataset of whole episodes in the environments of the run's evaluation.
 
     Args:
-      run_dir: of a run with a checkpoint.
-      out: a new or empty directory; by default ``dataset`` in the run's.
-      frames: environment steps, at least: every episode that has begun is played to its end. Of
-        the evaluation's environments at most one a thousand frames plays.
-      policy: whether to take the best action, or to explore as at the end of training.
-      seed: of environments and exploration; the run's own by default. Neither starts as training
-        or evaluation do with it.
+      run_dir: the directory of a run with a checkpoint.
+      out: a new or empty directory; by default ``dataset`` in the run directory.
+      frames: minimum number of environment steps; every episode that was started is finished. It
+        also limits the number of environments, to one per thousand frames.
+      policy: "greedy" takes the best action; "explore" explores as at the end of training.
+      seed: seed of environments and exploration; the run's seed by default. The random numbers
+        differ from those of training and evaluation with the same seed.
 
     Returns:
       The dataset's directory and its header.
 
     Raises:
-      ValueError: there is no run or no checkpoint, or the directory holds something.
-      rlstack.storage.datasets.DatasetWriteError: the file system refuses; nothing is left behind.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; nothing is left behind.
+      ValueError: there is no run or no checkpoint, or the directory is not empty.
+      rlstack.storage.datasets.DatasetWriteError: a file cannot be written; no files are left.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; no files are left.
     """
     directory = RunDir.open(run_dir)
-    experiment = _played(read_config(directory), frames, seed)
-    restored = newest_checkpoint(directory, experiment)
-    trained = int(checkpoint.read_metadata(restored)["env_frames"])
+    experiment = _recorded_experiment(read_config(directory), frames, seed)
+    saved = newest_checkpoint(directory, experiment)
+    trained_frames = int(checkpoint.read_metadata(saved)["env_frames"])
     path = Path(out) if out is not None else directory.path / "dataset"
     source = {
         "run": str(directory.path),
         "preset": experiment.preset,
         "agent": type(experiment.agent).__name__,
         "policy": policy,
-        "trained_frames": trained,
+        "trained_frames": trained_frames,
         "seed": experiment.seed,
     }
     with (
         make_evaluation_env(experiment, "record") as env,
         StopSignals() as signals,
         DatasetWriter(
-            path, env.spec, env.num_envs, frames, env=_played_env(experiment), source=source
+            path, env.spec, env.num_envs, frames, env=_env_header(experiment), source=source
         ) as writer,
     ):
         agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
-        params = read_params(restored, experiment, env.spec)
+        params = read_params(saved, experiment, env.spec)
         key = role_key(experiment.seed, "record")
         inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), env.num_envs, key)
-        _go_on(inferencer, trained // experiment.total_envs)
+        _set_env_steps(inferencer, trained_frames // experiment.total_envs)
         actor = Actor(env, inferencer, writer)
         while not writer.done:
             actor.step()
@@ -88,10 +88,10 @@ def record(
         return path.absolute(), writer.finish()
 
 
-def _played(experiment: Experiment, frames: int, seed: int | None) -> Experiment:
-    """The experiment as it is played: from its seed, few frames in few environments.
+def _recorded_experiment(experiment: Experiment, frames: int, seed: int | None) -> Experiment:
+    """Returns the experiment with the seed, and with few environments for few frames.
 
-    Each environment plays on to the end of its episode.
+    Every environment finishes its episode, so many environments would record too many frames.
     """
     num_envs = max(1, min(experiment.evaluator.num_envs, -(-frames // 1000)))
     evaluator = dataclasses.replace(experiment.evaluator, num_envs=num_envs, episodes=num_envs)
@@ -99,21 +99,21 @@ def _played(experiment: Experiment, frames: int, seed: int | None) -> Experiment
     return dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
 
 
-def _played_env(experiment: Experiment) -> dict[str, Any]:
-    """The environments of an evaluation, as a header names them."""
+def _env_header(experiment: Experiment) -> dict[str, Any]:
+    """Returns the header's entry on the environments, which are those of evaluation."""
     cfg = experiment.env
     options = {**cfg.options, **cfg.eval_options}
     return {"name": cfg.name, "type": cfg.type, "options": options}
 
 
-def _go_on(inferencer: Inferencer, env_steps: int) -> None:
-    """Sets counters of environments as after so many steps, since exploration falls with them."""
+def _set_env_steps(inferencer: Inferencer, env_steps: int) -> None:
+    """Sets the step counters of all environments, on which exploration schedules depend."""
 
-    def counted(node: Any) -> Any:
+    def with_steps(node: Any) -> Any:
         if isinstance(node, Counts):
             return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
         return node
 
     saved = inferencer.save()
-    table = jax.tree.map(counted, saved["table"], is_leaf=lambda node: isinstance(node, Counts))
+    table = jax.tree.map(with_steps, saved["table"], is_leaf=lambda node: isinstance(node, Counts))
     inferencer.load({**saved, "table": table})

@@ -1,4 +1,4 @@
-"""`rlstack report`: one table and one learning curve a preset, from finished run directories."""
+"""`rlstack report`: a table of results and a learning curve for each preset."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from programs.experiment import Experiment, from_json
+from programs.build.restored import read_config
+from programs.experiment import Experiment
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
 
@@ -34,8 +35,8 @@ Greedy returns at the end of training, one row a preset. Written by `{command}` 
 directories alone; a run is repeated by `rlstack train PRESET --seed SEED`.
 
 """
-_CURVES = ("evaluator/episode_return", "actor/episode_return")  # the better one first
-_POINTS = 200  # of a drawn curve
+_CURVES = ("evaluator/episode_return", "actor/episode_return")  # the preferred log first
+_POINTS = 200  # points of a drawn curve
 
 
 class Run(NamedTuple):
@@ -45,23 +46,24 @@ class Run(NamedTuple):
     result: Result
     frames: np.ndarray  # [N]
     returns: np.ndarray  # [N] of training episodes that ended near these frames, or evaluations
-    restarts: int  # of nodes that were lost
-    lost_frames: int  # that these had made and nobody learned from
+    restarts: int  # restarts of nodes
+    lost_frames: int  # frames of lost nodes that never reached the learner
 
 
 def write(run_dirs: Sequence[str | Path], out: str | Path, command: str) -> list[str]:
-    """Writes a table to ``out`` and the curves beside it, in a folder of its stem's name.
+    """Writes a table to ``out``, and the curves to the folder of the same name without suffix.
 
     Args:
-      run_dirs: of finished runs; those of one preset are its seeds.
+      run_dirs: directories of finished runs; runs of one preset must have different seeds.
       out: a Markdown file.
-      command: that the text says it was written by.
+      command: the command that the text names as its source.
 
     Returns:
-      The presets reported.
+      The names of the presets in the table.
 
     Raises:
-      ValueError: a directory holds no finished run, a seed comes twice, or there is no matplotlib.
+      ValueError: a directory holds no finished run, a preset has a seed twice, or matplotlib is not
+        installed.
     """
     presets: dict[str, list[Run]] = defaultdict(list)
     for path in run_dirs:
@@ -89,16 +91,16 @@ def read(path: str | Path) -> Run:
     """Reads a run directory.
 
     Raises:
-      ValueError: it holds no finished run.
+      ValueError: the directory holds no finished run.
     """
     directory = RunDir.open(path)
-    experiment = from_json(directory.config.read_text(), directory.config)
+    experiment = read_config(directory)
     try:
-        result = Result(**json.loads((directory.path / "result.json").read_text()))
+        result = Result(**json.loads(directory.result.read_text()))
     except (FileNotFoundError, TypeError) as error:
         raise ValueError(
             f"rlstack report: {path} must hold a finished run; its result.json is missing or of "
-            f"another version. Finish it by rlstack train --resume {path}."
+            f"another version. Finish the run with rlstack train --resume {path}."
         ) from error
     lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
     for curve in _CURVES:
@@ -111,7 +113,7 @@ def read(path: str | Path) -> Run:
 
 
 def row(name: str, runs: Sequence[Run]) -> str:
-    """Returns a preset's line of the table."""
+    """Returns a preset's row of the table."""
     results = [run.result for run in runs]
     returns = [result.eval_return_mean for result in results]
     experiment = runs[0].experiment
@@ -122,7 +124,7 @@ def row(name: str, runs: Sequence[Run]) -> str:
         return f"{value:,.{digits}f}"
 
     mean, median = shown(statistics.mean(returns)), shown(statistics.median(returns))
-    cells: list[Any] = [
+    cells = [
         name,
         type(experiment.agent).__name__.removesuffix("Config"),
         experiment.env.name.rsplit(":")[-1],
@@ -136,13 +138,13 @@ def row(name: str, runs: Sequence[Run]) -> str:
     return _row(cells)
 
 
-def _newest(lines: Sequence[Mapping[str, Any]], name: str) -> int:
+def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:
     """Returns the last value of a log, 0 if there is none."""
     return next((int(line[name]) for line in reversed(lines) if name in line), 0)
 
 
 def _faults(runs: Sequence[Run]) -> list[str]:
-    """Returns a line for each run that had to start nodes again."""
+    """Returns a row for each run that lost nodes and restarted them."""
     return [
         _row(
             [
@@ -160,7 +162,7 @@ def _faults(runs: Sequence[Run]) -> list[str]:
 
 
 def draw(name: str, runs: Sequence[Run], path: Path) -> None:
-    """Draws the curve of every seed, thin, and their mean.
+    """Draws the returns of each seed as a thin line and their mean as a thick line.
 
     Raises:
       ValueError: matplotlib is not installed.
@@ -169,7 +171,7 @@ def draw(name: str, runs: Sequence[Run], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            "rlstack report: it draws with matplotlib, which is not installed here. "
+            "rlstack report: matplotlib, which draws the curves, is not installed. "
             "Install the extra: pip install -e .[report]"
         ) from error
     figure = Figure(figsize=(5, 3.2), layout="constrained")
@@ -192,7 +194,7 @@ def _table(columns: Sequence[str], rows: Sequence[str]) -> list[str]:
     return [_row(columns), _row(["---"] * len(columns)), *rows]
 
 
-def _row(cells: Sequence[Any]) -> str:
+def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -200,6 +202,6 @@ def _check_seeds(name: str, runs: Sequence[Run]) -> None:
     seeds = [run.result.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"rlstack report: each seed of a preset must come once; {name} came with seeds "
-            f"{', '.join(map(str, seeds))}. Leave all but one of their directories out."
+            f"rlstack report: each seed of a preset must occur once; got {name} with seeds "
+            f"{', '.join(map(str, seeds))}. Name one directory for each seed."
         )

@@ -1,14 +1,14 @@
-"""One process: acting and learning in turn, everything local, for debugging and small machines."""
+"""One process that acts and learns in turn, for debugging and small machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TextIO
 
 import jax
 import numpy as np
 
-from programs.build.components import make_agent, make_evaluator, make_replay
+from programs.build.components import announce_replay, make_agent, make_evaluator, make_replay
 from programs.build.environments import make_env, make_evaluation_env
 from programs.build.seeds import acting_key, role_key, role_seed
 from programs.experiment import Experiment
@@ -22,7 +22,7 @@ from rlstack.types import PyTree
 
 
 class SingleProcess:
-    """The parts of an experiment in one process, and the loop that moves them."""
+    """The parts of an experiment in one process, and the loop that drives them."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -50,8 +50,16 @@ class SingleProcess:
             self.env.close()
             raise
 
+    def announce(self, stream: TextIO) -> None:
+        """Prints the memory that the replay needs.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
+        announce_replay(self.experiment, self.step_spec, stream)
+
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Acts and learns until the experiment's frames are made, or told to stop."""
+        """Acts and learns until the frames of the experiment are made, or ``stop()`` is true."""
         actor, replay, learner = self.actor, self.replay, self.learner
         env_steps = range(self.experiment.steps_per_update)
         while self.env_frames < self.experiment.frames and not stop():
@@ -63,21 +71,21 @@ class SingleProcess:
 
     @property
     def env_frames(self) -> int:
-        """Environment steps so far, of this run and of those that it resumed."""
+        """Environment steps so far, of this run and of those that it resumes."""
         return self._base_frames + self.actor.env_frames
 
-    def stats(self) -> dict[str, Any]:
-        """Returns counters to log."""
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
         replay = {f"replay/{name}": value for name, value in self.replay.stats().items()}
         return {"learner/steps": self.learner.version, **replay}
 
     def evaluate(self) -> Evaluation:
-        """Judges the current params with the greedy policy, in environments of its own."""
+        """Evaluates the current params with the greedy policy, in separate environments."""
         with make_evaluation_env(self.experiment) as env:
             return self._evaluator.evaluate(self.learner.params, env)
 
     def save(self) -> PyTree:
-        """Returns everything that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
         return {
             "learner": self.learner.save(),
             "inferencer": self.inferencer.save(),
@@ -89,12 +97,12 @@ class SingleProcess:
         }
 
     def template(self) -> PyTree:
-        """Returns the template of `save`'s result, for `rlstack.storage.checkpoint.restore`."""
+        """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
         tree = self.save()
         return tree | {"replay": jax.tree.map(lambda _: checkpoint.ANY_ARRAY, tree["replay"])}
 
     def load(self, saved: PyTree) -> None:
-        """Takes back what `save` returned, and starts new episodes."""
+        """Restores a state that `save` returned, and starts new episodes."""
         self.learner.load(saved["learner"])
         if self.experiment.checkpoint_replay:
             self.replay.load(saved["replay"])
@@ -105,10 +113,10 @@ class SingleProcess:
         self.inferencer.load(saved["inferencer"])
 
     def restart_environments(self) -> None:
-        """Abandons the running episodes and starts others: what resuming does to environments.
+        """Abandons the running episodes and starts new ones, as resuming a run does.
 
-        EnvPool's environments cannot be saved, so a resumed run goes on with new episodes, from
-        seeds of their own. A run that restarts its environments at the same frame learns the same.
+        The state of EnvPool's environments cannot be saved, so a resumed run starts new episodes,
+        with new seeds. An uninterrupted run that calls this at the same frame learns the same.
         """
         self._restarts += 1
         self._base_frames = self.env_frames
@@ -119,6 +127,6 @@ class SingleProcess:
         self.actor = Actor(self.env, self.inferencer, self.replay)
 
     def close(self) -> None:
-        """Frees the environments and the replay."""
+        """Closes the environments and the replay."""
         self.env.close()
         self.replay.close()

@@ -1,10 +1,9 @@
-"""An experiment from start to result, in a run directory of its own."""
+"""Trains an experiment from start to result, in a run directory; resumes and evaluates runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -13,11 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from programs.build import opponents, xla
-from programs.build.components import announce_replay, make_agent, make_evaluator
+from programs.build.components import make_agent, make_evaluator
 from programs.build.environments import make_evaluation_env
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.experiment import Experiment, OpponentsConfig, to_json
-from programs.run.offline import Offline, resolved
+from programs.run.launch import run_program
+from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
 from programs.tracking import failed_update
 from programs.tracking.display import ProgressDisplay
@@ -34,23 +34,24 @@ from rlstack.types import Logs
 def run(
     experiment: Experiment, run_dir: str | Path | None = None, *, stream: TextIO | None = None
 ) -> Result:
-    """Trains, evaluates, and files everything under the run directory.
+    """Trains, evaluates, and writes everything to the run directory.
 
     Args:
       experiment: what to run.
-      run_dir: an empty or new directory; by default a fresh one under ``runs/``.
-      stream: where progress is shown; standard error by default.
+      run_dir: an empty or new directory; by default a new one under ``runs/``.
+      stream: receives the progress display; standard error by default.
 
     Returns:
-      What ``result.json`` holds.
+      The content of ``result.json``.
 
     Raises:
       ValueError: the config contradicts itself or the environment.
-      rlstack.learning.learner.NonFiniteError: an update gave NaN; the run directory has a
-        dump of it.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; everything is saved.
+      rlstack.learning.learner.NonFiniteError: an update gave NaN; its inputs are saved in the run
+        directory.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+      programs.run.launch.ProgramError: a node of a program failed for good.
     """
-    experiment = opponents.resolved(resolved(experiment))
+    experiment = opponents.resolved(resolve_dataset(experiment))
     opponents.check(experiment)
     directory = RunDir.create(run_dir, experiment.preset, experiment.seed)
     directory.write_config(to_json(experiment))
@@ -60,15 +61,15 @@ def run(
 def resume(
     run_dir: str | Path, *, frames: int | None = None, stream: TextIO | None = None
 ) -> Result:
-    """Goes on with a run from its newest checkpoint.
+    """Continues a run from its newest checkpoint.
 
     Args:
-      run_dir: of a run that was interrupted, or ended.
-      frames: a new budget, in frames since the run's very start; the old one by default.
-      stream: where progress is shown; standard error by default.
+      run_dir: the directory of a run that was interrupted or has finished.
+      frames: a new budget, counted from the start of the first run; unchanged by default.
+      stream: receives the progress display; standard error by default.
 
     Raises:
-      ValueError: there is no run or no checkpoint, or it does not fit the config.
+      ValueError: there is no run or no checkpoint, or the checkpoint does not fit the config.
     """
     directory = RunDir.open(run_dir)
     experiment = read_config(directory)
@@ -85,14 +86,14 @@ def evaluate(
     seed: int | None = None,
     against: Sequence[str | Path] = (),
 ) -> Evaluation:
-    """Judges the newest params of a run with the greedy policy.
+    """Evaluates the newest params of a run with the greedy policy.
 
     Args:
-      run_dir: of a run with a checkpoint.
-      episodes: whole episodes to play; as many as at the end of training by default.
-      seed: of the evaluation's environments; the run's own by default.
-      against: runs, or checkpoints of runs, that play the other places of games of several agents;
-        those of the run's own evaluation by default, and as greedy as these in any case.
+      run_dir: the directory of a run with a checkpoint.
+      episodes: number of whole episodes; by default as many as at the end of training.
+      seed: seed of the environments; by default the seed of the run.
+      against: runs, or checkpoints of runs, that play the other places of a game of several agents;
+        by default those of the run's own evaluation. The run's config says whether they are greedy.
 
     Raises:
       ValueError: there is no run or no checkpoint, or opponents do not fit.
@@ -104,13 +105,14 @@ def evaluate(
         # Every environment plays the same number of episodes.
         num_envs = math.gcd(episodes, evaluator.num_envs)
         evaluator = dataclasses.replace(evaluator, episodes=episodes, num_envs=num_envs)
-    seed = experiment.seed if seed is None else seed
-    env = experiment.env
+    # Opponents of training play no part here, and their checkpoints may have been deleted.
+    env_cfg = dataclasses.replace(experiment.env, opponents=OpponentsConfig())
     if against:
-        met = dataclasses.replace(env.eval_opponents, runs=tuple(map(str, against)), share=1.0)
-        env = dataclasses.replace(env, eval_opponents=met)
-    env = dataclasses.replace(env, opponents=OpponentsConfig())  # training's may be gone
-    experiment = dataclasses.replace(experiment, env=env, evaluator=evaluator, seed=seed)
+        runs = tuple(map(str, against))
+        eval_opponents = dataclasses.replace(env_cfg.eval_opponents, runs=runs, share=1.0)
+        env_cfg = dataclasses.replace(env_cfg, eval_opponents=eval_opponents)
+    seed = experiment.seed if seed is None else seed
+    experiment = dataclasses.replace(experiment, env=env_cfg, evaluator=evaluator, seed=seed)
     opponents.check(experiment)
     with make_evaluation_env(experiment) as env:
         params = read_params(newest_checkpoint(directory, experiment), experiment, env.spec)
@@ -118,83 +120,72 @@ def evaluate(
 
 
 def rerun(dump_dir: str | Path) -> Logs:
-    """Makes the update of a dump again, un-jitted, and returns its logs.
+    """Repeats an update that gave NaN, without jit, and returns its logs.
 
-    Under ``JAX_DEBUG_NANS=True`` it stops at the operation that gave the first NaN.
+    With ``JAX_DEBUG_NANS=True`` in the environment it stops at the operation that gives the first
+    NaN.
     """
     path = Path(dump_dir)
     experiment = read_config(RunDir.open(path.parent))
     update = jax.tree.map(jnp.asarray, failed_update.load(path))
-    alone = dataclasses.replace(experiment.env, eval_opponents=OpponentsConfig())
-    with make_evaluation_env(dataclasses.replace(experiment, env=alone)) as env:
+    env_cfg = dataclasses.replace(experiment.env, eval_opponents=OpponentsConfig())
+    with make_evaluation_env(dataclasses.replace(experiment, env=env_cfg)) as env:
         agent = make_agent(experiment, env.spec)
     *_, output = agent.learner_step(update["params"], update["learner_state"], update["batch"])
     return output.logs
 
 
 def _run(
-    experiment: Experiment, directory: RunDir, restored: Path | None, stream: TextIO | None
+    experiment: Experiment, directory: RunDir, start_from: Path | None, stream: TextIO | None
 ) -> Result:
-    if experiment.topology != "single_process":
-        from programs.run.launch import run_program  # Launchpad is not for single processes
+    """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
+    start_frames = checkpoint.read_metadata(start_from)["env_frames"] if start_from else 0
+    with ProgressDisplay(experiment.frames, stream, start_frames=start_frames) as display:
+        run = _run_here if experiment.topology == "single_process" else run_program
+        return run(experiment, directory, start_from, display)
 
-        return run_program(experiment, directory, restored, stream)
+
+def _run_here(
+    experiment: Experiment, directory: RunDir, start_from: Path | None, display: ProgressDisplay
+) -> Result:
+    """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
-    start_frames = checkpoint.read_metadata(restored)["env_frames"] if restored else 0
-    display = ProgressDisplay(experiment.frames, stream or sys.stderr, start_frames=start_frames)
     logger = Fanout(
         [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard), display]
     )
     try:
-        program = _make_program(experiment, stream or sys.stderr)
+        loop = Offline(experiment) if experiment.data else SingleProcess(experiment)
         try:
-            if restored is not None:
-                program.load(checkpoint.restore(restored, program.template()))
-            result = _train(experiment, directory, program, logger)
+            loop.announce(display.stream)
+            if start_from is not None:
+                loop.load(checkpoint.restore(start_from, loop.template()))
+            result = _train(experiment, directory, loop, logger)
         finally:
-            program.close()
+            loop.close()
     finally:
         logger.close()
     directory.write_result(result._asdict())
     return result
 
 
-def _make_program(experiment: Experiment, stream: TextIO) -> SingleProcess | Offline:
-    """Makes the program and says how large what it learns from is."""
-    if experiment.data:
-        offline = Offline(experiment)
-        print(offline.describe(), file=stream, flush=True)
-        return offline
-    program = SingleProcess(experiment)
-    try:
-        announce_replay(experiment, program.step_spec, stream)
-    except BaseException:
-        program.close()
-        raise
-    return program
-
-
 def _train(
-    experiment: Experiment, directory: RunDir, program: SingleProcess | Offline, logger: Fanout
+    experiment: Experiment, directory: RunDir, loop: SingleProcess | Offline, logger: Fanout
 ) -> Result:
-    def save(frames: int) -> None:
-        checkpoint.save(directory.checkpoints, frames, program.save(), {"env_frames": frames})
+    """Trains until the budget is spent, then evaluates; saves when due and at the end."""
 
-    def judge(frames: int) -> None:
-        logger.write(frames, as_logs(program.evaluate()))
+    def save(frames: int) -> None:
+        checkpoint.save(directory.checkpoints, frames, loop.save(), {"env_frames": frames})
+
+    def evaluate(frames: int) -> None:
+        logger.write(frames, as_logs(loop.evaluate()))
 
     periodic = PeriodicActions(
-        experiment,
-        logger,
-        start_frames=program.env_frames,
-        evaluate=judge,
-        checkpoint=save,
+        experiment, logger, start_frames=loop.env_frames, evaluate=evaluate, checkpoint=save
     )
     with StopSignals() as signals:
-        with failed_update.saved_on_failure(directory, program.learner):
-            program.train(periodic, stop=lambda: signals.received is not None)
-        periodic.finish(program.env_frames, program.stats())
+        with failed_update.saved_on_failure(directory, loop.learner):
+            loop.train(periodic, stop=lambda: signals.received is not None)
+        periodic.finish(loop.env_frames, loop.stats())
         if signals.received is not None:
             raise Interrupted(signals.received)
-    evaluation = program.evaluate()
-    return periodic.result(evaluation, program.env_frames, program.learner.version)
+    return periodic.result(loop.evaluate(), loop.env_frames, loop.learner.version)

@@ -1,4 +1,4 @@
-"""How a run looks while it goes: one live display, or plain lines where there is no terminal."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rlstack.storage.loggers import Scalar, to_scalar
 
-_LIVE_PERIOD = 0.25  # seconds between two drawings: smooth to the eye, nothing beside an update
-_RATE_WINDOW = 15.0  # seconds that frames per second are taken over
-_MAX_SHOWN = 8
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.table import Table
+
+NodeState = Mapping[str, float | str]  # column name -> value, such as "frames/s" -> 310.0
+
+_LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth, costs next to nothing
+_RATE_WINDOW = 15.0  # seconds over which frames per second are measured
+_MAX_SHOWN = 8  # returns and losses
 
 
 class ProgressDisplay:
     """A logger that shows frames, frames/s, time left, episode returns and losses.
 
-    On a terminal it draws one display that updates in place; what else is printed appears above it.
-    Elsewhere it prints a line at most every `line_period` seconds. `close` (also reached by leaving
-    a `with` block, and at exit) puts the terminal back as it was.
+    On a terminal it draws one display that updates in place; other output appears above it.
+    Elsewhere it prints a line at most every `line_period` seconds. `close` restores the terminal;
+    it also runs at the end of a `with` block and at exit.
     """
 
     def __init__(
@@ -33,14 +40,14 @@ class ProgressDisplay:
         line_period: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Show nothing yet.
+        """Creates the display; the first logs make it visible.
 
         Args:
           total_frames: the run's budget, at least 1.
-          stream: where to; standard error by default.
-          start_frames: frames of the runs that this one resumes.
+          stream: receives the display; standard error by default.
+          start_frames: frames of the earlier runs, if this run resumes one.
           line_period: seconds between two plain lines.
-          clock: seconds from any start.
+          clock: returns the time in seconds, from any starting point.
 
         Raises:
           ValueError: if `total_frames` is below 1.
@@ -56,12 +63,17 @@ class ProgressDisplay:
         self._clock = clock
         self._frames = start_frames
         self._logs: dict[str, Scalar] = {}
-        self._nodes: Mapping[str, Mapping[str, Any]] = {}
+        self._nodes: Mapping[str, NodeState] = {}
         self._history: deque[tuple[float, int]] = deque([(clock(), start_frames)])
         self._shown_at: float | None = None
         self._pending = False
-        self._live: Any = None
+        self._live: Live | None = None
         self._closed = False
+
+    @property
+    def stream(self) -> TextIO:
+        """The stream that the display writes to."""
+        return self._stream
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -70,10 +82,10 @@ class ProgressDisplay:
         self.close()
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Take new logs, and show them if it is time.
+        """Takes new logs, and shows them when the period has passed.
 
         Raises:
-          TypeError: if a log is not one number.
+          TypeError: a log is not a single number.
         """
         for name, value in logs.items():
             self._logs[name] = to_scalar("ProgressDisplay.write", name, value)
@@ -86,12 +98,12 @@ class ProgressDisplay:
         if not self._closed and (self._shown_at is None or now - self._shown_at >= self._period):
             self._show(now)
 
-    def write_nodes(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take what is known of each node of a program: columns by name, the same or fewer."""
+    def write_nodes(self, nodes: Mapping[str, NodeState]) -> None:
+        """Takes the state of each node of a program: node name -> column name -> value."""
         self._nodes = nodes
 
     def close(self) -> None:
-        """Show what came last and give the terminal back; a second call does nothing."""
+        """Shows the last logs and restores the terminal; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -104,18 +116,18 @@ class ProgressDisplay:
                 atexit.unregister(self.close)
 
     def frames_per_second(self) -> float:
-        """Frames per second over the last seconds; 0 before anything is known."""
+        """Returns frames per second over the last seconds; 0 before the first logs."""
         (then, before), (now, frames) = self._history[0], self._history[-1]
         return (frames - before) / (now - then) if now > then else 0.0
 
     def line(self) -> str:
-        """What a plain line says."""
+        """Returns the text of a plain line."""
         parts = [
-            f"frames {self._frames:,}/{self._total:,} ({self._share():.0%})",
+            f"frames {self._frames:,}/{self._total:,} ({self._fraction():.0%})",
             f"{self.frames_per_second():,.0f} frames/s",
-            *(f"{name} {_number(value)}" for name, value in self._chosen()),
+            *(f"{name} {_number(value)}" for name, value in self._shown_logs()),
             f"{self._time_left()} left",
-            *self._troubles(),
+            *self._problems(),
         ]
         return " | ".join(parts)
 
@@ -128,18 +140,18 @@ class ProgressDisplay:
             print(self.line(), file=self._stream, flush=True)
 
     def _draw(self) -> None:
-        from rich.console import Console  # only here: plain lines need not wait for rich
+        from rich.console import Console  # imported here because plain lines do not need rich
         from rich.live import Live
 
         if self._live is None:
-            # No refresh thread: the display changes when logs come, and not otherwise.
+            # No refresh thread: the display changes only when logs come.
             console = Console(file=self._stream)
             self._live = Live(console=console, auto_refresh=False, transient=False)
             atexit.register(self.close)
             self._live.start()
         self._live.update(self._render(), refresh=True)
 
-    def _render(self) -> Any:
+    def _render(self) -> Group:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -152,11 +164,11 @@ class ProgressDisplay:
             f"{self._time_left()} left",
         )
         body = Table.grid(padding=(0, 2))
-        for name, value in self._chosen():
+        for name, value in self._shown_logs():
             body.add_row(name, _number(value))
         return Group(head, body, self._render_nodes()) if self._nodes else Group(head, body)
 
-    def _render_nodes(self) -> Any:
+    def _render_nodes(self) -> Table:
         from rich.table import Table
 
         columns = list(dict.fromkeys(name for node in self._nodes.values() for name in node))
@@ -166,14 +178,14 @@ class ProgressDisplay:
             table.add_row(name, *(c if isinstance(c, str) else _number(c) for c in cells))
         return table
 
-    def _troubles(self) -> list[str]:
-        """Nodes that are silent, and restarts, for a plain line."""
+    def _problems(self) -> list[str]:
+        """Returns silent nodes and restarts, for a plain line."""
         silent = [name for name, node in self._nodes.items() if node.get("state") == "silent"]
         restarts = sum(int(node.get("restarts", 0)) for node in self._nodes.values())
         parts = [f"silent: {', '.join(silent)}"] if silent else []
         return [*parts, f"{restarts} restarts"] if restarts else parts
 
-    def _share(self) -> float:
+    def _fraction(self) -> float:
         return min(1.0, self._frames / self._total)
 
     def _time_left(self) -> str:
@@ -187,8 +199,8 @@ class ProgressDisplay:
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
-    def _chosen(self) -> list[tuple[str, Scalar]]:
-        """Returns first, then losses: what one looks at to see whether it learns."""
+    def _shown_logs(self) -> list[tuple[str, Scalar]]:
+        """Returns the logs to show: episode returns first, then losses."""
         order = [
             [name for name in self._logs if word in name.rsplit("/", 1)[-1]]
             for word in ("return", "loss")

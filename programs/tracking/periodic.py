@@ -6,9 +6,9 @@ import collections
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from programs.experiment import Experiment
 from programs.tracking.result import Result, git_commit
@@ -55,12 +55,12 @@ class PeriodicActions:
         self._next_checkpoint = _next_multiple(start_frames, experiment.checkpoint_period)
         self._next_evaluation = _next_multiple(start_frames, experiment.evaluator.period)
 
-    def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
+    def log(self, logs: Mapping[str, ArrayLike] | None, prefix: str = "") -> None:
         """Adds values to the averages of the next line of logs."""
         if logs:
             self._averages.add(logs, prefix)
 
-    def tick(self, frames: int, counters: Callable[[], Mapping[str, Any]]) -> None:
+    def tick(self, frames: int, counters: Callable[[], Mapping[str, object]]) -> None:
         """Writes, evaluates and saves what is due at these frames; cheap when nothing is.
 
         Args:
@@ -76,7 +76,7 @@ class PeriodicActions:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
             self._save(frames)
 
-    def finish(self, frames: int, counters: Mapping[str, Any]) -> None:
+    def finish(self, frames: int, counters: Mapping[str, object]) -> None:
         """Ends training: writes the last logs and, unless it exists, the last checkpoint."""
         self._train_seconds = time.monotonic() - self._start_time
         # A learner may report its last updates after the logs of the last frames were written.
@@ -107,7 +107,7 @@ class PeriodicActions:
         self._checkpoint(frames)
         self._saved_frames = frames
 
-    def _write(self, frames: int, counters: Mapping[str, Any]) -> None:
+    def _write(self, frames: int, counters: Mapping[str, object]) -> None:
         now = time.monotonic()
         last_frames, last_time = self._last_log
         self._last_log = (frames, now)
@@ -122,9 +122,9 @@ class _Averages:
     """Means of the values logged since the last flush."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[Any]] = collections.defaultdict(list)
+        self._values: dict[str, list[ArrayLike]] = collections.defaultdict(list)
 
-    def add(self, logs: Mapping[str, Any], prefix: str) -> None:
+    def add(self, logs: Mapping[str, ArrayLike], prefix: str) -> None:
         """Adds scalars, or vectors of which each entry counts as one value."""
         for name, value in logs.items():
             self._values[prefix + name].append(value)

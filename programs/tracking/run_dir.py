@@ -1,16 +1,16 @@
-"""The directory of one run: where its config, logs, checkpoints and result lie.
+"""The directory of one run, with its config, logs, checkpoints and result.
 
 ```
-config.json      the resolved config, re-runnable as it is
-metrics.jsonl    scalars, one JSON object a line
-tensorboard/     the same as TensorBoard events
+config.json      the resolved config, from which the run can be repeated
+metrics.jsonl    scalars, one JSON object per line
+tensorboard/     the same scalars as TensorBoard events
 checkpoints/     see rlstack.storage.checkpoint
-result.json      how it ended; absent while it runs
-logs/            what each node printed, where the topology has several; hosts.jsonl says where
-                 each was, on a cluster
-failures.jsonl   what failed in which node
-replay/          checkpoints of the replay service, in the distributed topology
-dump-N/          what update N was made from, if it gave NaN
+result.json      the result; absent while the run lasts
+logs/            the output of each node, for topologies of several nodes; on a cluster,
+                 hosts.jsonl lists the host of each node
+failures.jsonl   the failures of nodes
+replay/          checkpoints of the replay service, for the distributed topology
+dump-N/          the inputs of update N, if it gave NaN
 ```
 """
 
@@ -24,18 +24,17 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlstack.storage.loggers import to_json
 
 
 class RunDirError(ValueError):
-    """A run directory that cannot be made, written or read as such."""
+    """A run directory cannot be created, written or read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-    """The paths of one run; made by `create` or `open`."""
+    """The paths of one run; use `create` or `open` to get one."""
 
     path: Path
     """The absolute path of the directory."""
@@ -49,19 +48,21 @@ class RunDir:
         *,
         root: str | os.PathLike[str] = "runs",
     ) -> RunDir:
-        """Make the directory of a new run and make sure that it can be written.
+        """Creates the directory of a new run and checks that it can be written.
 
         Args:
-          path: the directory, new or empty; None for a fresh one under `root`, named
+          path: the directory, new or empty; None for a new one under `root`, named
             PRESET-sSEED-DATE-TIME.
-          preset: names the experiment.
-          seed: of the experiment.
-          root: where fresh directories go.
+          preset: the name of the experiment.
+          seed: the seed of the experiment.
+          root: the parent of directories without a given path.
 
         Raises:
-          RunDirError: if it cannot be written, or holds anything already.
+          RunDirError: the directory cannot be written, or is not empty.
         """
-        made = _fresh(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
+        made = (
+            _new_directory(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
+        )
         try:
             made.mkdir(parents=True, exist_ok=True)
             holds = sorted(child.name for child in made.iterdir())
@@ -75,8 +76,8 @@ class RunDir:
             ) from error
         if (made / "config.json").exists():
             raise RunDirError(
-                f"RunDir.create: {made} must be new or empty; it holds a run already. Go on with "
-                f"that one by --resume {made}, or choose another --run-dir."
+                f"RunDir.create: {made} must be new or empty; it holds a run already. Continue "
+                f"that run with --resume {made}, or choose another --run-dir."
             )
         if holds:
             raise RunDirError(
@@ -87,28 +88,28 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDir:
-        """The directory of a run that exists.
+        """Returns the directory of an existing run.
 
         Raises:
-          RunDirError: if `path` holds no run.
+          RunDirError: `path` holds no run.
         """
         found = cls(Path(path).absolute())
         if not found.config.is_file():
             why = "it has no config.json" if found.path.is_dir() else "there is no such directory"
             raise RunDirError(
                 f"RunDir.open: {path} must be the directory of a run; {why}. "
-                "Runs lie under runs/ unless --run-dir said otherwise."
+                "Runs are under runs/ unless --run-dir named another directory."
             )
         return found
 
     @property
     def config(self) -> Path:
-        """The resolved config."""
+        """The file of the resolved config."""
         return self.path / "config.json"
 
     @property
     def metrics(self) -> Path:
-        """The scalars, one JSON object a line."""
+        """The file of scalars, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -123,26 +124,26 @@ class RunDir:
 
     @property
     def failures(self) -> Path:
-        """What failed in which node of a program, one JSON object a line."""
+        """The file of node failures, one JSON object per line."""
         return self.path / "failures.jsonl"
 
     @property
     def node_logs(self) -> Path:
-        """The directory of what the nodes of a program print."""
+        """The directory of the nodes' output."""
         return self.path / "logs"
 
     @property
     def replay(self) -> Path:
-        """The directory of a replay service's own checkpoints."""
+        """The directory of the replay service's checkpoints."""
         return self.path / "replay"
 
     @property
     def result(self) -> Path:
-        """How the run ended."""
+        """The file of the result."""
         return self.path / "result.json"
 
     def dump(self, update: int) -> Path:
-        """A new directory for what the update of that number was made from."""
+        """Creates and returns a directory for the inputs of the update of this number."""
         path = self.path / f"dump-{update}"
         for again in range(1, 10_000):
             with contextlib.suppress(FileExistsError):
@@ -152,31 +153,21 @@ class RunDir:
         return path
 
     def write_config(self, text: str) -> None:
-        """Replace config.json by a JSON text, whole or not at all."""
-        write_text(self.config, text)
+        """Replaces config.json, atomically."""
+        _write(self.config, text)
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write result.json, whole or not at all."""
-        write_json(self.result, result)
+    def write_result(self, result: Mapping[str, object]) -> None:
+        """Writes result.json, atomically; NaN and infinities become strings.
 
-
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` (numpy scalars too; NaN and infinities as strings) as JSON, atomically.
-
-    Raises:
-      TypeError: if JSON cannot hold it; nothing is written.
-      OSError: if the file system refuses; the old file stays.
-    """
-    write_text(path, json.dumps(to_json(value), indent=2, allow_nan=False) + "\n")
+        Raises:
+          TypeError: JSON cannot represent a value; nothing is written.
+          OSError: the file cannot be written; the old file stays.
+        """
+        _write(self.result, json.dumps(to_json(result), indent=2, allow_nan=False) + "\n")
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file under another name, flush it to disk and rename it to `path`.
-
-    Raises:
-      OSError: if the file system refuses; the old file stays.
-    """
-    path = Path(path)
+def _write(path: Path, text: str) -> None:
+    """Writes a text file under a temporary name, flushes it to disk and renames it to `path`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(partial, "w", encoding="utf-8") as file:
@@ -194,8 +185,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _fresh(root: Path, name: str) -> Path:
-    """A directory under `root` that this call has made, and so no other run has."""
+def _new_directory(root: Path, name: str) -> Path:
+    """Creates and returns a directory under `root`, so that no other run can have the same."""
     base = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from agents.bc import BCConfig
 from agents.fixed import ScriptedConfig
 from programs.presets import preset
 from programs.run import train
-from programs.run.offline import resolved
+from programs.run.offline import resolve_dataset
 from programs.run.record import record
 from rlstack.optimizers import OptimizerConfig
 from tests.learning.test_learning import SEEDS, toy
@@ -29,7 +29,7 @@ def catch(observation):
 def cloned(experiment, data, directory, **changes):
     """Trains from a dataset; returns the result."""
     experiment = dataclasses.replace(experiment, data=str(data), **changes)
-    return train.run(resolved(experiment), directory, stream=io.StringIO())
+    return train.run(resolve_dataset(experiment), directory, stream=io.StringIO())
 
 
 def test_a_rule_for_catch_is_cloned(tmp_path):

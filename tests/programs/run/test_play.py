@@ -96,9 +96,9 @@ def test_illegal_choices_are_refused_with_the_legal_ones(monkeypatch):
     lines = ["7", "9", "arm", "", "2", "q"]
     shown, returns = played(monkeypatch, "count", *lines, options={"masked_choices": 3}, seed=4)
     legal = re.search(r"count of Player 0: (.*)", shown)[1]
-    assert f"'7' is not legal here; there are {legal}, and q to quit." in shown
-    assert f"'arm' is no choice; there are {legal}, and q to quit." in shown
-    assert f"'' is no choice; there are {legal}" in shown
+    assert f"'7' is not legal here; choose from {legal}, or q to quit." in shown
+    assert f"'arm' is not a choice; choose from {legal}, or q to quit." in shown
+    assert f"'' is not a choice; choose from {legal}" in shown
     assert len(returns) <= 1
 
 
@@ -163,7 +163,7 @@ def test_environments_of_ones_own_and_their_names(monkeypatch):
     )
     assert returns == [1.0]
     assert "bark of rex: 0 loud, 1 [b]" in shown and "chase of fido: 1 rex" in shown
-    assert "'fido' is not legal here; there are 1 rex" in shown
+    assert "'fido' is not legal here; choose from 1 rex" in shown
     assert "[i]" in shown
 
 
@@ -185,7 +185,7 @@ def test_names_in_any_spelling():
         ("mine-sweper", {}, "there is no game 'mine-sweper'; did you mean 'mine-sweeper'?"),
         ("chess", {}, "treasure-hunt"),
         ("rlstack.entity.games:Xorr", {}, "did you mean 'Xor'?"),
-        ("xor", {"options": {"mines": 3}}, "xor does not take these options"),
+        ("xor", {"options": {"mines": 3}}, "xor does not accept these options"),
         ("count", {"options": {"masked_choices": 12}}, "masked_choices must be in 1..10"),
         ("xor", {"agent": True}, "Add --checkpoint RUN_DIR"),
         (f"{__name__}:NoGame", {}, "must build an entity environment"),
@@ -235,7 +235,7 @@ def test_a_normalised_agent_is_understood_too(monkeypatch, tmp_path):
 
 
 def test_a_run_of_another_environment_is_refused(run_dir, tmp_path):
-    with pytest.raises(ValueError, match="must be a run on xor; it is one on rlstack"):
+    with pytest.raises(ValueError, match="must be a run on xor; it is a run on rlstack"):
         play("xor", checkpoint=run_dir)
     with pytest.raises(ValueError, match="must be the directory of a run"):
         play("xor", checkpoint=tmp_path)

@@ -18,7 +18,7 @@ from programs.cli import commands as cli
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.presets import preset
 from programs.run import train
-from programs.run.offline import Offline, resolved
+from programs.run.offline import Offline, resolve_dataset
 from programs.run.record import record
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
@@ -106,7 +106,7 @@ def test_the_environment_of_a_recording_is_that_of_evaluation(tmp_path):
     assert header.spec.observation.shape == (6, 3)
     # The generic preset takes the environment from the header.
     generic = dataclasses.replace(preset("bc"), data=str(path), frames=512, evaluator=JUDGED)
-    found = resolved(generic)
+    found = resolve_dataset(generic)
     assert found.env.name == "rlstack.envs.toy:Catch"
     assert found.env.options == header.env["options"]
     result = quiet(generic, tmp_path / "bc")
@@ -282,7 +282,7 @@ def test_a_signal_leaves_no_half_dataset(expert, tmp_path):
 
 
 def test_a_batch_may_be_larger_than_the_dataset(expert):
-    experiment = resolved(
+    experiment = resolve_dataset(
         cloning(
             expert,
             replay=ReplayConfig(sampler="uniform", batch_size=4096, unroll_length=1, max_size=4096),

@@ -1,4 +1,4 @@
-"""What a finished run's agent thinks of a step: its choice, its policy, its value."""
+"""The agent of a finished run, asked step by step for its action, probabilities and value."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ from rlstack.families.normalised import Normalised
 from rlstack.types import AgentState, EnvSpec, PRNGKey, PyTree, TimeStep
 
 
-class Advice(NamedTuple):
-    """What the agent thinks of one step of one environment."""
+class Prediction(NamedTuple):
+    """The agent's output for one step of one environment."""
 
-    action: Any  # what it would do, in the action spec's structure
+    action: PyTree  # the best action, in the structure of the action spec
     probabilities: Mapping[str, np.ndarray]  # by action type, float32 [capacity, n]; may be empty
-    value: float | None  # what it expects of the rest of the episode
+    value: float | None  # the expected return of the rest of the episode; None without a critic
 
 
-class Adviser:
-    """The newest params of a run, asked about one environment's steps one after the other.
+class Predictor:
+    """The agent of a run with its newest params, acting greedily in one environment.
 
-    The advice is the best action, as an evaluation of the run takes it.
+    Call `load` once, then the predictor with each step of the environment in turn.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]):
-        """Reads the run's config.
+        """Reads the config of the run.
 
         Raises:
-          ValueError: it is no run, or has no checkpoint.
+          ValueError: the directory holds no run, or the run has no checkpoint.
         """
         self.experiment: Experiment = read_config(directory := RunDir.open(run_dir))
         self._checkpoint = newest_checkpoint(directory, self.experiment)
 
     def load(self, spec: EnvSpec) -> None:
-        """Reads the params, of an agent for environments of this spec.
+        """Reads the params.
+
+        Args:
+          spec: the spec of the environment.
 
         Raises:
-          ValueError: they are of other shapes.
+          ValueError: the run was trained on environments of another spec.
         """
         self._params = read_params(self._checkpoint, self.experiment, spec)
         policy = _Watched()
@@ -64,12 +67,12 @@ class Adviser:
 
         self._act = jax.jit(act)
 
-    def __call__(self, timestep: TimeStep) -> Advice:
-        """Returns what the agent thinks of ``[1, ...]``, the step after the one it saw last."""
+    def __call__(self, timestep: TimeStep) -> Prediction:
+        """Returns the prediction for the next step of the environment, ``[1, ...]``."""
         self._key, key = jax.random.split(self._key)
         output, self._state, probabilities = self._act(key, self._params, timestep, self._state)
         value = getattr(output, "value", None)
-        return Advice(
+        return Prediction(
             jax.tree.map(np.asarray, output.action),
             {name: np.asarray(rows)[0] for name, rows in probabilities.items()},
             None if value is None else float(value[0]),
