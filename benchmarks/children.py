@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts, talks to by lines of JSON, and ends."""
+"""Child processes of a benchmark, which exchange lines of JSON with it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_PATIENCE = 30.0  # seconds in which a child ends by itself
+_PATIENCE = 30.0  # seconds for a child to end before it is killed
 
 
 class Child:
-    """A module that runs in a process of its own."""
+    """A module that runs in a child process."""
 
     def __init__(self, module: str, *arguments: str):
         self._module = module
@@ -34,7 +34,7 @@ class Child:
         """Waits for one line.
 
         Raises:
-          RuntimeError: the child ended instead; what it printed tells why.
+          RuntimeError: the child ended instead; its output says why.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -44,7 +44,7 @@ class Child:
         return json.loads(line)
 
     def close(self, signal_number: int | None = None) -> None:
-        """Ends it: by the end of its standard input, or by a signal."""
+        """Ends the child by closing its standard input, after a signal if one is given."""
         process = self.process
         assert process.stdin is not None and process.stdout is not None
         if signal_number is not None:
@@ -61,7 +61,7 @@ class Child:
 
 @contextlib.contextmanager
 def children(*started: Child) -> Iterator[tuple[Child, ...]]:
-    """Ends children when the block ends."""
+    """Ends the children at the end of the block."""
     try:
         yield started
     finally:
@@ -70,11 +70,11 @@ def children(*started: Child) -> Iterator[tuple[Child, ...]]:
 
 
 def requests() -> Iterator[Any]:
-    """In a child: what the parent says, until it closes the line."""
+    """In a child: yields the values that the parent sends, until it closes the input."""
     for line in sys.stdin:
         yield json.loads(line)
 
 
 def answer(value: Any) -> None:
-    """In a child: says one line to the parent."""
+    """In a child: sends one line to the parent."""
     print(json.dumps(value), flush=True)

@@ -1,13 +1,13 @@
-"""Which link or node of a cluster is full first: `python -m benchmarks.cluster_model [--quick]`.
+"""Which link or node of a cluster saturates first: `python -m benchmarks.cluster_model [--quick]`.
 
-A distributed program runs on this machine. What each node took of the processors comes from the
-kernel, and so does what went over each connection (``ss -ti``: payload of TCP in both directions,
-gRPC's own part included). Divided by the frames of the same seconds these are costs a frame, which
-a larger cluster multiplies: an actor is limited by its core, an inference service and the replay
-by theirs, the learner by its own, and every host by its link.
+A distributed program runs on this machine. The kernel reports the processor time of each node and
+the bytes sent over each connection (``ss -ti``: the TCP payload in both directions, with gRPC's
+overhead). Divided by the frames of the same seconds, these are the costs of a frame. From them the
+model computes the limits of a larger cluster: the cores of actors, inference services, replay and
+learner, and the network link of every host.
 
-Not in the model: latency, whether a service gains by larger batches, and that Python uses one core
-at a time. So it bounds what a cluster can do, and says what to add first.
+The model leaves out latency, the gain of a service from larger batches, and that Python uses one
+core at a time. So its figures are upper bounds; they show what to add first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from programs.presets import preset
 
 NAME = "cluster_model"
 _NEVER = 10**9
-_WARM_UP = 8.0  # seconds from the first update on
+_WARM_UP = 8.0  # seconds after the first update
 
-# Directions in which data go, as (from, to).
+# The connections that carry data, as (sender, receiver).
 LINKS = (
     ("actor", "inferencer"),
     ("inferencer", "actor"),
@@ -45,36 +45,36 @@ LINKS = (
 
 
 class Costs(NamedTuple):
-    """What a frame costs, of the environment steps of all actors together."""
+    """The costs of one frame, which is one environment step of any actor."""
 
     cpu: dict[str, float]  # seconds of one core, by group of nodes
     sent: dict[str, float]  # bytes, by "from->to"
-    params_bytes: float  # of one version
-    versions: float  # updates
+    params_bytes: float  # size of one version of the params
+    versions: float  # updates per frame
 
 
 class Cluster(NamedTuple):
-    """A cluster to judge. Learner and replay share a host, services have one each."""
+    """A cluster. Learner and replay share a host; each service has its own."""
 
     actors: int
-    actor_frames: float = 0.0  # a second that an environment allows; 0: as many as a core can
+    actor_frames: float = 0.0  # frames/s that an environment allows; 0 for no limit but the core
     actors_per_service: int = 10
     actors_per_host: int = 16
     service_cores: float = 4.0
     replay_cores: float = 8.0
-    learner_speedup: float = 1.0  # of an accelerator, over the cores measured here
-    gbit: float = 10.0  # of a host's link, each way
-    params_interval: float = 0.02  # seconds between two looks of a service for newer params
+    learner_speedup: float = 1.0  # of an accelerator, relative to the cores measured here
+    gbit: float = 10.0  # Gbit/s of a host's link, in each direction
+    params_interval: float = 0.02  # seconds between two requests of a service for newer params
 
 
 def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
-    """Returns the frames a second, of all actors, at which each node or link is full."""
+    """Returns the frames/s of all actors at which each node or link is saturated."""
     services = -(-cluster.actors // cluster.actors_per_service)
     hosts = -(-cluster.actors // cluster.actors_per_host)
     link = cluster.gbit * 1e9 / 8
     up, down = costs.sent["actor->inferencer"], costs.sent["inferencer->actor"]
     insert = costs.sent["actor->replay"]
-    # Services fetch each version, but not more often than they look.
+    # Services fetch every version, but at most one per params_interval.
     version = costs.params_bytes * costs.versions
     most = costs.params_bytes / cluster.params_interval
     found = {
@@ -95,13 +95,13 @@ def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
 
 
 def _with_params(link: float, frame: float, version: float, most: float) -> float:
-    """Frames a second of a link on which versions travel beside frames.
+    """Returns the frames/s of a link that carries params as well as frames.
 
     Args:
-      link: bytes a second.
-      frame: bytes a frame.
-      version: bytes of params a frame, as long as every version is fetched.
-      most: bytes of params a second, when they are fetched as often as looked for.
+      link: bytes per second.
+      frame: bytes per frame.
+      version: bytes of params per frame, if every version is fetched.
+      most: maximum bytes of params per second, if one is fetched in every params_interval.
     """
     every = link / (frame + version)
     if every * version <= most:
@@ -110,7 +110,7 @@ def _with_params(link: float, frame: float, version: float, most: float) -> floa
 
 
 def measure(name: str, seconds: float, actors: int) -> Costs:
-    """Runs a preset's program here for some seconds and returns what its frames cost."""
+    """Runs a preset's program on this machine for some seconds; returns the costs of a frame."""
     chosen = preset(name)
     experiment = dataclasses.replace(
         chosen,
@@ -125,15 +125,15 @@ def measure(name: str, seconds: float, actors: int) -> Costs:
         try:
             program.wait(lambda: program.first(lambda row: row.get("learner/steps", 0) >= 1))
             time.sleep(_WARM_UP)
-            before = _Look(program)
+            before = _Counters(program)
             time.sleep(seconds)
-            return _between(before, _Look(program))
+            return _between(before, _Counters(program))
         finally:
             program.close()
 
 
-class _Look:
-    """Everything counted so far."""
+class _Counters:
+    """The frames, processor time and bytes counted so far."""
 
     def __init__(self, program: Program) -> None:
         rows = [row for row in program.rows() if "learner/steps" in row]
@@ -150,7 +150,7 @@ class _Look:
 
 
 def _nodes(root: int) -> dict[str, psutil.Process]:
-    """The nodes' processes below a process, by name: what supervisors keep alive."""
+    """Returns the nodes' processes by name: the children of the supervisors below ``root``."""
     found = {}
     for process in psutil.Process(root).children(recursive=True):
         command = process.cmdline()
@@ -161,7 +161,7 @@ def _nodes(root: int) -> dict[str, psutil.Process]:
 
 
 def _sent(groups: dict[int, str]) -> dict[str, float]:
-    """Bytes sent so far over connections between processes, by "from->to"."""
+    """Returns the bytes sent so far between groups of nodes, by "from->to"."""
     command = ["ss", "-tinpH", "state", "established"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     ends: dict[tuple[str, str], tuple[str, float]] = {}
@@ -179,8 +179,8 @@ def _sent(groups: dict[int, str]) -> dict[str, float]:
     return sent
 
 
-def _between(before: _Look, after: _Look) -> Costs:
-    """Costs a frame between two looks; frames are those of the same time, by their rate."""
+def _between(before: _Counters, after: _Counters) -> Costs:
+    """Returns the costs per frame between two readings, with frames estimated by their rate."""
     rate = (after.frames - before.frames) / (after.time - before.time)
     seconds = (after.time + after.lag) - (before.time + before.lag)
     frames = max(rate * seconds, 1.0)
@@ -197,7 +197,7 @@ def _between(before: _Look, after: _Look) -> Costs:
 
 
 def table(costs: Costs, clusters: list[Cluster]) -> str:
-    """Returns what each cluster reaches, what is full first, and how full all else is then."""
+    """Returns, per cluster, the frames/s, what saturates first, and the load of all else then."""
     lines = []
     for cluster in clusters:
         found = limits(costs, cluster)
@@ -210,16 +210,18 @@ def table(costs: Costs, clusters: list[Cluster]) -> str:
 
 
 def _finite(found: dict[str, float]) -> dict[str, float]:
-    """JSON knows no infinity: a link that is never full is left out."""
+    """Leaves out links that never saturate, because JSON has no infinity."""
     return {name: value for name, value in found.items() if value != float("inf")}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints the costs and a table, and one line of JSON last."""
+    """Measures; prints the costs, a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_model")
     parser.add_argument("--preset", default="cartpole-ppo")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the measurement")
-    parser.add_argument("--measured-actors", type=int, default=2, help="that run here meanwhile")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the measurement")
+    parser.add_argument(
+        "--measured-actors", type=int, default=2, help="actors of the measured program"
+    )
     parser.add_argument("--quick", action="store_true", help="four seconds")
     parser.add_argument("--costs", help="JSON of an earlier run's costs, instead of a measurement")
     parser.add_argument("--actors", type=int, nargs="+", default=[10, 100, 1000])

@@ -1,17 +1,17 @@
-"""What entities cost: `python -m benchmarks.entity [--quick] [--only TEXT]`.
+"""The cost of entities: `python -m benchmarks.entity [--quick] [--only TEXT]`.
 
-- batching: a step of 256 MultiSnakes as ragged records and packed rows, by numpy over the whole
-  batch, beside `benchmarks.entity_loop`, which goes environment by environment. Both start from
-  what a pool hands out; padding is part of the pool's step.
-- attention: the ragged transformer on packed rows beside the same on padded ones with a mask, for
-  environments of 2 to 128 entities, most of few (log-normal). The plan of the rows counts in.
-  The shares are of entities and of padding among the places that attention computes, means over
-  many batches; rows and width are rungs of the ladder, as they are compiled.
-- ppo: frames per second of acting and learning in a single process, beside the environments alone
-  with random legal actions.
-- pool: the executors beside a plain loop over the same games.
+- batching: turns a step of 256 MultiSnakes into ragged records and packed rows with numpy, over the
+  whole batch, against `benchmarks.entity_loop`, which loops over environments. Both start from the
+  output of a pool, so padding is not measured.
+- attention: the ragged transformer on packed rows against padded rows with a mask, for environments
+  of 2 to 128 entities, most of them small (log-normal). Planning the rows is measured too. The
+  shares are those of entities and of padding among the places that attention computes: means over
+  many batches, with the compiled (rounded up) numbers of rows and widths.
+- ppo: frames/s of acting and learning in a single process, against the environments alone with
+  random legal actions.
+- pool: each type of pool against a plain loop over the same games.
 
-A step is one row of one environment, the rows that begin episodes included.
+A step is one row of one environment, including rows that begin an episode.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rlstack.types import TimeStep
 
 NAME = "entity"
 TARGETS = {"batching": 5.0, "attention": 1.0, "ppo": 0.0, "pool": 0.0}
-PADDING = 0.15  # at most, of the packed rows
+PADDING = 0.15  # maximum share of padding in packed rows
 _NEVER = 10**12  # frames
 
 
@@ -55,12 +55,12 @@ class Setting(NamedTuple):
     kind: str
     what: str
     num_envs: int
-    seconds: float  # about what one measurement takes
+    seconds: float  # approximate length of one measurement
     repeats: int
 
     @property
     def name(self) -> str:
-        """What the results call it."""
+        """The setting's name in results."""
         return f"{self.kind}/{self.what}x{self.num_envs}"
 
 
@@ -84,7 +84,7 @@ QUICK = tuple(
 
 
 class Pair(NamedTuple):
-    """Two pieces of the same work, each of so many steps a call."""
+    """Two ways to do the same work; each call makes `steps` steps."""
 
     ours: Callable[[], object]
     reference: Callable[[], object]
@@ -96,7 +96,7 @@ def batching(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
     """Makes ragged records and packed rows of one step of all environments.
 
     Raises:
-      RuntimeError: the two sides disagree.
+      RuntimeError: the two sides give different results.
     """
     del closing
     timestep = snakes(setting.num_envs)
@@ -119,7 +119,7 @@ def batching(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
 
 
 def snakes(num_envs: int) -> TimeStep:
-    """Returns a step of games of two snakes, between 1 and 40 steps old, played by a rule."""
+    """Returns a step of games of two snakes after 1 to 40 steps of a scripted player."""
     rule, rows = SCRIPTED_POLICIES["MultiSnake"], []
     for seed in range(num_envs):
         env: Any = GAMES["MultiSnake"](num_snakes=2, seed=seed)
@@ -136,7 +136,7 @@ def snakes(num_envs: int) -> TimeStep:
 
 
 def attention(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
-    """Runs the network on batches, with and without packing."""
+    """Runs the network on batches, with packing against without."""
     del closing
     spec, make = skewed(setting.num_envs)
     layout, rng = read_layout(spec.observation, spec.action), np.random.default_rng(0)
@@ -151,7 +151,7 @@ def attention(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
 
 
 class Playing:
-    """A pool of a game and random legal actions."""
+    """A pool of one game, played with random legal actions."""
 
     def __init__(self, game: str, num_envs: int, executor: str, options: dict[str, Any]):
         workers = None if executor == "for_loop" else 2
@@ -161,7 +161,7 @@ class Playing:
         self._timestep = self.env.reset()
 
     def steps(self, steps: int) -> None:
-        """Plays on."""
+        """Makes this many steps."""
         for _ in range(steps):
             self._timestep = self.env.step(self._actions())
 
@@ -176,7 +176,7 @@ class Playing:
 
 
 def ppo(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
-    """Acts and learns, beside the environments alone; both make two unrolls a call."""
+    """Acts and learns, against the environments alone; each call makes two unrolls."""
     unroll = 16
     found = preset(
         {"Count": "entity-count-ppo", "MultiSnake": "entity-multi-snake-ppo"}[setting.what]
@@ -215,7 +215,7 @@ def ppo(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
 
 
 def pool(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
-    """Steps the same games by an executor and by a plain loop."""
+    """Steps the same games in a pool of another type, against a plain loop."""
     game, executor = setting.what.split("/")
     sides = [Playing(game, setting.num_envs, kind, {}) for kind in (executor, "for_loop")]
     closing.extend(side.env.close for side in sides)
@@ -227,7 +227,7 @@ _MAKE = {"batching": batching, "attention": attention, "ppo": ppo, "pool": pool}
 
 
 def measure(setting: Setting, result: Result) -> None:
-    """Compares the two sides of one setting and files what came out."""
+    """Compares the two sides of one setting and adds the result."""
     closing: list[Callable[[], None]] = []
     try:
         pair = _MAKE[setting.kind](setting, closing)
@@ -239,7 +239,7 @@ def measure(setting: Setting, result: Result) -> None:
 
 
 def _rate(work: Callable[[], object], steps: int, seconds: float) -> Rate:
-    """Returns the rate of the work, done as often as fits in about the time."""
+    """Returns the rate of the work, repeated for about this many seconds."""
     work()  # compiles
     calls = max(1, round(seconds * rate(1, work)))
 
@@ -251,7 +251,7 @@ def _rate(work: Callable[[], object], steps: int, seconds: float) -> Rate:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark; prints tables and, last, one JSON object."""
+    """Runs the benchmark; prints tables and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.entity")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")

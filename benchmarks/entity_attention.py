@@ -19,7 +19,7 @@ from rlstack.types import EnvSpec, StepType, TimeStep
 
 
 def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]]:
-    """Returns the spec of environments whose sizes differ much, and a maker of observations."""
+    """Returns the spec of environments of very different sizes, and a function of observations."""
     space = ObsSpace({"Unit": EntityType(("x", "y"), 8), "Thing": EntityType(("x", "y"), 120)})
     actions: ActionSpace = {"move": Categorical(("up", "down", "left", "right"), 8)}
     codec = PaddedCodec(space, actions, "skewed")
@@ -49,7 +49,7 @@ def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]
 
 
 def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[], object]:
-    """Returns work that runs the network on these batches, "forward" or for its "gradient"."""
+    """Returns a function that runs the network on these batches: "forward" or its "gradient"."""
     cfg = RaggedTransformerConfig(d_model=64, packing=packing)
     network = ragged_transformer(spec.observation, spec.action, cfg)
     params = network.init(jax.random.PRNGKey(0))
@@ -72,7 +72,7 @@ def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[]
 
 
 def shares(layout: EntityLayout, batches: list) -> dict[str, float]:
-    """Returns the mean shares of entities and of padding among places in packed rows."""
+    """Returns the mean shares of entities and of padding in packed rows."""
     found = []
     for observation in batches:
         rows = with_packing(layout, "always", observation)[PACKING]["source"]

@@ -1,8 +1,8 @@
-"""Ragged records and their packing, one environment after the other: what vectorising saves.
+"""Ragged records and their packing by a Python loop over environments: the unvectorised reference.
 
-The same records as `BatchView.vec_obs` and `VecObs.packing` of `rlstack.entity` make, in the
-plain way: a Python loop over environments, with numpy for the entities of each. It knows
-categorical actions alone, which is all that MultiSnake has.
+It makes the same records as `BatchView.vec_obs` and `VecObs.packing` of `rlstack.entity`, with numpy
+only inside each environment. It supports only categorical actions, which is all that
+MultiSnake has.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Does the stack's learner cost more than the same loss and optimizer written inline?
+"""The cost of the learner against the same loss and optimizer in a hand-written loop.
 
 Ours is `rlstack.learning.learner.Learner.step`, as every program runs it: the agent's hooks, the
 logs on the host, the check for NaN. The reference is a loop around one jitted function that takes
-the gradient of the agent's public ``loss``, applies optax, moves the targets, and waits for the
-loss. Networks, batch sizes and hyperparameters are the presets'; batches are random numbers.
+the gradient of the agent's public ``loss``, applies optax, updates the targets, and waits for the
+loss. Networks, batch sizes and hyperparameters are those of the presets; batches are random.
 
-Both are given the same numpy batch and both keep the params of one update for the next. The
-reference does the least that learns: it fetches no loss, logs nothing, computes no gradient norm
-beside the clipping's own and returns no priorities, though most loops that people write do some of
-it. So all that the learner adds counts against it.
+Both sides take the same numpy batch and keep the params of one update for the next. The reference
+does the minimum: it fetches no loss, logs nothing, computes no gradient norm except for clipping,
+and returns no priorities, although most hand-written loops do some of this. So everything that the
+learner adds counts against it.
 
     python -m benchmarks.learners [--quick] [--only PRESET]
 """
@@ -63,18 +63,18 @@ PRESETS = (
     "cartpole-bc",
 )
 
-Step = Callable[[Any, Any, Batch], tuple[Any, Any, Any]]  # to (params, state, loss)
+Step = Callable[[Any, Any, Batch], tuple[Any, Any, Any]]  # returns (params, state, loss)
 
 
 class Sampled(NamedTuple):
-    """What replay would hand out."""
+    """A sample, as replay returns it."""
 
     batch: Batch
     keys: np.ndarray
 
 
 def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
-    """Returns updates per second of the learner over those of the inline loop."""
+    """Compares updates per second of the learner and of the inline loop."""
     experiment = dataclasses.replace(preset(name), normalisation=NormalisationConfig())
     with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
         agent = make_agent(experiment, env.spec)
@@ -106,7 +106,7 @@ def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
 
 
 def random_batch(spec: Transition, length: int, size: int) -> Batch:
-    """Returns numbers in [0, 1) and zeros for integers, from the middle of episodes."""
+    """Returns a batch from mid-episode with floats in [0, 1) and all integers 0."""
     rng = np.random.default_rng(0)
 
     def leaf(kind: Any) -> np.ndarray:
@@ -122,20 +122,20 @@ def random_batch(spec: Transition, length: int, size: int) -> Batch:
 
 
 def _inline(agent: Any, cfg: Any) -> tuple[Callable[[Any], Any], Step]:
-    """Returns (params to the first state, the update) of this kind of agent."""
+    """Returns (a function from params to the first state, the update) for this kind of agent."""
     for kind, make in _INLINE.items():
         if isinstance(agent, kind):
             return make(agent, cfg)
-    raise ValueError(f"benchmarks.learners: nobody wrote {type(agent).__name__} inline yet.")
+    raise ValueError(f"benchmarks.learners: there is no inline update of {type(agent).__name__}.")
 
 
 def _optimizer(cfg: Any) -> optax.GradientTransformation:
-    """Returns the optimizer where all components have the same."""
+    """Returns the optimizer of an agent whose components all have the same."""
     return component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
 
 def _plain(agent: Any, cfg: Any) -> tuple[Callable, Step]:
-    """A loss of params and a batch, and nothing else to keep."""
+    """An update by a loss of params and a batch, with no state but the optimizer's."""
     optimizer = _optimizer(cfg)
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
@@ -172,7 +172,7 @@ def _ppo(agent: PPO, cfg: Any) -> tuple[Callable, Step]:
 def _with_target(
     agent: Any, cfg: Any, *, keyed: bool, target_of: Callable[[Any], Any] = lambda params: params
 ) -> tuple[Callable, Step]:
-    """A loss of params, target params and a batch, with a key or without."""
+    """An update by a loss of params, target params and a batch, with or without a key."""
     optimizer = _optimizer(cfg)
 
     def begin(params: Any) -> Any:
@@ -243,7 +243,7 @@ _INLINE: dict[type, Callable[[Any, Any], tuple[Callable, Step]]] = {
 
 
 def main() -> None:
-    """Measures, prints a table, and one line of JSON last."""
+    """Measures; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--only", choices=PRESETS, help="one preset instead of all")

@@ -1,10 +1,10 @@
-"""PPO as one writes it by hand for one experiment: the loop that rlstack is measured against.
+"""PPO written by hand for one experiment: the loop that rlstack is measured against.
 
-No abstractions and no waste: EnvPool's public Gymnasium interface, one jitted call to act with the
-key split inside, numpy rollout buffers, one jitted call to learn. Networks are those of
-rlstack.networks and hyperparameters those of `agents.ppo`, so both do the same work: episodes
-that a time limit cut are bootstrapped, and the step on which EnvPool starts a new episode (its
-action is ignored) is left out of every mean.
+It has no abstractions and no waste: EnvPool's public Gymnasium interface, one jitted call to act
+(which splits the key), numpy rollout buffers, one jitted call to learn. It does the same work as
+rlstack: networks are those of rlstack.networks, hyperparameters those of `agents.ppo`. Episodes cut
+by a time limit are bootstrapped. The step on which EnvPool starts a new episode, and ignores the
+action, is left out of every mean.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rlstack.types import Array, TimeStep
 
 
 class Minibatch(NamedTuple):
-    """Rows [N, ...] to learn from; of a rollout, [T * B, ...]."""
+    """Rows [N, ...] to learn from; for a whole rollout, N = T * B."""
 
     observation: Array
     action: Array
-    log_prob: Array  # of the behaviour
+    log_prob: Array  # of the behaviour policy
     advantage: Array
-    target: Array  # what the value should be
+    target: Array  # of the value
     mask: Array  # False where there is no transition
 
 
@@ -49,10 +49,10 @@ class ReferencePPO:
         unroll_length: int,
         seed: int = 1,
     ) -> None:
-        """Makes everything and starts the environments.
+        """Creates everything and resets the environments.
 
         Raises:
-          ValueError: a hyperparameter asks for something that this loop does not do.
+          ValueError: a hyperparameter has a value that this loop does not support.
         """
         _check(cfg)
         self.cfg, self.unroll_length, self.num_envs = cfg, unroll_length, env.num_envs
@@ -103,7 +103,7 @@ class ReferencePPO:
             self.update()
 
     def act_only(self, steps: int) -> None:
-        """Acts without remembering anything: the least that acting takes."""
+        """Acts without storing anything: the minimum cost of acting."""
         env, params, key = self.env, self.params, self.key
         dtype, obs = self.observations.dtype, self.observations[-1]
         for _ in range(steps):
@@ -259,14 +259,14 @@ def gae(
 
 
 def _rows(*arrays: Any) -> Minibatch:
-    """Joins the axes T and B of a rollout."""
+    """Merges the axes T and B of a rollout."""
     return Minibatch(*(x.reshape((-1, *x.shape[2:])) for x in arrays))
 
 
 def _make_env(env: EnvConfig, seed: int) -> Any:
     envpool = cpp.load()
     if envpool is None:
-        raise ValueError("ReferencePPO: it needs EnvPool, which is not installed here.")
+        raise ValueError("ReferencePPO: EnvPool must be installed.")
     # Waking a second thread costs more than stepping these; 0 is one thread for each core.
     threads = env.num_workers or (1 if env.name.startswith("CartPole") else 0)
     return envpool.make(
@@ -280,7 +280,7 @@ def _make_env(env: EnvConfig, seed: int) -> Any:
 
 
 def _check(cfg: PPOConfig) -> None:
-    """Raises for hyperparameters that would be ignored."""
+    """Raises an error for hyperparameters that the loop would ignore."""
     adam = OptimizerConfig("adam", cfg.optimizer.learning_rate, eps=cfg.optimizer.eps)
     plain = dataclasses.replace(
         cfg,
@@ -291,4 +291,7 @@ def _check(cfg: PPOConfig) -> None:
         value_head_optimizer=None,
     )
     if cfg != plain or not cfg.max_grad_norm:
-        raise ValueError("ReferencePPO: it knows a constant Adam and clipped gradients; got {cfg}.")
+        raise ValueError(
+            "ReferencePPO: the optimizer must be one Adam with a constant learning rate and "
+            f"clipped gradients; got {cfg}."
+        )

@@ -1,14 +1,13 @@
-"""Replay against memory itself, and against peers: `python -m benchmarks.replay [--quick]`.
+"""Replay against plain memory copies and other libraries: `python -m benchmarks.replay [--quick]`.
 
-Steps are those of Atari: four stacked frames of 84 x 84, from 32 environments. The limits:
+Steps are as in Atari: four stacked frames of 84 x 84, from 32 environments. The references:
 
-- sample: numpy's own gather of the same bytes by index into memory that is used again and again.
-- insert: numpy's copy of the same bytes to memory of the kind where they end up. Pages of shared
-  memory are small where the system says so (/sys/kernel/mm/transparent_hugepage/shmem_enabled), and
-  copying into it is slower then; "anonymous" compares with memory of large pages all the same.
+- sample: numpy's gather of the same bytes by index, into one buffer that is reused.
+- insert: numpy's copy of the same bytes into the same kind of memory. Shared memory has small pages
+  on some systems (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which makes copying slower;
+  "anonymous" compares with ordinary memory, which has large pages.
 
-Peers (flashbax, Stable-Baselines3) are measured where they are installed, doing the same work in
-their own way; they are no dependency.
+flashbax and Stable-Baselines3 are measured too where they are installed; they are no dependencies.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ TARGET = 0.7
 NUM_ENVS = 32
 FRAME = (84, 84, 4)
 BATCH = 256
-ROWS = 300  # steps kept of each environment: 270 MB
+ROWS = 300  # stored steps of each environment; 270 MB in all
 
 
 class Output(NamedTuple):
-    """What a DQN adds to a step."""
+    """The agent output of DQN."""
 
     action: np.ndarray
 
@@ -96,7 +95,7 @@ def ours_sampling(buffer: Any, samples: int) -> Rate:
 
 
 def gathering(batch_size: int, samples: int) -> Rate:
-    """Returns items per second of numpy's gather of two observations an item."""
+    """Returns items per second of numpy's gather; an item has two observations."""
     ring = np.repeat(make_step(0).timestep.observation[None], ROWS, 0).reshape(-1, *FRAME)
     out = np.empty((2, batch_size, *FRAME), np.uint8)
     rng = np.random.default_rng(0)
@@ -215,7 +214,7 @@ PEERS: dict[str, tuple[str, Callable[[int, int], tuple[Rate, Rate]]]] = {
 
 
 def measure(samples: int, steps: int, repeats: int) -> Result:
-    """Measures everything there is to measure."""
+    """Measures all settings."""
     result = Result.empty(NAME)
     for kind in ("in_process", "shared_memory"):
         with ExitStack() as stack:
@@ -245,7 +244,7 @@ def measure(samples: int, steps: int, repeats: int) -> Result:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark; prints a table and, last, one JSON object."""
+    """Runs the benchmark; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
     parser.add_argument("--quick", action="store_true", help="a few seconds")
     args = parser.parse_args(arguments)

@@ -1,11 +1,11 @@
 """The Reverb replay against bare Reverb: `python -m benchmarks.replay_reverb [--quick]`.
 
-The server is a process of its own. Items are unrolls of 16 environments. Two ways to use Reverb
-bare, both through its C++ binding, because its Python clients are slower:
+The server is a separate process. Items are unrolls of 16 environments. Bare Reverb is used through
+its C++ binding, because its Python clients are slower, in two ways:
 
-- columns: a column for each leaf, the usual way; unrolls are stacked from the same steps.
-- bytes: one column of bytes that are ready before the clock runs. This is what our own items look
-  like, without what it takes to make them of steps and to make steps of them: a bound, not a use.
+- columns: one column per leaf, the usual way; unrolls are stacked from the same steps.
+- bytes: one column of bytes that are prepared before the clock starts. Our own items have this
+  format, so it is an upper bound: it leaves out the conversion from steps and back.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rlstack.types import TimeStep, Transition
 NAME = "replay_reverb"
 TARGET = 0.9
 NUM_ENVS = 16
-_PENDING, _AHEAD = 32, 64  # items under way and sampled ahead, on both sides
+_PENDING, _AHEAD = 32, 64  # items being inserted, and items prefetched, on both sides
 
 
 class Output(NamedTuple):
-    """What a PPO agent would add to a step."""
+    """The agent output of PPO."""
 
     action: np.ndarray
     behaviour_log_prob: np.ndarray
@@ -48,11 +48,11 @@ class Setting(NamedTuple):
     unroll_length: int
     batch_size: int
     reference: str  # "columns" or "bytes"
-    items: int  # by measurement
+    items: int  # per measurement
 
     @property
     def name(self) -> str:
-        """What the results call it."""
+        """The setting's name in results."""
         batch = f"/B{self.batch_size}" if self.what == "sample" else ""
         return f"{self.what}/{self.steps}/T{self.unroll_length}{batch}/{self.reference}"
 
@@ -104,7 +104,7 @@ def _config(setting: Setting) -> ReplayConfig:
 
 @contextmanager
 def _server(setting: Setting) -> Iterator[str]:
-    """Runs a server in a process of its own; gives its address."""
+    """Runs a server in a separate process; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.replay_reverb", "--serve", json.dumps(setting)],
         stdin=subprocess.PIPE,
@@ -222,7 +222,7 @@ def measure(setting: Setting, repeats: int) -> tuple[Any, dict]:
 
 
 def main() -> None:
-    """Measures, prints a table, and one line of JSON last."""
+    """Measures; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and items")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
-"""Measuring two programs against each other, and saying what came out.
+"""Measures two programs against each other and reports the result.
 
-Two rates are compared by turns, never one after the other, because a machine's speed drifts. What
-counts is the median of the ratios of neighbours; its spread says how much to trust it.
+The programs are measured in alternation, because a machine's speed drifts. The result is the median
+of the ratios of neighbouring measurements; the quartiles show how reliable it is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Rate = Callable[[], float]  # runs a piece of work and returns steps per second
 
 
 class Comparison(NamedTuple):
-    """Rates of two programs, measured by turns; entry i of both are neighbours in time."""
+    """Rates of two programs, measured in alternation; entries i of both are neighbours in time."""
 
     ours: tuple[float, ...]
     reference: tuple[float, ...]
 
     @property
     def ratios(self) -> list[float]:
-        """Ours over reference, of each pair of neighbours."""
+        """Ours divided by reference, for each pair of neighbours."""
         return [ours / other for ours, other in zip(self.ours, self.reference, strict=True)]
 
     @property
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The quartiles of the ratios, or both ends where there are fewer than four."""
+        """The quartiles of the ratios; minimum and maximum if there are fewer than four."""
         ratios = sorted(self.ratios)
         if len(ratios) < 4:
             return ratios[0], ratios[-1]
@@ -51,10 +51,10 @@ class Comparison(NamedTuple):
 
 
 def alternate(ours: Rate, reference: Rate, repeats: int) -> Comparison:
-    """Measures both by turns, ``repeats`` times, each going first every other time.
+    """Measures both ``repeats`` times in alternation; they take turns in going first.
 
     Raises:
-      ValueError: no repeats.
+      ValueError: ``repeats`` is below 1.
     """
     if repeats < 1:
         raise ValueError(f"alternate: repeats must be at least 1; got {repeats}.")
@@ -69,7 +69,7 @@ def alternate(ours: Rate, reference: Rate, repeats: int) -> Comparison:
 
 
 def rate(steps: int, work: Callable[[], object]) -> float:
-    """Runs the work, which makes so many steps; returns steps per second."""
+    """Runs the work, which makes ``steps`` steps; returns steps per second."""
     start = time.perf_counter()
     work()
     return steps / (time.perf_counter() - start)
@@ -80,12 +80,12 @@ class Timed(NamedTuple):
 
     target: object
     method: str
-    label: str  # may repeat: the times add up
-    wait: Callable[[Any], object] = id  # for a result that is only promised yet
+    label: str  # the times of methods with the same label add up
+    wait: Callable[[Any], object] = id  # waits for a result that is computed asynchronously
 
 
 class Timers:
-    """Adds up where time goes, by wrapping methods of single objects for a while."""
+    """Measures where time goes, by wrapping methods of single objects temporarily."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -95,9 +95,9 @@ class Timers:
         """Times calls of the methods within the block.
 
         The wrappers are attributes of the objects, so callers that bound a method before the block
-        escape them. A timed call within another counts for both.
+        are not timed. A timed call inside another counts for both.
         """
-        # An attribute of the object itself, rather than of its class, has to come back.
+        # Remembers attributes of the object itself, which must be restored after the block.
         own = [getattr(m.target, "__dict__", {}).get(m.method) for m in methods]
         for timed in methods:
             self._seconds.setdefault(timed.label, 0.0)
@@ -124,19 +124,19 @@ class Timers:
         return wrapper
 
     def shares(self, total: float) -> dict[str, float]:
-        """Returns each label's share of ``total`` seconds, and the "rest"."""
+        """Returns each label's fraction of ``total`` seconds, and that of the "rest"."""
         shares = {label: seconds / total for label, seconds in self._seconds.items()}
         return {**shares, "rest": 1.0 - sum(shares.values())}
 
 
 class Result(NamedTuple):
-    """What a benchmark found, by the names of its settings."""
+    """The result of a benchmark, by the names of its settings."""
 
     name: str
-    ratios: dict[str, float]  # ours over reference, medians
+    ratios: dict[str, float]  # ours divided by reference, medians
     medians: dict[str, dict[str, float]]  # steps per second of each side
     spread: dict[str, tuple[float, float]]  # quartiles of the ratios
-    where: dict[str, dict[str, dict[str, float]]]  # shares of the time of each side
+    where: dict[str, dict[str, dict[str, float]]]  # fractions of the time of each side
 
     @staticmethod
     def empty(name: str) -> Result:
@@ -144,7 +144,7 @@ class Result(NamedTuple):
         return Result(name, {}, {}, {}, {})
 
     def add(self, setting: str, comparison: Comparison, where: Mapping[str, Any]) -> None:
-        """Files one setting."""
+        """Adds the result of one setting."""
         self.ratios[setting] = round(comparison.ratio, 4)
         self.medians[setting] = {k: round(v, 1) for k, v in comparison.medians.items()}
         low, high = comparison.spread
@@ -155,18 +155,18 @@ class Result(NamedTuple):
         }
 
     def update(self, other: Mapping[str, Any]) -> None:
-        """Adds the settings of another result, as its JSON line gave them."""
+        """Adds the settings of another result, given as its parsed JSON line."""
         self.ratios.update(other["ratios"])
         self.medians.update(other["medians"])
         self.spread.update(other["spread"])
         self.where.update(other["where"])
 
     def line(self) -> str:
-        """Returns the JSON object that is a benchmark's last line."""
+        """Returns the JSON object that a benchmark prints as its last line."""
         return json.dumps(self._asdict(), allow_nan=False)
 
     def table(self, target: float) -> str:
-        """Returns the same for people; ratios under the target are marked."""
+        """Returns the result as a table for people; ratios under the target are marked."""
         width = max([len(setting) for setting in self.ratios], default=7)
         lines = [f"{'setting':{width}}  {'ours/s':>10}  {'reference/s':>11}  ratio  quartiles"]
         for setting, ratio in self.ratios.items():

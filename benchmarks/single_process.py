@@ -1,11 +1,11 @@
 """One process against hand-written loops: `python -m benchmarks.single_process [--quick]`.
 
-Acting (`Actor.step`: inference, replay, environments) is compared with a loop of nothing but
-``env.step`` and a jitted apply; training by PPO with `benchmarks.reference_ppo`. Both sides have
-the same networks, batches, epochs, environments and XLA flags. A step is one row of one
-environment, the rows that begin episodes included.
+Acting (`Actor.step`: inference, replay, environments) is compared with a loop of only ``env.step``
+and a jitted apply; PPO training with `benchmarks.reference_ppo`. Both sides have the same networks,
+batches, epochs, environments and XLA flags. A step is one row of one environment, including rows
+that begin an episode.
 
-Settings on pixels and others want different XLA flags, so each kind has a process of its own.
+Settings with pixels need other XLA flags, so they run in a separate process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
 
 NAME = "single_process"
-TARGET = 0.85  # of the hand-written loops' speed
+TARGET = 0.85  # minimum speed relative to the hand-written loops
 UNROLL = 128
 _NEVER = 10**12  # frames
 
@@ -42,12 +42,12 @@ class Setting(NamedTuple):
     job: str  # "act" or "ppo"
     env: str
     num_envs: int
-    seconds: float  # about what one measurement takes
+    seconds: float  # approximate length of one measurement
     repeats: int
 
     @property
     def name(self) -> str:
-        """What the results call it."""
+        """The setting's name in results."""
         return f"{self.job}/{self.env}x{self.num_envs}"
 
     @property
@@ -72,7 +72,7 @@ class NoLogger:
     """A logger that writes nowhere."""
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Forgets the logs."""
+        """Discards the logs."""
 
     def close(self) -> None:
         """Does nothing."""
@@ -102,7 +102,7 @@ def experiment(setting: Setting) -> Experiment:
 
 
 class Ours:
-    """The stack's single process, moved by a number of steps."""
+    """The stack's single process, driven step by step."""
 
     def __init__(self, cfg: Experiment) -> None:
         self.program = SingleProcess(cfg)
@@ -122,7 +122,7 @@ class Ours:
 
         def stop() -> bool:
             nonlocal left
-            left -= 1  # asked once before each step
+            left -= 1  # called once before each step
             return not left
 
         self.program.train(self.periodic, stop)
@@ -144,7 +144,7 @@ class Ours:
 
 
 class Reference:
-    """The hand-written loop, moved by a number of steps."""
+    """The hand-written loop, driven step by step."""
 
     def __init__(self, cfg: Experiment) -> None:
         assert isinstance(cfg.agent, PPOConfig)
@@ -170,7 +170,7 @@ class Reference:
 
 
 def measure(setting: Setting, result: Result) -> None:
-    """Compares one setting's programs and files what came out."""
+    """Compares the programs of one setting and adds the result."""
     cfg = experiment(setting)
     ours, reference = Ours(cfg), Reference(cfg)
     try:
@@ -183,7 +183,7 @@ def measure(setting: Setting, result: Result) -> None:
             lambda: rate(rows, lambda: run_reference(steps)),
             setting.repeats,
         )
-        # A pass of its own, so that the timers do not slow down what is compared.
+        # A separate pass, so that the timers do not slow down the comparison.
         where = {
             "ours": _where(ours, lambda: run_ours(steps)),
             "reference": _where(reference, lambda: run_reference(steps)),
@@ -197,7 +197,7 @@ def measure(setting: Setting, result: Result) -> None:
 def _warm_up(
     setting: Setting, ours: Callable[[int], None], reference: Callable[[int], None]
 ) -> int:
-    """Compiles everything; returns the steps that make a measurement last as it should."""
+    """Compiles everything; returns the number of steps in a measurement of the set length."""
     ours(UNROLL + 1)  # the program learns on the step after an unroll
     reference(UNROLL)
     start = time.perf_counter()
@@ -217,7 +217,7 @@ def _where(side: Ours | Reference, work: Callable[[], None]) -> dict[str, float]
 
 
 def _measure_kind(settings: list[Setting]) -> None:
-    """The child's part: settings that share their XLA flags."""
+    """Runs in the child: measures settings that share their XLA flags."""
     xla.configure(convolutions=settings[0].pixels)
     result = Result.empty(NAME)
     for setting in settings:
@@ -227,14 +227,14 @@ def _measure_kind(settings: list[Setting]) -> None:
 
 
 def _in_child(kind: str, arguments: list[str]) -> dict[str, Any]:
-    """Measures the settings of a kind in a process of its own."""
+    """Measures the settings of one kind in a child process."""
     command = [sys.executable, "-m", "benchmarks.single_process", "--kind", kind, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the benchmark; prints a table and, last, one JSON object."""
+    """Runs the benchmark; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single_process")
     parser.add_argument("--quick", action="store_true", help="under a minute, without Pong")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")

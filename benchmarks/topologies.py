@@ -1,14 +1,15 @@
 """Programs of several nodes: `python -m benchmarks.topologies [--quick] [--only TEXT]`.
 
-- heavy: frames/s of N actors in heavy_env over N times those of one, with an environment whose step
-  sleeps 10 ms; counted once all actors act.
-- service: environments served per second by the inference service over bare Courier, with one call
-  an environment ("each", what a target is for) or one a client ("all").
-- learner: updates/s fed by a Reverb server in another process over the same fed from memory.
-- startup: 12 s over the seconds from `programs.run.train.run` to the first update of a distributed
-  program of six processes, as the logs have it.
+- heavy: frames/s of N actors in heavy_env, divided by N times the frames/s of one actor. A step of
+  the environment sleeps 10 ms. The measurement starts when all actors act.
+- service: environments per second served by the inference service, divided by those of bare
+  Courier, with one call per environment ("each", which has a target) or per client ("all").
+- learner: updates/s with samples from a Reverb server in another process, divided by those with
+  samples from memory.
+- startup: 12 s divided by the seconds from `programs.run.train.run` to the first logged update of a
+  distributed program of six processes.
 
-Each program runs in a process of its own.
+Each program runs in a separate process.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from rlstack.replay import ReplayConfig
 
 NAME = "topologies"
 START_SECONDS = 12.0
-# What the ratios of settings should reach, by the beginning of their names.
+# Targets of the ratios, by the prefix of the setting's name.
 TARGETS = {"heavy/": 0.9, "service/each/": 5.0, "learner/": 0.8, "startup/": 1.0}
 _NEVER = 10**9  # frames
-_PATIENCE = 180.0  # seconds for a program to get somewhere
+_PATIENCE = 180.0  # seconds to wait for a program's progress
 
 
 class Setting(NamedTuple):
@@ -53,13 +54,13 @@ class Setting(NamedTuple):
 
     name: str
     measure: Callable[[Setting, Result], None]
-    size: int  # actors, or clients, or items of a batch
-    seconds: float  # of a measurement; updates for learners
+    size: int  # number of actors or clients, or the batch size
+    seconds: float  # length of a measurement; for learners, its number of updates
     repeats: int
 
 
 class Program:
-    """A program that runs in a child, seen through its logs."""
+    """A program that runs in a child process, observed through its logs."""
 
     def __init__(self, experiment: Experiment, directory: Path) -> None:
         self._metrics = directory / "run" / "metrics.jsonl"
@@ -70,29 +71,32 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of the child, below which the nodes are."""
+        """The process id of the child, whose descendants are the nodes."""
         return self._child.process.pid
 
     def wait(self, found: Callable[[], Any]) -> Any:
-        """Returns what `found` finds, once it is not None."""
+        """Waits until `found` returns something other than None; returns that."""
         until = time.monotonic() + _PATIENCE
         while (value := found()) is None:
             if self._child.process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError("Program: it ended, or got nowhere; see what it printed above.")
+                raise RuntimeError(
+                    f"Program.wait: the program ended, or took over {_PATIENCE:g} s; see its "
+                    "output above."
+                )
             time.sleep(0.05)
         return value
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of its logs so far."""
+        """Returns the lines of its logs so far."""
         text = self._metrics.read_text() if self._metrics.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def first(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-        """The first line of which something holds."""
+        """Returns the first line of its logs for which `holds` is true; None if there is none."""
         return next((row for row in self.rows() if holds(row)), None)
 
     def close(self) -> None:
-        """Has it end by itself."""
+        """Interrupts the program and waits for its end."""
         self._child.close(signal.SIGINT)
 
 
@@ -125,7 +129,7 @@ def _heavy_experiment(num_actors: int, started: Path) -> Experiment:
 
 
 def _frames_per_second(num_actors: int, seconds: float) -> float:
-    """Of a program whose actors all act, over so many seconds."""
+    """Returns the frames/s of a program, measured for some seconds while all its actors act."""
     with tempfile.TemporaryDirectory() as notes:
         started = Path(notes) / "started"
 
@@ -171,7 +175,7 @@ def _measure_learner(setting: Setting, result: Result) -> None:
 
 
 def _start_seconds() -> float:
-    """From the call of `train.run` to the first update."""
+    """Returns the seconds from the call of `train.run` to the first update."""
     experiment = dataclasses.replace(
         preset("cartpole-ppo"),
         topology="distributed",
@@ -215,7 +219,7 @@ QUICK = (
 
 
 def _run(config: str, run_dir: str) -> None:
-    """The child's part: runs a program until it is interrupted."""
+    """Runs in the child: trains until interrupted."""
     experiment = from_json(Path(config).read_text(), config)
     answer(time.time())
     with contextlib.suppress(Interrupted):
@@ -223,7 +227,7 @@ def _run(config: str, run_dir: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints a table, and one line of JSON last."""
+    """Measures; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
     parser.add_argument("--quick", action="store_true", help="a few minutes, fewer actors")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")

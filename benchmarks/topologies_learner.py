@@ -1,7 +1,7 @@
-"""The learner fed by a Reverb server against the same fed from memory; see `topologies`.
+"""A learner with samples from a Reverb server against samples from memory; see `topologies`.
 
-The server is a process of its own, as in the distributed topology, and serves what was put there
-before the clock runs: what is compared is how fast samples come, not how fast actors are.
+The server is a separate process, as in the distributed topology. Its items are inserted before the
+clock starts, so the speed of sampling is compared, not that of actors.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ITEMS = 2048
 
 
 class Setting(NamedTuple):
-    """What is learned from."""
+    """One comparison."""
 
-    agent: str  # whose preset on CartPole it is
+    agent: str  # the preset is cartpole-AGENT
     batch_size: int
-    updates: int  # of a measurement
+    updates: int  # per measurement
     repeats: int
 
 
 def measure(setting: Setting) -> tuple[Comparison, dict[str, dict[str, float]]]:
-    """Returns updates per second from Reverb over those from memory, and where time goes."""
+    """Compares updates per second from Reverb and from memory; also returns where time goes."""
     xla.configure(convolutions=False)
     cfg, spec = _experiment(setting), _step_spec(setting)
     with children(Child(MODULE, setting.agent, str(setting.batch_size))) as (server,):
@@ -63,7 +63,7 @@ def measure(setting: Setting) -> tuple[Comparison, dict[str, dict[str, float]]]:
 
 
 class _Side:
-    """A learner and what feeds it."""
+    """A learner and its replay."""
 
     def __init__(self, cfg: Experiment, replay: Any) -> None:
         with make_env(dataclasses.replace(cfg.env, num_envs=1), 0) as env:
@@ -72,13 +72,13 @@ class _Side:
         self._learner = Learner(cfg.learner, agent, replay, jax.random.PRNGKey(0))
 
     def learn(self, updates: int) -> None:
-        """Makes updates as the learner's node does."""
+        """Makes updates like a learner node."""
         for _ in range(updates):
             self._learner.step(self._replay.sample())
             self._replay.set_params_version(self._learner.version)
 
     def where(self, updates: int) -> dict[str, float]:
-        """Returns the shares of the time of sampling and learning."""
+        """Returns the fractions of the time for sampling and learning."""
         timers, methods = Timers(), [Timed(self._replay, "sample", "sample")]
         with timers.on(*methods, Timed(self._learner, "step", "learn")):
             seconds = updates / rate(updates, lambda: self.learn(updates))
@@ -88,7 +88,7 @@ class _Side:
 def _experiment(setting: Setting) -> Experiment:
     chosen = preset(f"cartpole-{setting.agent}")
     replay = dataclasses.replace(chosen.replay, batch_size=setting.batch_size)
-    if setting.agent == "ppo":  # unrolls that stay, because here nobody makes new ones
+    if setting.agent == "ppo":  # keeps its unrolls, because no actor inserts new ones here
         length = replay.unroll_length
         replay = ReplayConfig(
             sampler="uniform",
@@ -129,7 +129,7 @@ def _random(rng: np.random.Generator, num_envs: int, leaf: Any) -> np.ndarray:
 
 
 def _serve(setting: Setting) -> None:
-    """The server's process, as its node sets it up."""
+    """Runs in the child: a server, set up as in the replay node."""
     cores.leave_one()
     cfg = _experiment(setting)
     server = ReverbServer(cfg.replay, cfg.env.num_envs, _step_spec(setting))

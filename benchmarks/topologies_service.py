@@ -1,10 +1,10 @@
 """The inference service against bare Courier; a part of `benchmarks.topologies`.
 
-One process serves both, others are its clients, as actors would be. All act with the same network
-on observations like CartPole's, without environments. Bare Courier is a handler that acts at once
-on what it is sent, pickled: one environment a call ("each", with the calls of all environments
-under way at once), or all those of a client ("all"). A call's latency is from when it is made, or
-could be, to its answer.
+One process serves both; other processes are clients, in the place of actors. All use the same
+network on observations like CartPole's, without environments. Bare Courier is a handler that acts
+at once on a pickled request: one environment per call ("each", with the calls of all environments
+in flight together), or all environments of a client per call ("all"). The latency of a call is the
+time from its start to its answer.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ MODULE = "benchmarks.topologies_service"
 
 
 class Setting(NamedTuple):
-    """How many ask for how much."""
+    """One comparison."""
 
     clients: int
     num_envs: int  # of each client
-    seconds: float  # of a measurement
+    seconds: float  # length of a measurement
     repeats: int
 
 
 class Found(NamedTuple):
-    """What the clients of one side saw."""
+    """The throughput and latency of both sides."""
 
     comparison: Comparison
-    latency_ms: dict[str, dict[str, float]]  # "p50" and "p99" of a call, by side
+    latency_ms: dict[str, dict[str, float]]  # by side: "p50" and "p99" of a call
 
 
 def measure(setting: Setting, way: str) -> Found:
@@ -74,7 +74,7 @@ def measure(setting: Setting, way: str) -> Found:
             rate("ours", "service", 1.0)
             rate("reference", way, 0.5)
             for times in latencies.values():
-                times.clear()  # those saw things compile
+                times.clear()  # compilation was part of those
             comparison = alternate(
                 lambda: rate("ours", "service", setting.seconds),
                 lambda: rate("reference", way, setting.seconds),
@@ -88,7 +88,7 @@ def measure(setting: Setting, way: str) -> Found:
 
 
 def experiment(clients: int, num_envs: int) -> Experiment:
-    """Returns PPO with its default network for so many actors."""
+    """Returns PPO with its default network, with one actor per client."""
     chosen = preset("cartpole-ppo")
     return Experiment(
         preset="benchmark-service",
@@ -113,27 +113,27 @@ def _timestep(num_envs: int) -> TimeStep:
 
 
 class _FixedParams:
-    """A learner that has stopped learning."""
+    """A learner node whose params never change."""
 
     def __init__(self, params: Any) -> None:
         self._encoded = codec.encode(params)
 
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
-        """Returns the one version there is."""
+        """Returns version 0, once."""
         return (0, self._encoded) if newer_than < 0 else None
 
 
 class _NoCoordinator:
-    """Nobody to report to."""
+    """A coordinator that does nothing."""
 
     def report(self, *news: Any) -> dict[str, Any]:
-        """Hears nothing and orders nothing."""
+        """Ignores the report."""
         del news
         return {}
 
 
 class _Bare:
-    """Acts on what one call brings."""
+    """A handler that acts on the timestep of one call."""
 
     def __init__(self, agent: Any, params: Any) -> None:
         def act(rng_key: Array, params: Any, timestep: TimeStep) -> tuple[Array, Any]:
@@ -145,7 +145,7 @@ class _Bare:
         self._lock = threading.Lock()
 
     def act(self, payload: bytes) -> bytes:
-        """Takes a pickled timestep, returns a pickled answer."""
+        """Takes a pickled timestep; returns the pickled agent output."""
         timestep = TimeStep(*pickle.loads(payload))
         with self._lock:
             self._rng_key, output = self._act(self._rng_key, self._params, timestep)
@@ -154,7 +154,7 @@ class _Bare:
 
 
 def _serve(clients: int, num_envs: int) -> None:
-    """The server's process."""
+    """Runs in the server's process."""
     import courier
 
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
@@ -180,7 +180,7 @@ def _serve(clients: int, num_envs: int) -> None:
 
 
 def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> None:
-    """A client's process."""
+    """Runs in a client's process."""
     import courier
 
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())

@@ -25,7 +25,6 @@ commands:
 
 options:
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
-
 """
 _DOCTOR_USAGE = """\
 usage: rlstack doctor
@@ -41,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-
     # As for `python script.py`: "module:callable" finds modules in the current directory.
     sys.path.insert(0, os.getcwd())
     command, *rest = args

@@ -1,4 +1,4 @@
-"""How a Ray cluster carries a program: the part of the config that only ``launch: ray`` reads."""
+"""The config of a Ray cluster, which only ``launch: ray`` reads."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from rlstack.checks import Checked
 
 GROUPS = ("coordinator", "replay", "learner", "inferencer", "actor", "evaluator")
 _WITH_LEARNER = ("replay", "coordinator")
-_CPUS = {"coordinator": 0.1, "evaluator": 0.5}  # others take a core a node
+_CPUS = {"coordinator": 0.1, "evaluator": 0.5}  # 1 for all other groups
 
 
 @dataclasses.dataclass(frozen=True)
 class RayConfig(Checked):
-    """Where Ray runs, what it reserves for each node, and what happens when nodes are lost.
+    """The Ray cluster, the resources of each node, and the reaction to lost nodes.
 
     Groups of nodes are actor, inferencer, learner, replay, evaluator and coordinator.
     """
 
     address: str = ""
-    """host:port of the cluster's head, or auto for the cluster that this machine is part of; empty
-    for $RAY_ADDRESS and, without that, a Ray of its own for the time of the run."""
+    """host:port of the head of the cluster, or auto for the cluster that this machine belongs to.
+    By default $RAY_ADDRESS; if that is not set, a local Ray that ends with the run."""
     cpus: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Cores reserved for a node, by group; else 1, but 0.1 for the coordinator and 0.5 for the
-    evaluator."""
+    """Cores reserved for each node, by group.
+    The default is 0.1 for the coordinator, 0.5 for the evaluator and 1 for all other groups."""
     gpus: dict[str, float] = dataclasses.field(default_factory=dict)
-    """GPUs reserved for a node, by group; a group without runs JAX on the CPU."""
+    """GPUs reserved for each node, by group. Nodes of groups that are not listed use the CPU."""
     memory_gb: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Memory reserved for a node, by group; it is no limit, only a place kept free."""
+    """Memory in GB reserved for each node, by group. Ray does not enforce it as a limit."""
     together: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Groups whose nodes go to the hosts of another group's, number by number, such as actor
-    inferencer. Replay and coordinator go with the learner, so that one host holds all that must
-    not be lost, unless it says replay any; all others are spread."""
+    """Pairs of groups: node i of the first goes to the host of node i of the second.
+    For instance, actor inferencer. By default replay and coordinator go with the learner,
+    so that one host has all state; replay any lets replay go anywhere. Other groups are spread."""
     env_vars: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Environment variables of every node."""
+    """Environment variables of every node, as names and values."""
     ship_code: bool = False
-    """Sends rlstack, agents and programs to every host, instead of finding them installed there at
-    the same path as here."""
+    """Whether to send rlstack, agents and programs to every host.
+    Otherwise they must be installed there, at the same path as here."""
     on_loss: Literal["end", "resume"] = "end"
-    """When learner, replay or coordinator are lost: end, or start anew from the last checkpoint."""
+    """What to do when the learner, replay or coordinator is lost.
+    end: the run fails. resume: it restarts from the last checkpoint."""
     lost_seconds: float = 30.0
-    """Seconds of silence after which a host's nodes are given up and placed elsewhere."""
+    """Seconds without contact after which the nodes of a host are moved to other hosts."""
     place_seconds: float = 120.0
-    """Seconds in which Ray must have found a place for a node."""
+    """Seconds that Ray may take to find a host for a node before the run fails."""
 
     def __post_init__(self) -> None:
         for field in ("cpus", "gpus", "memory_gb"):
@@ -61,10 +62,10 @@ class RayConfig(Checked):
         self.require("place_seconds", self.place_seconds > 0, "positive")
 
     def cpus_of(self, group: str) -> float:
-        """Cores reserved for a node of the group."""
+        """Returns the cores reserved for a node of the group."""
         return self.cpus.get(group, _CPUS.get(group, 1.0))
 
     def beside(self, group: str) -> str:
-        """The group to whose hosts this one goes, nothing if to any."""
+        """Returns the group whose hosts this group shares; "" if it may go to any host."""
         leader = self.together.get(group, "learner" if group in _WITH_LEARNER else "any")
         return "" if leader == "any" else leader

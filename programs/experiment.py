@@ -1,4 +1,4 @@
-"""The experiment config: everything a run is made of, in one frozen dataclass that JSON holds."""
+"""The experiment config: one frozen dataclass with every setting of a run, and its JSON form."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
 
 @dataclasses.dataclass(frozen=True)
 class OpponentsConfig(Checked):
-    """Who else plays in games of several agents, those with an option `agents`."""
+    """The opponents in games of several agents, which are those with an option `agents`."""
 
     runs: tuple[str, ...] = ()
-    """Run directories, or single checkpoints of runs, whose params play as they are; they take
-    turns from game to game. None: the learner plays all places."""
+    """Directories of runs, or of single checkpoints, whose agents play without learning.
+    Games are divided evenly among them. If empty, the learner plays all places."""
     share: float = 1.0
-    """Share of the environments that play against them; the others play among themselves."""
+    """Fraction of the environments with opponents. In the others the learner plays all places."""
     greedy: bool = False
-    """Whether opponents take their best actions, or sample as in training."""
+    """Whether opponents take their best action. Otherwise they sample, as in training."""
 
     def __post_init__(self) -> None:
         self.require("share", 0 < self.share <= 1, "in (0, 1]")
@@ -45,26 +45,28 @@ class OpponentsConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class EnvConfig(Checked):
-    """Which environments, how many, and how they run side by side."""
+    """The environments, their number, and how they run in parallel."""
 
     name: str
-    """An EnvPool or Gymnasium id, or "module:callable" for a builder of your own."""
+    """An EnvPool or Gymnasium id, or "module:callable" of a class or function that makes one."""
     num_envs: int = 8
-    """Environments of one actor."""
+    """Number of environments of one actor."""
     type: Literal["auto", "cpp", "for_loop", "thread", "process"] = "auto"
-    """Who runs them; auto takes EnvPool's C++ pool where it has the name, else a Python loop."""
+    """What steps the environments: EnvPool (cpp), a Python loop, threads or worker processes.
+    auto is cpp for names that EnvPool has; otherwise for_loop, or thread if wait_num is set."""
     wait_num: int = 0
-    """Environments answered at a time by an asynchronous pool; 0 for a synchronous one."""
+    """Number of environments in each batch of an asynchronous pool: the first ones to be ready.
+    0 makes the pool synchronous: each batch has all environments."""
     num_workers: int = 0
-    """Threads or processes of the pool; 0 chooses by the number of cores."""
+    """Number of threads or processes of the pool. 0 chooses by the number of cores."""
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """Passed on to whoever makes the environments."""
+    """Arguments for the constructor of the environment, as names and values."""
     eval_options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """What evaluation changes in them, such as whole episodes instead of single lives."""
+    """Arguments that differ in evaluation, such as whole episodes instead of single lives."""
     opponents: OpponentsConfig = OpponentsConfig()
-    """Whom training plays against; num_envs are the learner's own."""
+    """Opponents in training. num_envs counts only the places that the learner plays."""
     eval_opponents: OpponentsConfig = OpponentsConfig()
-    """Whom evaluation plays against; results are told by opponent."""
+    """Opponents in evaluation. The result lists the return against each of them."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_envs")
@@ -74,82 +76,84 @@ class EnvConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class ProgramConfig(Checked):
-    """The nodes of a topology of several processes, and how they keep step."""
+    """The nodes of a topology of several processes, and how actors and learner keep pace."""
 
     num_actors: int = 2
-    """Actors, each with env.num_envs environments."""
+    """Number of actors, each with env.num_envs environments."""
     num_inferencers: int = 1
-    """Inference services, over which the actors are spread (light_env and distributed)."""
+    """Number of inference services, among which actors are divided (light_env, distributed)."""
     launch: Literal["processes", "threads", "ray"] = "processes"
-    """threads: all nodes in this process, so that a debugger stops in any of them; ray: on the
-    hosts of a Ray cluster (distributed only)."""
+    """What runs the nodes. processes: one process each, on this machine.
+    threads: all nodes in this process, so that a debugger can stop in any of them.
+    ray: the hosts of a Ray cluster, for the topology distributed only."""
     pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
-    """lock_step: actors wait while the learner learns, as in a single process: the lag is 0 and a
-    run can be repeated."""
+    """asynchronous: actors go on while the learner learns.
+    lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
     params_interval: float = 0.02
-    """Seconds between two looks for newer params, where these are pulled in the background."""
+    """Seconds between two requests for newer params, where they are fetched in the background."""
     max_restarts: int = 10
-    """Restarts of one actor or inference service after which the program gives up."""
+    """How often one actor or inference service may restart before the program fails."""
     interface: str = ""
-    """Where servers answer: an IPv4 address or interface of the host, such as eth0, or 0.0.0.0 for
-    all; by default loopback, and under Ray the address by which the cluster knows the host."""
+    """Network interface (such as eth0) or IPv4 address at which servers listen; 0.0.0.0 is all.
+    By default loopback, or under Ray the address that the cluster uses for the host."""
     ray: RayConfig = RayConfig()
-    """The cluster, where Ray launches."""
+    """The Ray cluster, for launch ray."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_actors", "num_inferencers")
         self.require_at_least(0, "max_restarts")
-        rule = f"at most num_actors ({self.num_actors}), or some would have nothing to do"
+        rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"
         self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
         self.require("params_interval", self.params_interval > 0, "positive")
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Checked):
-    """One experiment: what is run, for how long, and in which topology."""
+    """One experiment: what runs, for how long, and in which topology."""
 
     preset: str
-    """The name that results are filed under."""
+    """The name of the experiment in run directories and results."""
     agent: AgentConfig
     """The algorithm and its hyperparameters."""
     env: EnvConfig
     """The environments."""
     replay: ReplayConfig
-    """What the learner learns from."""
+    """The replay buffer between actors and learner."""
     frames: int
-    """Environment steps to train for, of all environments together; one Atari step is four
-    emulator frames."""
+    """Budget: environment steps in training, of all environments together.
+    One Atari step is four emulator frames."""
     data: str = ""
-    """Directory of recorded steps to learn from instead of acting (`rlstack record` makes one);
-    frames then counts the steps learned from, each time they are."""
+    """Directory of a dataset to learn from, without acting; `rlstack record` writes one.
+    frames then counts the steps learned from, with repetitions."""
     seed: int = 1
-    """Every random draw of the run derives from it."""
+    """Seed of all random numbers of the run."""
     topology: Topology = "single_process"
-    """How the parts are spread over processes."""
+    """How acting and learning are divided among processes; the README compares the choices."""
     network: NetworkConfig = NetworkConfig()
-    """The agent's own kind of network."""
+    """The agent's default network."""
     network_factory: str = ""
-    """ "module:callable" (obs_spec, action_spec) -> Network, instead of the agent's own kind."""
+    """The network, as "module:callable" of a function (obs_spec, action_spec) -> Network.
+    By default the agent's own, described by the options of network."""
     normalisation: NormalisationConfig = NormalisationConfig()
-    """What the agent sees of observations and rewards."""
+    """Scaling of the observations and rewards that the agent sees."""
     inferencer: InferencerConfig = InferencerConfig()
-    """Acting."""
+    """Acting, where actors compute their own actions (single_process and heavy_env)."""
     learner: LearnerConfig = LearnerConfig()
     """Learning."""
     evaluator: EvaluatorConfig = EvaluatorConfig()
-    """Judging."""
+    """Evaluation with the greedy policy."""
     program: ProgramConfig = ProgramConfig()
-    """Actors, services and their pace; a single process ignores it."""
+    """The nodes of a topology of several processes. single_process ignores these options."""
     service: ServiceConfig = ServiceConfig()
     """Acting in inference services (light_env and distributed)."""
     steps_per_update: int = 1
-    """Actor steps between two looks at the replay."""
+    """Steps of every environment between two attempts to learn, in a single process."""
     log_period: int = 2000
-    """Frames between two lines of logs."""
+    """Environment steps between two lines of logs."""
     checkpoint_period: int = 100_000
-    """Frames between two checkpoints; there is always one at the end."""
+    """Environment steps between two checkpoints. The last one is always written at the end."""
     checkpoint_replay: bool = True
-    """Whether checkpoints hold the replay's content, so that a resumed run goes on exactly."""
+    """Whether checkpoints include the content of the replay, so that a run resumes exactly."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
@@ -160,37 +164,37 @@ class Experiment(Checked):
             )
         if self.program.launch == "ray" and self.topology != "distributed":
             raise ValueError(
-                "Experiment: topology must be distributed where Ray launches, since nodes of the "
-                f"others share memory; got {self.topology}. Say --topology distributed."
+                "Experiment: topology must be distributed with launch ray, because the nodes of "
+                f"other topologies share memory; got {self.topology}. Add --topology distributed."
             )
-        alone = not self.data or self.topology == "single_process"
-        self.require("topology", alone, "single_process with data, since nobody acts")
+        fits = not self.data or self.topology == "single_process"
+        self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
 
     @property
     def may_convolve(self) -> bool:
-        """Whether the network may have convolutions; of a user's own nothing is known."""
+        """Whether the network may have convolutions. A user's own network is assumed to."""
         return bool(self.network_factory) or self.network.torso != "mlp"
 
     @property
     def older_runtime(self) -> bool:
-        """Whether XLA's older CPU runtime, which is for small dense networks, will do."""
+        """Whether XLA's older CPU runtime suits the network: it is faster for small dense ones."""
         entry = AGENTS.get(type(self.agent))
         return not self.may_convolve and (entry is None or entry.older_runtime)
 
     @property
     def num_actors(self) -> int:
-        """Actors of the topology."""
+        """The number of actors of the topology."""
         return 1 if self.topology == "single_process" else self.program.num_actors
 
     @property
     def total_envs(self) -> int:
-        """Environments of all actors."""
+        """The number of environments of all actors."""
         return self.num_actors * self.env.num_envs
 
     @property
     def evaluation_env(self) -> EnvConfig:
-        """The environments' config as evaluation has it."""
+        """The config of the environments of evaluation."""
         cfg = self.env
         return dataclasses.replace(
             cfg,
@@ -201,12 +205,12 @@ class Experiment(Checked):
         )
 
     def env_ids(self, rank: int) -> range:
-        """The environments of the actor of this rank, among those of all actors."""
+        """Returns the ids of one actor's environments, among those of all actors."""
         return range(rank * self.env.num_envs, (rank + 1) * self.env.num_envs)
 
 
 def to_json(experiment: Experiment) -> str:
-    """Returns the experiment as JSON text, which `from_json` takes back."""
+    """Returns the experiment as JSON text, which `from_json` reads."""
     return json.dumps(_converter().unstructure(experiment), indent=2) + "\n"
 
 
@@ -214,7 +218,7 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
     """Returns the experiment of a JSON text.
 
     Raises:
-      ValueError: the text is no experiment; says which field is wrong.
+      ValueError: the text is not the config of an experiment; the message names the wrong field.
     """
     try:
         return _converter().structure(json.loads(text), Experiment)
@@ -224,7 +228,7 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
 
 
 def _reason(error: BaseException, kind: type | None) -> str:
-    """Keeps the text of our own errors, which say the rule; others are put in words by cattrs."""
+    """Returns the text of a ValueError, which states the rule; cattrs words other errors."""
     return str(error) if type(error) is ValueError else cattrs.v.format_exception(error, kind)
 
 
@@ -239,7 +243,7 @@ def _converter() -> cattrs.Converter:
             raise ValueError(f"unknown kind of agent {name!r}{nearest(name, kinds)}")
         return converter.structure(fields, kinds[name])
 
-    # Registered by predicate: the annotation is a union, which cattrs would try to tell apart.
+    # By predicate, because cattrs would try to disambiguate the union by its members' fields.
     converter.register_structure_hook_func(lambda kind: kind == AgentConfig, structure_agent)
     converter.register_unstructure_hook_func(
         lambda kind: kind == AgentConfig,

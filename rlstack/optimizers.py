@@ -21,17 +21,17 @@ class OptimizerConfig(Checked):
     """One optax optimizer."""
 
     name: Name = "adam"
-    """Which optimizer."""
+    """The optimizer, as implemented in optax."""
     learning_rate: float = 3e-4
-    """Step size, at the start."""
+    """Step size at the start of training."""
     anneal_steps: int = 0
-    """Optimizer steps over which the learning rate falls linearly to 0; 0 keeps it."""
+    """Optimizer steps in which the learning rate falls linearly to 0. 0 keeps it constant."""
     eps: float = 1e-5
-    """Added to the root mean square gradient, by rmsprop to its square; not used by sgd."""
+    """Added to the denominator of the step; for rmsprop inside the square root. Not for sgd."""
     decay: float = 0.9
-    """Share of the mean of squared gradients that an optimizer step keeps; rmsprop only."""
+    """Decay rate of the running mean of squared gradients. rmsprop only."""
     weight_decay: float = 0.0
-    """Decoupled weight decay, adamw only."""
+    """Strength of the decoupled weight decay. adamw only."""
 
     def __post_init__(self) -> None:
         self.require_one_of("name", _NAMES)

@@ -1,7 +1,7 @@
-"""What is usable on this machine and, for what is not, why and the way out.
+"""Checks which features work on this machine and says how to enable the others.
 
-Packages are imported in child processes with a time limit: one that crashes or hangs is a line of
-the report, not the end of it.
+Packages are imported in child processes with a time limit, so that the report goes on if one of
+them crashes or hangs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-# Module -> distribution. The first group is what a single process needs.
+# Module -> distribution. A single process needs these.
 CORE = {
     "numpy": "numpy",
     "jax": "jax",
@@ -38,7 +38,7 @@ SERVICES = {
     "reverb": "dm-reverb",
     "tensorflow": "tensorflow-cpu",
 }
-# What each topology needs beside the core.
+# What each topology needs in addition to CORE.
 TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "single_process": (),
     "heavy_env": ("launchpad", "courier"),
@@ -71,21 +71,21 @@ class Check(NamedTuple):
     """One line of the report."""
 
     name: str
-    found: str  # a version, a size, a list; empty if there is nothing
+    found: str  # a version, a size or a list; empty if nothing was found
     usable: bool
-    detail: str = ""  # if not usable: why, and the way out
+    detail: str = ""  # the reason and the fix, if not usable; or a hint
 
 
 def report(timeout: float = 120.0) -> list[Check]:
-    """Look at this machine, its packages and the topologies that they allow.
+    """Checks this machine, the packages, and the topologies that they allow.
 
     Args:
-      timeout: seconds that an import may take before it counts as hanging.
+      timeout: seconds after which an import counts as hanging.
     """
-    # TensorFlow before Reverb, which imports it: its seconds are then paid once.
+    # TensorFlow comes before Reverb, which imports it, so that its slow import happens once.
     pairs = (("launchpad", "courier"), ("tensorflow", "reverb"))
     groups = [CORE, *({module: SERVICES[module] for module in pair} for pair in pairs)]
-    # Threads only wait for children; two at a time keeps a small machine from thrashing.
+    # The threads only wait for child processes. More than two would overload a small machine.
     with ThreadPoolExecutor(2) as pool:
         probed = [
             found for group in pool.map(lambda g: probe(g, timeout), groups) for found in group
@@ -97,14 +97,14 @@ def report(timeout: float = 120.0) -> list[Check]:
 
 
 def main(look: Callable[[], list[Check]] = report) -> int:
-    """Print the report; returns 0 if `single_process` is usable, else 1."""
+    """Prints the report; returns 0 if `single_process` is usable, else 1."""
     checks = look()
     print(render(checks))
     return 0 if any(c.name == "topology single_process" and c.usable for c in checks) else 1
 
 
 def render(checks: Sequence[Check]) -> str:
-    """The report as a table of plain text."""
+    """Returns the report as a table of plain text."""
     rows = [
         ("", "found", "usable"),
         *((c.name, c.found, "yes" if c.usable else "no") for c in checks),
@@ -118,15 +118,19 @@ def render(checks: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def probe(modules: dict[str, str], timeout: float) -> list[dict[str, Any]]:
-    """Import `modules` (module -> distribution), in order, in a child process.
+def probe(modules: dict[str, str], timeout: float) -> list[dict[str, str]]:
+    """Imports modules in a child process, in their order.
 
-    A child that ends or hangs at one module is replaced by another that goes on with the next.
+    If the child crashes or hangs at one module, another child continues with the next.
+
+    Args:
+      modules: module name -> name of its distribution.
+      timeout: seconds after which an import counts as hanging.
 
     Returns:
-      One record a module: module, version, error ("" if it imports) and extra (JAX's devices).
+      One record for each module: module, version, error ("" if it imports), extra (JAX's devices).
     """
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, str]] = []
     names = list(modules)
     while len(results) < len(names):
         rest = [f"{name}={modules[name]}" for name in names[len(results) :]]
@@ -136,65 +140,66 @@ def probe(modules: dict[str, str], timeout: float) -> list[dict[str, Any]]:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=env
             )
-            output, died = done.stdout, f"importing it ended the process (code {done.returncode})"
+            output, reason = done.stdout, f"importing it ended the process (code {done.returncode})"
         except subprocess.TimeoutExpired as error:
-            output, died = error.stdout or b"", f"importing it took over {timeout:.0f} s"
+            output, reason = error.stdout or b"", f"importing it took over {timeout:.0f} s"
         lines = output.decode(errors="replace").splitlines()
         results += [json.loads(line[6:]) for line in lines if line.startswith("probe ")]
         if len(results) < len(names):
             name = names[len(results)]
-            results.append({"module": name, "version": "", "error": died, "extra": ""})
+            results.append({"module": name, "version": "", "error": reason, "extra": ""})
     return results
 
 
-def way_out(module: str, error: str, version: tuple[int, int] = sys.version_info[:2]) -> str:
-    """What to do about a package that cannot be imported.
+def how_to_fix(module: str, error: str, version: tuple[int, int] = sys.version_info[:2]) -> str:
+    """Returns how to fix a package that cannot be imported.
 
     Args:
-      module: its name.
-      error: what importing it said.
-      version: of the Python that runs.
+      module: the name of the module.
+      error: the error of the import.
+      version: the version of the running Python.
     """
     if module in SERVICES and version >= (3, 11):
         python = ".".join(map(str, version))
         return (
-            f"Launchpad, Reverb and their TensorFlow have no wheels for Python {python}: use "
-            "CPython 3.10, `make venv`. Everything in a single process works without them."
+            f"Launchpad, Reverb and their TensorFlow have no wheels for Python {python}. Use "
+            "CPython 3.10: `make venv`. A single process works without them."
         )
     if "libpython" in error:
         return (
-            "this Python was built without its shared library: `apt install libpython3.10`, or "
-            "`uv python install 3.10`, which brings one, and then `make clean venv`."
+            "This Python has no shared library. Run `apt install libpython3.10`, or `uv python "
+            "install 3.10` for a Python that has one, and then `make clean venv`."
         )
     if "No module named" in error:
-        return "it is not installed: `make venv`."
+        return "The package is not installed. Run `make venv`."
     if sys.platform != "linux" and module in SERVICES:
-        return "it has wheels for Linux only."
-    return "run `make clean venv`; if it stays, import it in Python and read the whole error."
+        return "The package has wheels for Linux only."
+    return "Run `make clean venv`. If that does not help, import it in Python and read the error."
 
 
-def _package(found: dict[str, Any]) -> Check:
+def _package(found: dict[str, str]) -> Check:
     name, error = found["module"], found["error"]
     if not error:
         return Check(name, found["version"], True)
     first = error.strip().splitlines()[0][:200].rstrip(".")
-    return Check(name, found["version"], False, f"{first}. The way out: {way_out(name, error)}")
+    return Check(name, found["version"], False, f"{first}. {how_to_fix(name, error)}")
 
 
-def _devices(probed: list[dict[str, Any]]) -> list[Check]:
+def _devices(probed: list[dict[str, str]]) -> list[Check]:
     devices = next((found["extra"] for found in probed if found["module"] == "jax"), "")
     if not devices:
         return []
     hint = ""
     if Path("/dev/nvidiactl").exists() and "cuda" not in devices.lower():
         hint = (
-            'there is an NVIDIA device that JAX does not use: install "jax[cuda12]" at its version.'
+            "JAX does not use the NVIDIA device of this machine. Install jax[cuda12] in the "
+            "version of the installed jax."
         )
     return [Check("jax devices", devices, True, hint)]
 
 
 def _topologies(checks: list[Check]) -> list[Check]:
-    """Each topology is usable if all that it needs is usable."""
+    """Returns a check for each topology; it is usable if all packages that it needs are."""
     usable = {check.name: check.usable for check in checks}
     found = []
     for name, services in TOPOLOGIES.items():
@@ -205,13 +210,13 @@ def _topologies(checks: list[Check]) -> list[Check]:
 
 
 def _ray(topologies: list[Check]) -> Check:
-    """Whether the distributed topology can be launched on a cluster; Ray itself takes a second."""
+    """Checks for Ray, which launches the distributed topology on a cluster; imports nothing."""
     name = "launch ray"
     if importlib.util.find_spec("ray") is None:
-        why = "the extra `cluster` brings it (CPython 3.10): pip install 'rlstack[cluster]'."
+        why = "Ray is in the extra `cluster` (CPython 3.10): pip install 'rlstack[cluster]'."
         return Check(name, "", False, why)
     usable = any(c.name == "topology distributed" and c.usable for c in topologies)
-    why = "" if usable else "needs the topology distributed: see above."
+    why = "" if usable else "needs the distributed topology: see above."
     return Check(name, importlib.metadata.version("ray"), usable, why)
 
 
@@ -225,7 +230,7 @@ def _python() -> Check:
 
 def _system() -> Check:
     linux = sys.platform == "linux"
-    why = "rlstack is tested on Linux; Launchpad, Reverb and shared-memory pools need it."
+    why = "rlstack is tested on Linux only; Launchpad, Reverb and shared-memory pools need Linux."
     return Check("system", f"{platform.system()} {platform.machine()}", linux, "" if linux else why)
 
 
@@ -247,13 +252,13 @@ def _shm(path: str = "/dev/shm") -> Check:
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
-        why = f"{error.strerror}; process pools and shared-memory replay need it: mount a tmpfs."
+        why = f"{error.strerror}. Process pools and shared-memory replay need it: mount a tmpfs."
         return Check(path, "", False, why)
     found = f"{_size(usage.total)}, {_size(usage.free)} free"
     if usage.free < _SMALL_SHM:
         why = (
-            "small: process pools and shared-memory replay may not fit. Free some, or start the "
-            "container with more (docker run --shm-size=4g)."
+            "This is little: process pools and shared-memory replay may not fit. Free some, or "
+            "start the container with more (docker run --shm-size=4g)."
         )
         return Check(path, found, usage.free > 0, why)
     return Check(path, found, True)

@@ -141,11 +141,12 @@ def _run(
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
     start_frames = checkpoint.read_metadata(start_from)["env_frames"] if start_from else 0
     with ProgressDisplay(experiment.frames, stream, start_frames=start_frames) as display:
-        run = _run_here if experiment.topology == "single_process" else run_program
-        return run(experiment, directory, start_from, display)
+        if experiment.topology == "single_process":
+            return _run_in_process(experiment, directory, start_from, display)
+        return run_program(experiment, directory, start_from, display)
 
 
-def _run_here(
+def _run_in_process(
     experiment: Experiment, directory: RunDir, start_from: Path | None, display: ProgressDisplay
 ) -> Result:
     """Runs an experiment in this process."""

@@ -15,14 +15,14 @@ from rlstack.types import Logs, Params, PRNGKey, StepType
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig(Checked):
-    """How policies are judged."""
+    """The evaluations of a run."""
 
     episodes: int = 20
-    """Whole episodes an evaluation."""
+    """Number of whole episodes in one evaluation."""
     num_envs: int = 10
-    """Environments that play them side by side; each plays the same number of episodes."""
+    """Number of environments in parallel. Each plays the same number of episodes."""
     period: int = 0
-    """Frames between evaluations during training; 0 evaluates at the end only."""
+    """Environment steps between evaluations during training. 0 evaluates at the end only."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "episodes", "num_envs")

@@ -38,18 +38,19 @@ class ServiceConfig(InferencerConfig):
     """How requests are collected; a call, in ``sync_interval``, is a batch."""
 
     max_batch: int = 256
-    """Environments at which a batch is full; a greater request makes a batch of its own."""
+    """Number of environments that fill a batch. A larger request becomes a batch by itself."""
     max_wait_ms: float = 1.0
-    """How long a request waits for others at most."""
+    """Milliseconds that a request waits for others, at most, before its batch is computed."""
     live_s: float = 1.0
-    """How long a client that does not call is waited for."""
+    """Seconds since its last call after which a batch no longer waits for a client."""
     lock_step: bool = False
-    """Whether a batch goes only when every environment is there: reproducible with any number of
-    actors, and as slow as the slowest."""
+    """Whether every batch has all environments. Then a run can be repeated with any number of
+    actors, but each step takes as long as the slowest."""
     batch_sizes: tuple[int, ...] = ()
-    """Sizes to which batches are padded, growing; none for powers of two up to max_batch."""
+    """Sizes to which batches are padded, in ascending order, to limit compilation.
+    By default the powers of two up to max_batch."""
     timeout_s: float = 60.0
-    """How long a caller waits for its answer before it gets an error."""
+    """Seconds that a caller waits for its answer before it gets an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,12 +44,12 @@ class LearnerConfig(Checked):
     """How the learner runs its agent's updates."""
 
     num_devices: int = 1
-    """Local devices over which the batch axis is split."""
+    """Number of local devices that share each batch. It must divide the batch size."""
     minibatches: Literal["auto", "scan", "calls"] = "auto"
-    """Whether an epoch agent's minibatches are one compiled loop or one call each; auto takes calls
-    for convolutions on the CPU, where XLA's loops are many times slower."""
+    """How an agent with epochs runs its minibatches: in one compiled loop (scan), or one call each.
+    auto chooses calls for convolutions on the CPU, where XLA's loops are many times slower."""
     check_finite: bool = True
-    """Whether a NaN or infinite loss stops the run."""
+    """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_devices")

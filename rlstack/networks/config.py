@@ -20,33 +20,34 @@ Core = Literal["none", "lstm", "gru"]
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig(Checked):
-    """What the agents' default networks are built of."""
+    """The layers of the agents' default networks."""
 
     torso: Torso = "mlp"
-    """Dense layers, or the convolutions of Nature DQN or of IMPALA for images."""
+    """mlp: dense layers. nature, impala: the convolutional networks of Nature DQN and IMPALA,
+    for images."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Sizes of the dense layers; convolutional torsos use the last one as their output size."""
+    """Sizes of the dense layers. Convolutional torsos use only the last one, as output size."""
     activation: Activation = "tanh"
-    """Activation of the dense layers."""
+    """Activation function of the dense layers."""
     shared: bool = False
-    """Whether policy and value share one torso (always so with a recurrent core)."""
+    """Whether policy and value share one torso. With a recurrent core they always do."""
     duelling: bool = False
-    """Whether action values are a state value plus mean-free advantages."""
+    """Whether action values are a state value plus advantages of mean 0 (duelling networks)."""
     noisy_sigma: float = 0.0
-    """Initial noise on the weights of dense layers, by which networks of action values explore
-    (noisy nets; 0.5 in their paper); 0 makes plain layers."""
+    """Initial noise on the weights of dense layers, for exploration (noisy nets; their paper: 0.5).
+    For networks of action values only. 0 gives ordinary layers."""
     num_atoms: int = 51
-    """Atoms (C51) or quantiles (QR-DQN) of the distribution of each action's value."""
+    """Number of atoms (C51) or quantiles (QR-DQN) in the distribution of each action's value."""
     num_cosines: int = 64
-    """Cosines that a quantile fraction is embedded by (IQN)."""
+    """Number of cosines that embed a quantile fraction. IQN only."""
     policy_log_std: float = 0.0
-    """Log standard deviation that a policy of continuous actions starts with."""
+    """Initial log standard deviation of a policy over continuous actions."""
     core: Core = "none"
-    """Recurrent core between torso and heads."""
+    """Recurrent core between torso and heads, for agents that support memory."""
     core_size: int = 64
     """Size of the recurrent core's state."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
-    """What observations of entities go through, in the place of torso and core."""
+    """The transformer that replaces torso and core for observations of entities."""
 
     def __post_init__(self) -> None:
         for field, names in (("torso", Torso), ("activation", Activation), ("core", Core)):

@@ -1,4 +1,4 @@
-"""What a ragged transformer is made of."""
+"""The config of a ragged transformer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ PackingMode = Literal["auto", "never", "always"]
 
 @dataclasses.dataclass(frozen=True)
 class _Oriented(Checked):
-    """Names of features that tell where an entity stands and which way it looks."""
+    """Names of the features with an entity's position and heading."""
 
     position_features: tuple[str, ...] = ("x", "y")
-    """The two features that tell a position; types without them have none."""
+    """Names of the two features with an entity's position. Types without them have no position."""
     angle_feature: str = ""
-    """A feature, in radians, by which the one who looks is turned."""
+    """Name of the feature with an entity's heading, in radians. If set, positions are rotated
+    into the frame of the observing entity."""
     vector_features: tuple[str, ...] = ()
-    """Two features, a direction, in the place of an angle."""
+    """Names of two features with an entity's heading as a vector, instead of angle_feature."""
 
     def __post_init__(self) -> None:
         self.require("position_features", len(self.position_features) == 2, "two names")
@@ -32,42 +33,41 @@ class _Oriented(Checked):
 
     @property
     def is_turned(self) -> bool:
-        """Whether somebody's direction counts."""
+        """Whether positions are rotated by a heading."""
         return bool(self.angle_feature or self.vector_features)
 
 
 @dataclasses.dataclass(frozen=True)
 class RelativePositionsConfig(_Oriented):
-    """How attention knows where entities stand as seen from each other.
+    """Relative positions in attention: learned codes of the displacement between two entities.
 
-    The displacement (the attending entity's position less the attended one's, divided by ``scale``)
-    falls into a bucket, and each bucket has a code that enters the attention's logits and one that
-    enters its result. Where there is an angle or direction, displacements are as the attending
-    entity sees them; not with a grid.
+    The displacement is the attending entity's position minus the attended one's, divided by
+    ``scale``. It falls into a bucket. Each bucket has one code that is added to the keys and one
+    that is added to the values. With a heading, displacements are rotated into the frame of the
+    attending entity; a grid has none.
     """
 
     kind: BucketKind = "none"
-    """The buckets: cells of a grid, directions, distances, or both of these; none for no such
-    codes."""
+    """How displacements are divided into buckets: by grid cell, direction (radial), distance, or
+    direction and distance (polar). none turns relative positions off."""
     extent: tuple[int, int] = (1, 1)
-    """grid: cells to either side, along x and y; what is farther counts as at the edge."""
+    """grid: number of cells to each side, along x and y. Farther entities count as at the edge."""
     sectors: int = 8
-    """radial, polar: how many directions."""
+    """radial, polar: number of directions."""
     rings: int = 2
-    """distance, polar: how many distances, from 0 to the scale; what is farther counts as there."""
+    """distance, polar: number of distances, from 0 to scale. Farther entities count as at scale."""
     scale: float = 1.0
-    """grid: the side of a cell; otherwise the distance of the outermost ring."""
+    """grid: side length of a cell. distance, polar: distance of the outermost ring."""
     interpolate: bool = False
-    """Whether codes of neighbouring buckets are mixed by nearness. Not for a grid."""
+    """Whether to interpolate between the codes of neighbouring buckets. Not for grid."""
     per_type_values: bool = False
-    """Whether codes that enter the result differ by the type of the attended entity."""
+    """Whether the codes added to the values differ by the type of the attended entity."""
     value_gate: Gate = "none"
-    """Function of the attended entity's embedding that codes entering the result are multiplied
-    by."""
+    """Function of the attended entity's embedding that multiplies the codes added to the values."""
     project_keys: bool = False
-    """Whether a linear function of displacement and distance joins the codes in the logits."""
+    """Whether to add a linear function of displacement and distance to the codes of the keys."""
     project_values: bool = False
-    """The same for the codes that enter the result."""
+    """Whether to add a linear function of displacement and distance to the codes of the values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +83,7 @@ class RelativePositionsConfig(_Oriented):
 
     @property
     def num_buckets(self) -> int:
-        """How many codes there are."""
+        """The number of buckets."""
         width, height = self.extent
         return {
             "none": 0,
@@ -96,16 +96,16 @@ class RelativePositionsConfig(_Oriented):
 
 @dataclasses.dataclass(frozen=True)
 class TranslationConfig(_Oriented):
-    """Whether positions are told as seen from one entity."""
+    """Positions relative to one reference entity."""
 
     reference: str = ""
-    """The type of that entity, of which there is at most one; empty for positions as they are. At a
-    step without it they stay as they are. Its angle or direction, if named, turns them."""
+    """The type of the reference entity, of which there is at most one. If empty, positions stay
+    absolute. They also stay absolute in steps without such an entity."""
     distance_feature: bool = False
-    """Whether types with a position get their distance as one more feature."""
+    """Whether to add the distance from the reference as a feature, to types with a position."""
     keep_reference: bool = True
-    """Whether the reference keeps its own position and direction; else they are 0, and the network
-    cannot tell one place from another."""
+    """Whether the reference keeps its own absolute position and heading. Otherwise they become 0,
+    and the network cannot depend on where the reference stands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,21 +115,22 @@ class RaggedTransformerConfig(Checked):
     d_model: int = 32
     """Width of an entity's embedding."""
     num_layers: int = 2
-    """Blocks of attention and dense layers; 0 leaves the embeddings."""
+    """Number of transformer blocks. With 0 the embeddings go straight to the heads."""
     num_heads: int = 2
-    """Heads of attention."""
+    """Number of attention heads. It must divide d_model."""
     d_qk: int = 16
-    """Width of queries and keys by which actors select entities."""
+    """Width of the queries and keys with which actors select entities."""
     pooling: Pooling = "none"
-    """What takes the place of attention: the mean, the maximum or both over what may be seen."""
+    """Replaces attention by the mean, the maximum, or both, of the visible entities."""
     separate_value: bool = False
-    """Whether the value has embeddings and blocks of its own."""
+    """Whether the value function has its own embeddings and blocks."""
     relative_positions: RelativePositionsConfig = RelativePositionsConfig()
-    """Where entities stand as seen from each other."""
+    """Positions of entities relative to each other, as a part of attention."""
     translation: TranslationConfig = TranslationConfig()
-    """Where entities stand as seen from one of them."""
+    """Positions of all entities relative to one of them, as input features."""
     packing: PackingMode = "auto"
-    """Whether several environments share a row of attention; auto where it saves enough."""
+    """Whether the entities of several environments share one row of attention.
+    auto does so where it saves enough padding."""
 
     def __post_init__(self) -> None:
         for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(PackingMode))):

@@ -80,10 +80,10 @@ def test_a_package_that_crashes_hangs_or_lies_is_a_line_of_the_report(tmp_path, 
         ("jax", "RuntimeError: odd", (3, 12), ["make clean venv"]),
     ],
 )
-def test_the_way_out(module, error, version, words):
-    told = doctor.way_out(module, error, version)
+def test_how_to_fix_a_package(module, error, version, words):
+    advice = doctor.how_to_fix(module, error, version)
     for word in words:
-        assert word in told
+        assert word in advice
 
 
 def test_a_missing_core_package_makes_single_process_unusable(capsys):
