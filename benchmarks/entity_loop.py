@@ -1,8 +1,7 @@
 """Ragged records and their packing by a Python loop over environments: the unvectorised reference.
 
-It makes the same records as `BatchView.vec_obs` and `VecObs.packing` of `rlstack.entity`, with numpy
-only inside each environment. It supports only categorical actions, which is all that
-MultiSnake has.
+It makes the same records as `BatchView.vec_obs` and `VecObs.packing` of `rlstack.entity`, and uses
+numpy only inside each environment. Actions must be categorical, as those of MultiSnake are.
 """
 
 from __future__ import annotations
