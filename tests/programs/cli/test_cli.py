@@ -28,6 +28,29 @@ def test_help_lists_every_command(capsys):
         assert command in shown
 
 
+@pytest.mark.parametrize(
+    ("command", "purpose"),
+    [
+        ("eval", "Evaluate the newest params"),
+        ("report", "table of finished runs"),
+        ("record", "write them to a dataset"),
+        ("play", "entity environment"),
+        ("list", "List the presets"),
+        ("rerun", "update that gave NaN"),
+        ("doctor", "how to enable it"),
+    ],
+)
+def test_every_command_has_help(command, purpose, capsys):
+    try:
+        code = main([command, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert f"usage: rlstack {command}" in shown
+    assert purpose in " ".join(shown.split())
+
+
 def test_list_shows_every_preset(capsys):
     assert cli.main("list", []) == 0
     lines = capsys.readouterr().out.splitlines()
