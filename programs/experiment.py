@@ -128,7 +128,9 @@ class Experiment(Checked):
     seed: int = 1
     """Seed of all random numbers of the run."""
     topology: Topology = "single_process"
-    """How acting and learning are divided among processes; the README compares the choices."""
+    """How acting and learning are divided. single_process: one process does both in turn.
+    heavy_env: actors compute their own actions. light_env: actors share inference services.
+    distributed: as light_env, with a replay server; nodes may be on several machines."""
     network: NetworkConfig = NetworkConfig()
     """The agent's default network."""
     network_factory: str = ""
