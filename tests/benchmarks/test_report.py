@@ -172,7 +172,7 @@ def test_the_reference_refuses_what_it_would_ignore(reference):
         {"optimizer": OptimizerConfig(anneal_steps=10)},
         {"max_grad_norm": 0.0},
     ):
-        with pytest.raises(ValueError, match="ReferencePPO: it knows"):
+        with pytest.raises(ValueError, match="ReferencePPO: the optimizer must be one Adam"):
             reference("CartPole-v1", **ignored)
 
 
