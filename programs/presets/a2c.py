@@ -12,20 +12,13 @@ from rlstack.optimizers import OptimizerConfig
 @preset
 def cartpole_a2c(name: str) -> Experiment:
     """CartPole-v1 by short unrolls and RMSProp, as in Mnih et al. (2016) and Stable Baselines3."""
-    frames, num_envs, unroll_length = 500_000, 16, 5
-    return Experiment(
-        preset=name,
-        agent=A2CConfig(
-            entropy_cost=0.0,
-            optimizer=OptimizerConfig(
-                name="rmsprop",
-                learning_rate=7e-4,
-                anneal_steps=frames // (num_envs * unroll_length),
-            ),
-        ),
-        env=EnvConfig("CartPole-v1", num_envs=num_envs),
-        replay=on_policy(num_envs, unroll_length),
-        # Values near 100 would take gradient clipping for themselves.
+    optimizer = OptimizerConfig(name="rmsprop", learning_rate=7e-4)
+    return on_policy(
+        name,
+        A2CConfig(entropy_cost=0.0, optimizer=optimizer),
+        EnvConfig("CartPole-v1", num_envs=16),
+        unroll_length=5,
+        frames=500_000,
+        # With values near 100 the value loss would use up the clipped gradient norm.
         normalisation=NormalisationConfig(reward_scale=0.1),
-        frames=frames,
     )

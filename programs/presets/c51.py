@@ -1,30 +1,79 @@
-"""Presets of C51 alone; those with all its refinements are in rainbow.py."""
+"""Presets of C51, and of Rainbow, which is C51 with every refinement of Q-learning."""
 
 from __future__ import annotations
 
+import dataclasses
+
 from agents.c51 import C51Config
-from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import preset, uniform_transitions
-from rlstack.networks import NetworkConfig
+from programs.experiment import Experiment
+from programs.presets.registry import falling, find, like, preset
 from rlstack.optimizers import OptimizerConfig
 
 
 @preset
 def cartpole_c51(name: str) -> Experiment:
     """CartPole-v1 with distributions of returns; else the constants of cartpole-dqn."""
-    return Experiment(
-        preset=name,
+    agent = C51Config(
+        min_value=0.0,  # each step pays 1, so returns discounted by 0.99 lie in [0, 100]
+        max_value=100.0,
+        double=False,
+        target_rate=0.005,
+        epsilon_frames=16_000,
+        epsilon_end=0.04,
+        optimizer=falling(1e-3, 25_000),
+    )
+    return like("cartpole-dqn", name, agent=agent)
+
+
+@preset
+def cartpole_rainbow(name: str) -> Experiment:
+    """CartPole-v1 with all of Rainbow: noise on weights explores when epsilon has gone."""
+    base = find("cartpole-dqn")
+    return like(
+        "cartpole-dqn",
+        name,
         agent=C51Config(
-            min_value=0.0,  # each step pays 1, so returns discounted by 0.99 lie in [0, 100]
+            min_value=0.0,
             max_value=100.0,
-            double=False,
             target_rate=0.005,
-            epsilon_frames=16_000,
-            epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=25_000),
+            epsilon_frames=16_000,  # with noise alone one seed of three learns nothing
+            epsilon_end=0.0,
+            optimizer=falling(1e-3, 15_000),
         ),
-        env=EnvConfig("CartPole-v1", num_envs=4),
-        network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=uniform_transitions(),
-        frames=100_000,
+        network=dataclasses.replace(
+            base.network,
+            duelling=True,
+            noisy_sigma=0.1,  # the paper's 0.5 is slower here
+        ),
+        replay=dataclasses.replace(
+            base.replay,
+            sampler="prioritized",
+            priority_exponent=0.5,
+            importance_anneal_samples=32 * 60_000,
+        ),
+        frames=60_000,
+    )
+
+
+@preset
+def breakout_rainbow(name: str) -> Experiment:
+    """Breakout on pixels with the constants of Hessel et al. (2018), table 1."""
+    base = find("breakout-dqn")
+    frames = 50_000_000  # 200 million frames of the game, four to a step
+    return like(
+        "breakout-dqn",
+        name,
+        agent=C51Config(
+            target_period=8_000,  # 32,000 frames of the game, an update every four steps
+            epsilon_start=0.0,
+            epsilon_end=0.0,
+            optimizer=OptimizerConfig(learning_rate=6.25e-5, eps=1.5e-4),
+        ),
+        network=dataclasses.replace(base.network, noisy_sigma=0.5),
+        replay=dataclasses.replace(
+            base.replay,
+            max_size=1_000_000,  # 7 GB
+            importance_anneal_samples=8 * frames,
+        ),
+        frames=frames,
     )

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from agents.dqn import DQNConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, preset, uniform_transitions
+from programs.presets.registry import atari, falling, like, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
+
+
+def _classic(learning_rate: float, updates: int) -> DQNConfig:
+    """Returns DQN for classic control."""
+    return DQNConfig(
+        target_rate=0.005,
+        epsilon_frames=16_000,
+        epsilon_end=0.04,
+        optimizer=falling(learning_rate, updates),
+    )
 
 
 @preset
@@ -16,15 +26,12 @@ def cartpole_dqn(name: str) -> Experiment:
     """CartPole-v1 off-policy: double Q-learning with 8-step targets, which keep it stable."""
     return Experiment(
         preset=name,
-        agent=DQNConfig(
-            target_rate=0.005,
-            epsilon_frames=16_000,
-            epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=25_000),
-        ),
+        agent=_classic(1e-3, 25_000),
         env=EnvConfig("CartPole-v1", num_envs=4),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=uniform_transitions(),
+        replay=transitions(
+            128, max_size=100_000, min_size=1_000, updates_per_frame=0.25, num_steps=8
+        ),
         frames=100_000,
     )
 
@@ -32,19 +39,25 @@ def cartpole_dqn(name: str) -> Experiment:
 @preset
 def acrobot_dqn(name: str) -> Experiment:
     """Acrobot-v1 off-policy: the constants of cartpole-dqn with a smaller learning rate."""
-    return Experiment(
-        preset=name,
-        agent=DQNConfig(
-            target_rate=0.005,
-            epsilon_frames=16_000,
-            epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=5e-4, anneal_steps=25_000),
-        ),
+    return like(
+        "cartpole-dqn",
+        name,
+        agent=_classic(5e-4, 25_000),
         env=EnvConfig("Acrobot-v1", num_envs=4),
-        network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
-        replay=uniform_transitions(),
         evaluator=EvaluatorConfig(episodes=100, num_envs=20),
-        frames=100_000,
+    )
+
+
+@preset
+def memory_cartpole_dqn(name: str) -> Experiment:
+    """CartPole without velocities by DQN, which has no memory: to compare with R2D2."""
+    return like(
+        "cartpole-dqn",
+        name,
+        agent=_classic(1e-3, 75_000),
+        env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=4),
+        evaluator=EvaluatorConfig(episodes=50, num_envs=50),
+        frames=300_000,
     )
 
 
@@ -66,7 +79,7 @@ def breakout_dqn(name: str) -> Experiment:
             batch_size=32,
             unroll_length=3,
             starts="not_last",
-            max_size=100_000,  # 0.7 GB: of its four stacked frames a step holds the newest
+            max_size=100_000,  # 0.7 GB: of its four stacked frames a step stores the newest
             frame_stack=4,
             min_size=20_000,
             samples_per_insert=8.0,  # one update every four steps, as in the paper

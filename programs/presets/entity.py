@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset
+from programs.presets.registry import on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import (
@@ -68,7 +68,7 @@ def _entity(
         env=EnvConfig(f"rlstack.entity.games:{game}", num_envs=run.num_envs, options=options or {}),
         network=NetworkConfig(entities=network),
         normalisation=NormalisationConfig(observations=True, observation_clip=5.0),
-        replay=on_policy(run.num_envs, run.unroll_length),
+        replay=on_policy_replay(run.num_envs, run.unroll_length),
         evaluator=EvaluatorConfig(episodes=200, num_envs=20),
         frames=run.frames,
     )

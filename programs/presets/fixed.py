@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.fixed import RandomConfig, ScriptedConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy, preset
+from programs.presets.registry import on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 
 
@@ -13,7 +13,7 @@ def _cartpole(name: str, agent: RandomConfig | ScriptedConfig) -> Experiment:
         preset=name,
         agent=agent,
         env=EnvConfig("CartPole-v1", num_envs=8),
-        replay=on_policy(8, 32),
+        replay=on_policy_replay(8, 32),
         frames=20_000,
     )
 
@@ -37,7 +37,7 @@ def entity_floor_is_lava_scripted(name: str) -> Experiment:
         preset=name,
         agent=ScriptedConfig("agents.rules:jump_to_high_ground"),
         env=EnvConfig("rlstack.entity.games:FloorIsLava", num_envs=16),
-        replay=on_policy(16, 32),
+        replay=on_policy_replay(16, 32),
         evaluator=EvaluatorConfig(episodes=200, num_envs=20),
         frames=5_000,
     )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from agents.dqn import DQNConfig
 from agents.r2d2 import R2D2Config
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.dqn import cartpole_dqn
-from programs.presets.registry import preset
+from programs.presets.registry import falling, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import ReplayConfig
-
-_MEMORY_CARTPOLE = "rlstack.envs.partial:cartpole_without_velocities"
 
 
 def _sequences(**changes: Any) -> ReplayConfig:
@@ -42,35 +37,18 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
             discount=0.99,
             burn_in=10,
             target_rate=0.01,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=18_000),
+            optimizer=falling(1e-3, 18_000),
         ),
-        env=EnvConfig(_MEMORY_CARTPOLE, num_envs=8),
+        env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=8),
         network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
         replay=_sequences(
             batch_size=32,
             unroll_length=30,
             period=10,
-            max_size=30_000,  # all: who has learned to balance must not forget what falling is
+            max_size=30_000,  # all steps: a policy that balances must not forget how falling looks
             min_size=200,
             samples_per_insert=20.0,
         ),
-        evaluator=EvaluatorConfig(episodes=50, num_envs=50),
-        frames=300_000,
-    )
-
-
-@preset
-def memory_cartpole_dqn(name: str) -> Experiment:
-    """What DQN, which solves CartPole, makes of it without velocities: no memory, to compare."""
-    return dataclasses.replace(
-        cartpole_dqn(name),
-        agent=DQNConfig(
-            target_rate=0.005,
-            epsilon_frames=16_000,
-            epsilon_end=0.04,
-            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=75_000),
-        ),
-        env=EnvConfig(_MEMORY_CARTPOLE, num_envs=4),
         evaluator=EvaluatorConfig(episodes=50, num_envs=50),
         frames=300_000,
     )
@@ -104,7 +82,7 @@ def memorycue_r2d2(name: str) -> Experiment:
 
 @preset
 def pong_r2d2(name: str) -> Experiment:
-    """Pong on pixels, with constants after the paper's but for its actors and replay's size."""
+    """Pong on pixels, with the paper's constants except for fewer actors and a smaller replay."""
     return Experiment(
         preset=name,
         agent=R2D2Config(),

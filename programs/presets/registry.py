@@ -1,4 +1,4 @@
-"""Where presets are kept by name, and what several of them share."""
+"""The presets by name, and what several of them share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
+from rlstack.optimizers import OptimizerConfig
 from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
 
@@ -38,8 +40,36 @@ def describe(name: str) -> str:
     return _DESCRIPTIONS.get(name, "")
 
 
-def on_policy(num_envs: int, unroll_length: int) -> ReplayConfig:
-    """Returns a queue of whole unrolls: each of every environment, once."""
+def like(base: str, name: str, **changes: Any) -> Experiment:
+    """Returns the preset ``base`` under another name, with these fields changed."""
+    return dataclasses.replace(find(base), preset=name, **changes)
+
+
+def falling(learning_rate: float, steps: int) -> OptimizerConfig:
+    """Returns Adam with a learning rate that falls to 0 over ``steps`` optimizer steps."""
+    return OptimizerConfig(learning_rate=learning_rate, anneal_steps=steps)
+
+
+def on_policy(
+    name: str, agent: Any, env: EnvConfig, unroll_length: int, frames: int, **fields: Any
+) -> Experiment:
+    """Returns on-policy learning with a learning rate that falls to 0 at the end of the run."""
+    steps = frames // (env.num_envs * unroll_length)
+    if isinstance(agent, PPOConfig):
+        steps *= agent.num_epochs * agent.num_minibatches
+    optimizer = dataclasses.replace(agent.optimizer, anneal_steps=steps)
+    return Experiment(
+        preset=name,
+        agent=dataclasses.replace(agent, optimizer=optimizer),
+        env=env,
+        replay=on_policy_replay(env.num_envs, unroll_length),
+        frames=frames,
+        **fields,
+    )
+
+
+def on_policy_replay(num_envs: int, unroll_length: int) -> ReplayConfig:
+    """Returns a queue of whole unrolls, in which each environment's unroll is used once."""
     return ReplayConfig(
         sampler="fifo",
         batch_size=num_envs,
@@ -48,25 +78,29 @@ def on_policy(num_envs: int, unroll_length: int) -> ReplayConfig:
     )
 
 
+def transitions(
+    batch_size: int, max_size: int, min_size: int, updates_per_frame: float, num_steps: int = 1
+) -> ReplayConfig:
+    """Returns a replay of ``num_steps`` transitions, drawn uniformly once it has ``min_size``."""
+    return ReplayConfig(
+        sampler="uniform",
+        batch_size=batch_size,
+        unroll_length=num_steps,
+        starts="not_last",
+        max_size=max_size,
+        min_size=min_size,
+        samples_per_insert=batch_size * updates_per_frame,
+    )
+
+
 def atari(name: str, num_envs: int) -> EnvConfig:
-    """Returns an Atari game as DQN's paper and its successors train on it, and whole to judge."""
+    """Returns an Atari game with the settings of DQN's paper; evaluation plays whole games.
+
+    In training an episode is one life, and rewards are clipped.
+    """
     return EnvConfig(
         name,
         num_envs=num_envs,
         options={"episodic_life": True, "reward_clip": True},
         eval_options={"episodic_life": False, "reward_clip": False},
     )
-
-
-def uniform_transitions(**changes: Any) -> ReplayConfig:
-    """Returns the replay of Q-learning on classic control: 8-step transitions, drawn alike."""
-    cfg = ReplayConfig(
-        sampler="uniform",
-        batch_size=128,
-        unroll_length=8,
-        starts="not_last",
-        max_size=100_000,
-        min_size=1_000,
-        samples_per_insert=32.0,
-    )
-    return dataclasses.replace(cfg, **changes)

@@ -13,7 +13,7 @@ from agents.dqn import DQNConfig
 from agents.ppo import PPO, PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
-from programs.presets.registry import on_policy
+from programs.presets.registry import on_policy_replay
 from programs.run.single_process import SingleProcess
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.evaluator import EvaluatorConfig
@@ -64,7 +64,7 @@ def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=N
         preset="toy",
         agent=agent,
         env=EnvConfig(f"rlstack.envs.toy:{name}", num_envs=num_envs, options=options or {}),
-        replay=rest.pop("replay", on_policy(num_envs, unroll_length)),
+        replay=rest.pop("replay", on_policy_replay(num_envs, unroll_length)),
         evaluator=EvaluatorConfig(episodes=64, num_envs=16),
         frames=frames,
         seed=seed,

@@ -10,7 +10,7 @@ from agents.fixed import RandomConfig
 from programs.build.environments import make_evaluation_env
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
-from programs.presets.registry import on_policy
+from programs.presets.registry import on_policy_replay
 from programs.run import train
 from programs.run.record import record
 from rlstack.acting.evaluator import EvaluatorConfig
@@ -43,7 +43,7 @@ def sweeping(tmp_path_factory):
         env=EnvConfig(
             "rlstack.entity.games:MineSweeper", 4, options={"orbital_cannon": True, "max_steps": 20}
         ),
-        replay=on_policy(4, 8),
+        replay=on_policy_replay(4, 8),
         evaluator=EvaluatorConfig(episodes=4, num_envs=4),
         frames=64,
     )
