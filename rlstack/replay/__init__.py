@@ -1,4 +1,4 @@
-"""Replay: one interface (``base``), and the buffers that keep it.
+"""Replay: one interface (``base``), and the buffers that implement it.
 
 May import: rlstack, rlstack.rpc.
 """

@@ -1,11 +1,11 @@
-"""What every replay buffer is: a table of items cut from streams of steps.
+"""The interface of every replay buffer: a table of items cut from streams of steps.
 
 Writers add *steps*, one batch of environments at a time. Readers sample *items*: windows of
 ``unroll_length + 1`` consecutive steps of one environment. A step is stored once, however many
-items it belongs to. The rules of a table (which item comes next, how often, how old) are Reverb's
-(Cassirer et al. 2021, https://arxiv.org/abs/2102.04736) and mean the same in every backend.
+items contain it. The rules of a table (which item is sampled next, how often, up to what age) are
+those of Reverb (Cassirer et al. 2021, https://arxiv.org/abs/2102.04736), in every backend.
 
-Counting: sizes, inserts, samples and their ratio are in items, never in steps.
+Sizes, inserts, samples and their ratio count items, never steps.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rlstack.checks import Checked
 from rlstack.types import Batch, Logs, PyTree, Transition
 
-LOOK_PERIOD = 0.2  # seconds that a dataset waits for a sample between two looks at its ``stop``
+LOOK_PERIOD = 0.2  # seconds between two calls of ``stop`` while a dataset waits for a sample
 
 
 class Sample(NamedTuple):
-    """One batch of items, and what to call them by."""
+    """One batch of items, and their keys."""
 
     batch: Batch  # trajectory [T+1, B, ...], weights [B] float32
-    keys: np.ndarray  # [B] uint64, for update_priorities; never goes to a device
+    keys: np.ndarray  # [B] uint64, for update_priorities; stay on the host
 
 
 class ReplayClosedError(RuntimeError):
-    """The buffer was closed; nothing can be added or sampled any more."""
+    """The buffer is closed; nothing can be added or sampled any more."""
 
 
 class ReplayTimeoutError(TimeoutError):
-    """What a call waited for did not come in time; nothing was added or sampled."""
+    """A call waited longer than its timeout; nothing was added or sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,58 +44,65 @@ class ReplayConfig(Checked):
     """The rules of one table."""
 
     sampler: Literal["fifo", "uniform", "prioritized"]
-    """fifo: each item once, in order of completion (on-policy). uniform: with replacement.
-    prioritized: with replacement, in proportion to priority ** priority_exponent."""
+    """Which items are sampled. fifo: each item once, in order of completion, for on-policy methods.
+    uniform: with replacement. prioritized: with replacement, in proportion to
+    priority ** priority_exponent."""
     batch_size: int
     """Items in one sample."""
     unroll_length: int
-    """T: transitions in one item, which has T + 1 steps."""
+    """Transitions in one item (T). The item has T + 1 steps."""
     max_size: int
-    """Items held at most. uniform and prioritized round it up to a multiple of the number of
-    environments and then forget the oldest item; fifo counts it as dropped."""
+    """Largest number of items held. When the table is full, a new item replaces the oldest one. A
+    fifo makes its writers wait instead; in a single process, it counts the old item as dropped.
+    uniform and prioritized round the number up to a multiple of the number of environments."""
     max_size_per_env: int | None = None
-    """Items held of one environment at most. By default an even share of max_size; twice that for
-    fifo, where environments of different speeds share the queue. Memory grows with it."""
+    """Largest number of items held of one environment. Memory grows with it. Default: an even share
+    of max_size; twice that for fifo, where environments of different speeds share the queue."""
     period: int | None = None
     """Steps between the starts of two items. Default: unroll_length for fifo (the last step of an
-    item is the first of the next, so no transition is lost), 1 for the others."""
+    item is the first of the next, so no transition is lost), 1 for the other samplers."""
     starts: Literal["any", "not_last"] = "any"
-    """not_last: no item begins at the end of an episode. For one-step and n-step methods, because
-    LAST -> FIRST is no transition. Later boundaries in the item are the loss's to mask."""
+    """At which steps items may start. any: every one that `period` allows. not_last: not the
+    last step of an episode; choose it for one-step and n-step methods, because LAST -> FIRST is not
+    a transition. The loss must mask episode boundaries that come later in an item."""
     context: int = 0
-    """Steps at the beginning of every item that only give it what came before: ``starts`` and the
-    item's params version are judged at the step after them. They count in unroll_length."""
+    """Steps at the beginning of every item that only provide context, such as earlier frames.
+    `starts` and the item's params version refer to the first step after them. They are included in
+    unroll_length."""
     frame_stack: int = 0
-    """k, to store stacks of k frames one frame a step; see `rlstack.replay.frame_stack`. 0: as
-    they come."""
+    """Frames in each stacked observation (k), to store every frame only once; see
+    `rlstack.replay.frame_stack`. 0: observations are stored as they are."""
     min_size: int = 1
-    """Items that must have been inserted before the first sample."""
+    """Items that must be inserted before the first sample."""
     samples_per_insert: float | None = None
-    """Items sampled for each item inserted after min_size, at most. None: no limit."""
+    """Largest number of items sampled for each item inserted after min_size. None: no limit. Lower
+    it if the learner reuses data too much."""
     samples_per_insert_tolerance: float | None = None
-    """How many sampled items either side may be ahead of that ratio before it waits, where the
-    backend waits at all. Default: batch_size."""
+    """How many sampled items readers or writers may be ahead of samples_per_insert before they
+    wait. Default: batch_size. Raise it if either side waits too often."""
     max_times_sampled: int | None = None
-    """Samples after which an item leaves; 0 for no limit. Default: 1 for fifo, 0 otherwise."""
+    """Samples after which an item is removed; 0: no limit. Default: 1 for fifo, 0 otherwise."""
     max_staleness: int | None = None
-    """fifo only: params versions an item may lie behind the newest; older ones are dropped and
-    counted. None: no limit."""
+    """fifo only: how many params versions an item may be behind the newest. Older items are dropped
+    and counted. None: no limit."""
     min_actors: int = 0
-    """fifo only: 0 for batches of batch_size; otherwise batches are *rounds*, made of whatever
-    items wait once this many actors have one of the newest params version of all their
-    environments, and grace_seconds have passed or all actors have."""
+    """fifo only. 0: batches have batch_size items. Above 0: batches are *rounds*. An actor has
+    reported when each of its environments has an item of the newest params version. A round is
+    sampled when all actors have reported, or grace_seconds after this many have."""
     grace_seconds: float = 1.0
-    """How long a round waits for the other actors after min_actors have reported."""
+    """Seconds that a round waits for the other actors after min_actors have reported."""
     timeout_seconds: float = 300.0
-    """The longest that a call waits, where the backend waits at all, unless the call says."""
+    """Longest time in seconds that `add` or `sample` waits, unless the call gives a timeout."""
     priority_exponent: float = 0.6
-    """alpha of prioritized sampling (Schaul et al. 2016, table 3)."""
+    """Exponent of priorities in sampling; 0 is uniform (alpha; Schaul et al. 2016, table 3)."""
     importance_exponent: float = 0.4
-    """beta of the importance weights, at the start (Schaul et al. 2016, table 3)."""
+    """Initial exponent of importance weights; 1 corrects fully (beta; Schaul et al. 2016,
+    table 3)."""
     importance_exponent_final: float = 1.0
-    """beta once importance_anneal_samples items have been sampled."""
+    """Exponent of importance weights after importance_anneal_samples."""
     importance_anneal_samples: int = 0
-    """Items sampled until beta has moved linearly to its final value; 0: it does not move."""
+    """Items sampled while importance_exponent moves linearly to its final value. 0: it stays
+    constant."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -120,7 +128,7 @@ class ReplayConfig(Checked):
             positive = self.samples_per_insert > 0
             require("samples_per_insert", positive, "positive, or None for no limit")
         require("samples_per_insert_tolerance", self.tolerance >= 0, "at least 0, or None")
-        rule = "at least 0; at least 1 for fifo, or it would stand"
+        rule = "at least 1 for fifo; otherwise the queue never drains" if fifo else "at least 0"
         require("max_times_sampled", self.times_limit >= fifo, rule)
         if self.max_staleness is not None:
             require("max_staleness", fifo, "None unless the sampler is fifo")
@@ -129,7 +137,9 @@ class ReplayConfig(Checked):
         for name in ("min_actors", "grace_seconds"):
             require(name, 0 <= getattr(self, name) < math.inf, "finite and at least 0")
         lasts = 0 < self.timeout_seconds < math.inf
-        require("timeout_seconds", lasts, "positive and finite, or a run could hang for ever")
+        require(
+            "timeout_seconds", lasts, "positive and finite; otherwise a run could wait for ever"
+        )
         for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
             require(name, 0 <= getattr(self, name) <= 1, "in 0..1")
         self.require_at_least(0, "importance_anneal_samples")
@@ -143,20 +153,20 @@ class ReplayConfig(Checked):
 
     @property
     def times_limit(self) -> int:
-        """Samples after which an item leaves, 0 for no limit, with the default filled in."""
+        """Samples after which an item is removed, 0 for no limit, with the default filled in."""
         if self.max_times_sampled is not None:
             return self.max_times_sampled
         return 1 if self.sampler == "fifo" else 0
 
     @property
     def tolerance(self) -> float:
-        """Items by which sampling may be ahead, with the default filled in."""
+        """Sampled items that either side may be ahead, with the default filled in."""
         if self.samples_per_insert_tolerance is not None:
             return self.samples_per_insert_tolerance
         return float(self.batch_size)
 
     def items_per_env(self, num_envs: int) -> int:
-        """Items held of one environment at most, with the default filled in."""
+        """Largest number of items held of one environment, with the default filled in."""
         if self.max_size_per_env is not None:
             return min(self.max_size_per_env, self.max_size)
         share = -(-self.max_size // num_envs)
@@ -166,12 +176,11 @@ class ReplayConfig(Checked):
 class ReplayBuffer(Protocol):
     """Steps in, items out.
 
-    Which wait and which do not: a backend that shares one thread with its writers (in-process)
-    never waits, since nobody else could end the wait; ``sample`` raises at once instead, and a
-    full fifo drops its oldest items. Backends between processes wait on both sides: ``sample`` for
-    items, ``add`` while a fifo is full or while writers are ahead of samples_per_insert by more
-    than the tolerance. Every wait ends after its timeout, or at once when the buffer is closed,
-    and is added up in ``stats``.
+    Waiting depends on the backend. The in-process backend never waits, because reader and writer
+    may be the same thread: ``sample`` raises at once, and a full fifo drops its oldest items.
+    Backends between processes wait on both sides: ``sample`` for items, ``add`` while a fifo is
+    full or while writers are ahead of samples_per_insert by more than the tolerance. Every wait
+    ends after its timeout, or at once when the buffer is closed. ``stats`` reports the total.
     """
 
     def add(
@@ -182,85 +191,85 @@ class ReplayBuffer(Protocol):
         Args:
           env_ids: [n] ints, distinct, in ``[0, num_envs)``; None for all environments in order.
           transition: leaves ``[n, ...]``; structure, shapes and dtypes as at the first call.
-          timeout: seconds to wait for room at most; None for the config's.
+          timeout: longest time to wait, in seconds; None for the config's.
 
         Raises:
           ValueError: ids or leaves are not as above.
-          ReplayTimeoutError: there was no room in time.
+          ReplayTimeoutError: the buffer stayed full until the timeout.
           ReplayClosedError: after ``close``.
         """
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Says that the next steps of these environments do not follow on those added before.
+        """Marks a break: the next steps of these environments do not follow on the ones before.
 
-        For an environment that was restarted, or a writer that lost steps. Unfinished items are
-        dropped; no item spans the gap, and those that would have count towards max_size_per_env
-        when their turn comes. An ordinary end of an episode is no gap.
+        Call it when an environment was restarted or a writer lost steps, not at the end of an
+        episode. Unfinished items are dropped, and no item spans the break. An item that would have
+        spanned it still counts towards max_size_per_env, at the step where it would have ended.
         """
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until every item that was completed can be sampled; at once where it is memory.
+        """Waits until every completed item can be sampled; returns at once for backends in memory.
 
         Raises:
-          ReplayTimeoutError: they were not in time.
+          ReplayTimeoutError: that took longer than the timeout.
         """
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether ``sample`` would succeed now. Cheap enough to ask after every step."""
+        """Whether ``sample`` would succeed now. Cheap enough to call after every step."""
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws ``batch_size`` (by default the config's) items, or a round of them.
+        """Draws a batch of items, or a round.
 
-        The arrays belong to the buffer and must not be written to. They keep their values until
-        the next call but one to ``sample``, and while they are referred to by a few threads that
-        each hold one, except that a fifo batch may be a view of the storage:
-        such a batch also ends when ``items_per_env * period`` further steps of an environment have
-        been added since its items were completed. Copy what must live longer, and let work on a
-        batch that was handed to a device asynchronously finish before then.
+        The arrays belong to the buffer; do not write to them. They keep their values until
+        ``sample`` has been called twice more. While they are referenced they are kept longer, if
+        only a few threads hold one batch each. A fifo batch may be a view of the storage, which is
+        overwritten when ``items_per_env * period`` further steps of an environment have been added
+        since its items were completed. Copy arrays that must live longer. If a device reads a batch
+        asynchronously, wait for it within these limits.
 
         Args:
-          batch_size: items; rounds are as large as they are.
-          timeout: seconds to wait for them at most; None for the config's.
+          batch_size: items; None for the config's. Ignored for rounds.
+          timeout: longest time to wait, in seconds; None for the config's.
 
         Raises:
-          ReplayTimeoutError: ``can_sample`` was false all the time; the message says why and what
-            to do.
+          ReplayTimeoutError: ``can_sample`` was false all the time. The message says why, and what
+            to change.
           ReplayClosedError: after ``close``.
         """
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities ``[B]`` of items by their keys ``[B]``; items that left are ignored.
+        """Sets priorities ``[B]`` of items by their keys ``[B]``; ignores items no longer held.
 
-        Other samplers than prioritized ignore the call, so that one learner serves all.
+        Samplers other than prioritized ignore the call, so that a learner needs no case for them.
         """
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the learner's params, against which lag and staleness count.
+        """Sets the version of the learner's params, which lag and staleness are measured against.
 
-        Without it the newest version seen in added steps is taken.
+        Without this call, it is the newest version in the steps added.
         """
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
-        """Yields samples until ``close``; in-process, only while ``can_sample``.
+        """Yields samples until ``close``; in a single process, while ``can_sample``.
 
         Args:
-          stop: ends the iteration once it returns True. It is asked before each sample and every
-            fraction of a second while one is awaited, for which there is no timeout then.
+          stop: the iteration ends when this returns True. It is called before each sample, and
+            every LOOK_PERIOD seconds during a wait, which then has no timeout.
         """
 
     def stats(self) -> Logs:
         """Returns sizes, counters, seconds waited, and the last batch's lag in params versions."""
 
     def save(self) -> PyTree:
-        """Returns the whole state, contents and random generator included, as numpy arrays."""
+        """Returns the whole state, including contents and random generator, as numpy arrays."""
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned; sampling then goes on as if never interrupted."""
+        """Restores what ``save`` returned; sampling continues as if never interrupted."""
 
     def close(self) -> None:
-        """Frees the storage and ends every iterator; a second call does nothing."""
+        """Frees the storage and ends all waits and iterators; a second call does nothing."""
 
 
-def as_logs(**values: Any) -> Logs:
+def as_logs(**values: ArrayLike) -> Logs:
     """Returns scalars by name, as numpy arrays."""
     return {name: np.asarray(value) for name, value in values.items()}

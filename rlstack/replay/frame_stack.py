@@ -1,19 +1,19 @@
-"""Stacked frames, each stored once.
+"""Stacked frames, of which each is stored once.
 
-An observation of Atari holds the last k frames, so that every frame is in k observations. Here a
-step keeps the newest frame only, and how old its episode is; a sample puts the stacks together from
-the frames of its own window, which therefore begins k - 1 steps earlier than the item.
+An observation of Atari holds the last k frames, so every frame is part of k observations. Here a
+step stores only its newest frame and the age of its episode. A sample rebuilds the stacks from the
+frames of its own window, which therefore begins k - 1 steps before the item.
 
 The stack at FIRST may repeat the first frame k times (EnvPool, Gymnasium), be padded with zeros, or
-go on from the frames before (EnvPool's episodes of single lives). What comes back is exactly what
-was added; a stack that is none of these is refused.
+continue the frames before (EnvPool's episodes of single lives). Rebuilt stacks equal those added;
+any other stack is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -24,29 +24,31 @@ from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory, Transition
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 _ZEROS = 128  # added to the age of a step whose episode began with a stack of zeros
-_CHECKED_STEPS = 256  # in which every stack is looked at, not only those at FIRST
+_CHECKED_STEPS = 256  # first steps, whose stacks are all checked, not only those at FIRST
+
+StackTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of stacks and the ones before
 
 
 class Frames(NamedTuple):
-    """What is stored of an observation with stacks."""
+    """The part of an observation with stacks that is stored."""
 
-    leaves: list  # of the observation; a stack [k, ...] is its newest frame [...]
-    age: Any  # [] uint8: frames of its own episode before this one, at most k - 1
+    leaves: list  # of the observation, with the newest frame [...] instead of a stack [k, ...]
+    age: np.ndarray  # [] uint8: earlier frames of the same episode, at most k - 1
 
 
 class FrameStacks:
-    """Takes observations apart and puts them together again; used by one thread."""
+    """Reduces stacks to their newest frames, and rebuilds them; used by one thread."""
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition) -> None:
-        """Finds the stacks: leaves of the observation of three axes or more, k along the first.
+        """Finds the stacks: observation leaves of three or more axes, the first of length k.
 
         Args:
           cfg: whose ``frame_stack`` is k.
-          num_envs: environments that write here.
+          num_envs: environments that this object's owner adds steps of.
           spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
 
         Raises:
-          ValueError: there are none.
+          ValueError: there are no stacks.
         """
         self._depth = cfg.frame_stack
         self._context = self._depth - 1
@@ -70,21 +72,22 @@ class FrameStacks:
             for x, stacked in zip(leaves, self._stacked, strict=True)
         ]
         self.spec = _with_observation(
-            spec, Frames(newest, jax.ShapeDtypeStruct((), np.dtype(np.uint8)))
+            spec,
+            Frames(newest, jax.ShapeDtypeStruct((), np.dtype(np.uint8))),  # type: ignore[arg-type]
         )
         self._envs = np.arange(num_envs)
         self._age = np.full(num_envs, self._context, np.uint8)
-        self._known = np.zeros(num_envs, bool)  # whether `_last` is the step before the next
+        self._known = np.zeros(num_envs, bool)  # whether `_last` holds the step before the next one
         self._last = [np.zeros((num_envs, *x.shape), x.dtype) for x in leaves]
         self._steps = 0
         self._buffers: dict[tuple, np.ndarray] = {}
         self._next = 0
 
     def split(self, env_ids: np.ndarray | None, transition: Transition) -> Transition:
-        """Returns the transition with frames in the place of stacks.
+        """Returns the transition with frames instead of stacks.
 
         Raises:
-          ValueError: a stack does not follow on the one before, nor begin in a known way.
+          ValueError: a stack neither continues the one before nor begins an episode.
         """
         leaves = [
             np.asarray(x) for x in self._treedef.flatten_up_to(transition.timestep.observation)
@@ -95,12 +98,12 @@ class FrameStacks:
         age = self._age[ids]
         age = np.where(age % _ZEROS < self._context, age + 1, age).astype(np.uint8)
         checks_all = self._steps < _CHECKED_STEPS
-        looked_at = np.flatnonzero(first | checks_all)
-        if looked_at.size:
-            age[looked_at] = self._ages(ids[looked_at], leaves, looked_at, first, age[looked_at])
+        checked = np.flatnonzero(first | checks_all)
+        if checked.size:
+            age[checked] = self._ages(ids[checked], leaves, checked, first, age[checked])
         self._steps += 1
         self._age[ids] = age
-        # Only what FIRST may go on from is remembered: copying all would cost what is saved.
+        # Only stacks that FIRST may continue are kept: copying all would cost as much as it saves.
         self._remember(ids, leaves, np.flatnonzero((step_type == _LAST) | checks_all))
         newest = [
             leaf[:, -1] if stacked else leaf
@@ -109,7 +112,7 @@ class FrameStacks:
         return _with_observation(transition, Frames(newest, age))
 
     def _remember(self, ids: np.ndarray, leaves: list, rows: np.ndarray) -> None:
-        """Keeps the stacks of some rows, and no others of these environments."""
+        """Keeps the stacks of some rows, and forgets those of the other environments."""
         self._known[ids] = False
         self._known[ids[rows]] = True
         for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
@@ -119,24 +122,24 @@ class FrameStacks:
     def _ages(
         self, ids: np.ndarray, leaves: list, rows: np.ndarray, first: np.ndarray, age: np.ndarray
     ) -> np.ndarray:
-        """Returns how old the steps' episodes are, after a look at their stacks."""
+        """Returns the ages of the steps' episodes, after checking their stacks."""
         repeats = self._all(lambda now, _: now[:, :-1] == now[:, -1:], ids, leaves, rows)
         zeros = self._all(lambda now, _: now[:, :-1] == 0, ids, leaves, rows)
         follows = self._all(lambda now, last: now[:, :-1] == last[:, 1:], ids, leaves, rows)
         begins = first[rows]
         age = np.where(repeats & begins, 0, np.where(zeros & begins, _ZEROS, age))
-        goes_on = ~(begins & (repeats | zeros))
-        strange = self._known[ids] & goes_on & ~follows
-        if strange.any():
+        continues = ~(begins & (repeats | zeros))
+        broken = self._known[ids] & continues & ~follows
+        if broken.any():
             raise ValueError(
-                f"ReplayBuffer.add: with frame_stack {self._depth}, a stack must go on from the "
-                "one before, or at FIRST repeat one frame or be padded with zeros; environments "
-                f"{ids[strange].tolist()!r:.100} broke that. Set --replay.frame-stack 0."
+                f"ReplayBuffer.add: with frame_stack {self._depth}, a stack must continue the "
+                "one before, or at FIRST repeat one frame or be padded with zeros; got another one "
+                f"from environments {ids[broken].tolist()!r:.100}. Set --replay.frame-stack 0."
             )
         return age.astype(np.uint8)
 
-    def _all(self, test: Any, ids: np.ndarray, leaves: list, rows: np.ndarray) -> np.ndarray:
-        """Whether a test holds for all stacks of a step, [n] bool."""
+    def _all(self, test: StackTest, ids: np.ndarray, leaves: list, rows: np.ndarray) -> np.ndarray:
+        """Whether a test holds for all stacks of each step, [n] bool."""
         found = np.ones(len(rows), bool)
         for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
             if stacked:
@@ -153,21 +156,21 @@ class FrameStacks:
         self._age[ids] = self._context
 
     def save(self) -> PyTree:
-        """Returns what goes on from step to step, as arrays."""
+        """Returns the state as arrays."""
         last = [x for x, stacked in zip(self._last, self._stacked, strict=True) if stacked]
         return {"age": self._age.copy(), "known": self._known.copy(), "last": [*map(np.copy, last)]}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         self._age[:], self._known[:] = tree["age"], tree["known"]
         last = [x for x, stacked in zip(self._last, self._stacked, strict=True) if stacked]
         for held, saved in zip(last, tree["last"], strict=True):
             held[:] = saved
 
     def join(self, sample: Sample) -> Sample:
-        """Returns the sample with stacks in the place of frames, without the steps before items.
+        """Returns the sample with stacks instead of frames, without the context steps.
 
-        The stacks lie in memory that is used again at the next call but one.
+        The memory of the stacks is reused two calls later.
         """
         stored = sample.batch.trajectory
         frames, steps = stored.timestep.observation, slice(self._context, None)
@@ -196,30 +199,30 @@ class FrameStacks:
     def _buffer(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         key = (leaf, self._next, shape)
         if key not in self._buffers:
-            if len(self._buffers) > 16 * len(self._stacked):  # rounds come in several sizes
+            if len(self._buffers) > 16 * len(self._stacked):  # rounds have several sizes
                 self._buffers.clear()
             self._buffers[key] = np.empty(shape, dtype)
         return self._buffers[key]
 
 
-def _with_observation(transition: Transition, observation: Any) -> Transition:
+def _with_observation(transition: Transition, observation: PyTree) -> Transition:
     timestep = transition.timestep._replace(observation=observation)
     return transition._replace(timestep=timestep)
 
 
 class StackedReplay:
-    """A ``ReplayBuffer``; see there. Takes stacks apart on the way in, joins them on the way out.
+    """A ``ReplayBuffer`` around another one: splits stacks when adding, joins them when sampling.
 
-    The first k - 1 items of an environment, and after a gap, are not there: their first stacks hold
-    frames that never came. Batches are copies in reused memory, fifo's too.
+    The first k - 1 items of an environment, and those after a gap, are missing: their first stacks
+    would need frames that were never added. Batches, fifo's too, are copies in reused memory.
     """
 
     def __init__(self, stacks: FrameStacks, stored: ReplayBuffer) -> None:
         """Wraps a buffer.
 
         Args:
-          stacks: takes the steps apart; nothing else may use it.
-          stored: a buffer for ``stacks.cfg`` and ``stacks.spec``.
+          stacks: splits and joins the stacks; this buffer must be its only user.
+          stored: a buffer made for ``stacks.cfg`` and ``stacks.spec``.
         """
         self._stacks, self.stored = stacks, stored
 
@@ -230,7 +233,7 @@ class StackedReplay:
         self.stored.add(env_ids, self._stacks.split(env_ids, transition), timeout)
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Says that the next steps of these environments do not follow on those before."""
+        """Marks a break: the next steps of these environments do not follow on the ones before."""
         self._stacks.gap(env_ids)
         self.stored.gap(env_ids)
 
@@ -251,11 +254,11 @@ class StackedReplay:
         self.stored.update_priorities(keys, priorities)
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the learner's params."""
+        """Sets the version of the learner's params."""
         self.stored.set_params_version(version)
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
-        """Yields samples, as the buffer around which this is does."""
+        """Yields samples, as the inner buffer does."""
         return map(self._stacks.join, self.stored.make_dataset(stop))
 
     def stats(self) -> Logs:
@@ -267,7 +270,7 @@ class StackedReplay:
         return {"stored": self.stored.save(), "stacks": self._stacks.save()}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         self.stored.load(tree["stored"])
         self._stacks.load(tree["stacks"])
 

@@ -1,4 +1,4 @@
-"""Replay in the memory of the process that acts and learns."""
+"""Replay in the memory of the one process that acts and learns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlstack.types import Logs, PyTree, Transition
 
 
 class InProcessReplay:
-    """A ``ReplayBuffer`` for one process; see there for what the methods promise.
+    """A ``ReplayBuffer`` for one process; see there for the contract of the methods.
 
-    It never waits. CallThread from several threads are safe, one after the other; batches that are
-    views (fifo, all environments in step) are not guarded against a thread that goes on adding.
+    It never waits. Several threads may call it; it serves one at a time. Batches that are views
+    (fifo, all environments at the same step) may be overwritten by a thread that continues to add.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class InProcessReplay:
         Args:
           cfg: the table.
           num_envs: environments that write; ids are in ``[0, num_envs)``.
-          seed: of the sampler's own random generator.
+          seed: of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
-            `rlstack.acting.actor.transition_spec`; without it, those of the first step added.
-          num_actors: that share the environments evenly, in order, for rounds.
+            `rlstack.acting.actor.transition_spec`. Default: those of the first step added.
+          num_actors: actors that share the environments evenly, in order, for rounds.
 
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory.
@@ -97,7 +97,7 @@ class InProcessReplay:
         raise ReplayClosedError(f"InProcessReplay.{where}: the buffer is closed.")
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Drops the unfinished items of these environments; the next step begins afresh."""
+        """Drops the unfinished items of these environments; the next step starts new ones."""
         with self._lock:
             if self._closed:
                 self._refuse_closed("gap")
@@ -107,7 +107,7 @@ class InProcessReplay:
             self._table.gap(self._counter.envs if ids is None else ids)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: what was added is there."""
+        """Does nothing: added steps are available at once."""
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
@@ -116,7 +116,7 @@ class InProcessReplay:
             return not self._closed and not self._table.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items, or raises if it cannot now."""
+        """Draws a batch of items, or raises at once if a rule blocks it."""
         table = self._table
         size = table.size_of(batch_size)
         with self._lock:
@@ -125,35 +125,35 @@ class InProcessReplay:
             rule = table.blocking_rule(size)
             if rule:
                 raise table.explain(rule, size)
-            keys, odds = table.draw(size)
+            keys, relative_probs = table.draw(size)
             starts, env_ids = table.locate(keys)
-            if self._cfg.sampler == "fifo" and self._side_by_side(keys):
+            if self._cfg.sampler == "fifo" and self._are_adjacent(keys):
                 trajectory = self._ring.view(int(starts[0]), int(env_ids[0]), len(keys))
             else:
                 trajectory = self._ring.gather(starts, env_ids)
-            return table.finish(keys, odds, trajectory)
+            return table.finish(keys, relative_probs, trajectory)
 
-    def _side_by_side(self, keys: np.ndarray) -> bool:
-        """Whether these items lie in neighbouring columns of the same rows."""
+    def _are_adjacent(self, keys: np.ndarray) -> bool:
+        """Whether these items lie in adjacent columns of the same rows."""
         count, first = len(keys), int(keys[0])
         if first % self._num_envs + count > self._num_envs:
             return False
         return np.count_nonzero(keys == self._counter.envs[:count] + first) == count
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of items by their keys; items that left are ignored."""
+        """Sets priorities of items by their keys; ignores items no longer held."""
         with self._lock:
             if self._closed:
                 self._refuse_closed("update_priorities")
             self._table.update_priorities(keys, priorities)
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the learner's params."""
+        """Sets the version of the learner's params."""
         with self._lock:
             self._table.version = max(self._table.version, int(version))
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
-        """Yields samples while ``can_sample``, until told to stop."""
+        """Yields samples while ``can_sample``, or until ``stop`` returns True."""
         while self.can_sample() and not (stop is not None and stop()):
             yield self.sample()
 
@@ -169,7 +169,7 @@ class InProcessReplay:
             return self._table.save(self._ring.save(int(self._counter.last_steps().max()) + 1))
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         with self._lock:
             if self._closed:
                 self._refuse_closed("load")

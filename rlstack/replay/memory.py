@@ -14,34 +14,34 @@ from numpy.typing import DTypeLike
 from rlstack.replay.base import ReplayConfig
 from rlstack.types import Transition
 
-BUFFERS = 2  # batches handed out that stay as they are
+BUFFERS = 2  # batches handed out that keep their values
 
 
 class RingShape(NamedTuple):
-    """The sizes that follow from a config and a number of environments."""
+    """The size of the ring that stores an environment's steps."""
 
-    rows: int  # steps kept of each environment
-    mirror: int  # rows at the end that repeat the first ones
-    items: int  # items kept of each environment
+    rows: int  # steps held of each environment
+    mirror: int  # rows at the end that repeat the first rows
+    items: int  # items held of each environment
 
 
 def ring_shape(cfg: ReplayConfig, num_envs: int) -> RingShape:
-    """Returns how large a ring must be.
+    """Returns the ring that holds the items of a config.
 
-    The item starting at step s leaves when the item ``items`` periods later is completed, which is
-    at step ``s + items * period + T``; until then no step of it may be overwritten.
+    The item that starts at step s is removed when the item that starts ``items`` periods later is
+    completed, at step ``s + items * period + T``. Until then none of its steps may be overwritten.
 
     Raises:
-      ValueError: there is room for so few items that a batch might never come together.
+      ValueError: the ring holds so few items that it might never hold a batch.
     """
     period, items = cfg.step_period, cfg.items_per_env(num_envs)
-    # Where starts may be refused, every second one may be: LAST is followed by FIRST.
+    # Where items may not start at LAST, at most every second start is lost: FIRST follows LAST.
     needed = cfg.batch_size * (2 if cfg.starts == "not_last" else 1)
     if (cfg.sampler == "fifo" or cfg.times_limit) and items * num_envs < needed:
         raise ValueError(
-            f"ReplayConfig: there must be room for {needed} items, or a batch might never come "
-            f"together; got room for {items} of each of {num_envs} environments. Raise max_size or "
-            "max_size_per_env, or lower batch_size."
+            f"ReplayConfig: the table must have room for {needed} items; otherwise it might never "
+            f"hold a batch; got room for {items} of each of {num_envs} environments. Raise "
+            "max_size or max_size_per_env, or lower batch_size."
         )
     rows = items * period + cfg.unroll_length
     if cfg.sampler != "fifo":
@@ -50,12 +50,12 @@ def ring_shape(cfg: ReplayConfig, num_envs: int) -> RingShape:
 
 
 def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
-    """Returns the bytes a buffer in this process will take.
+    """Returns the bytes that an `InProcessReplay` takes.
 
     Args:
       cfg: the table.
-      example: a transition whose leaves, ``[n, ...]`` with any n, have a shape and a dtype
-        (arrays, or ``jax.eval_shape``'s results).
+      example: a transition with leaves ``[n, ...]`` for any n: arrays, or results of
+        ``jax.eval_shape``.
       num_envs: environments that write.
     """
     sizes = ring_shape(cfg, num_envs)
@@ -72,7 +72,7 @@ def step_bytes(columns: Iterable[tuple[tuple[int, ...], DTypeLike]]) -> int:
 
 
 def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
-    """Returns the bytes of all but the rings: batches handed out, and the samplers' tables.
+    """Returns the bytes of all but the rings: batches handed out, and the sampler's arrays.
 
     Args:
       cfg: the table.
@@ -86,7 +86,7 @@ def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
 
 
 def available_memory() -> int | None:
-    """Returns the bytes this process can still take, None where the system does not say."""
+    """Returns the bytes that this process can still take, None where they are unknown."""
     found = [_mem_available(), _cgroup_available()]
     known = [size for size in found if size is not None]
     return min(known) if known else None
@@ -103,7 +103,7 @@ def _mem_available() -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """What the control group (version 2) leaves: its limit without what cannot be given back."""
+    """Returns what the control group (version 2) allows in addition to what is in use."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()
@@ -118,21 +118,21 @@ def _cgroup_available() -> int | None:
 
 
 def check_memory(num_bytes: int, where: str, folder: str | None = None) -> None:
-    """Refuses what does not fit into memory.
+    """Raises if an allocation does not fit into memory.
 
     Args:
-      num_bytes: to be taken.
-      where: who asks, for the message.
-      folder: where the memory has a file system, such as /dev/shm, which must have room too.
+      num_bytes: size of the allocation.
+      where: the caller, for the message.
+      folder: a memory file system, such as /dev/shm, that must have as much free space.
 
     Raises:
-      ValueError: there is not that much.
+      ValueError: less is free.
     """
-    rooms = [("memory", available_memory())]
+    limits = [("memory", available_memory())]
     if folder is not None:
         status = os.statvfs(folder)
-        rooms.append((folder, status.f_bavail * status.f_frsize))
-    for name, available in rooms:
+        limits.append((folder, status.f_bavail * status.f_frsize))
+    for name, available in limits:
         if available is not None and num_bytes > available:
             raise ValueError(
                 f"{where}: its {num_bytes:,} bytes ({num_bytes / 2**30:.1f} GiB) must fit into "

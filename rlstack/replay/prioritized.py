@@ -8,10 +8,10 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.samplers import Cells, Uniform
 from rlstack.types import PyTree
 
-PRIORITY_FLOOR = 1e-6  # keeps an item whose error is 0 in play (Schaul et al. 2016, section 3.3)
+PRIORITY_FLOOR = 1e-6  # keeps items with error 0 sampleable (Schaul et al. 2016, section 3.3)
 
-_FAN = 16  # children of a node, which fill two cache lines
-_TOP = 4096  # nodes of the highest level at most, which one running sum goes over at a draw
+_FAN = 16  # children of a node; they fill two cache lines
+_TOP = 4096  # largest top level; a draw computes its cumulative sum
 
 
 def checked_priorities(
@@ -20,12 +20,12 @@ def checked_priorities(
     """Returns keys ``[B]`` and priorities ``[B]`` float64 as arrays.
 
     Raises:
-      ValueError: they are not that, or a priority is negative or not finite.
+      ValueError: shapes or dtypes differ, or a priority is negative or not finite.
     """
     keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
     if keys.ndim != 1 or keys.shape != priorities.shape or keys.dtype.kind not in "iu":
         raise ValueError(
-            f"{where}.update_priorities: keys and priorities must both be [B], keys ints; got "
+            f"{where}.update_priorities: keys must be [B] ints and priorities [B]; got "
             f"{keys.dtype}{keys.shape} and {priorities.shape}."
         )
     if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
@@ -36,30 +36,30 @@ def checked_priorities(
     return keys, priorities
 
 
-def importance_weights(cfg: ReplayConfig, odds: np.ndarray, drawn: int) -> np.ndarray:
+def importance_weights(cfg: ReplayConfig, relative_probs: np.ndarray, drawn: int) -> np.ndarray:
     """Returns ``(N P(i))^-beta``, divided by the largest of the batch, [B] float32.
 
     Args:
-      cfg: says how beta moves.
-      odds: N * P(i), how much likelier than on average each item was drawn, [B].
-      drawn: items drawn before these.
+      cfg: the table, which gives beta.
+      relative_probs: N * P(i), the probability of each item relative to uniform sampling, [B].
+      drawn: items drawn before these, which anneal beta.
     """
     beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
     if until:
         beta += min(1.0, drawn / until) * (cfg.importance_exponent_final - beta)
-    weights = odds**-beta
+    weights = relative_probs**-beta
     return (weights / weights.max()).astype(np.float32)
 
 
 class SumTree:
-    """Non-negative masses, to be changed and drawn from many at a time.
+    """Non-negative masses that are changed, and sampled in proportion, many at a time.
 
-    Sums are always taken afresh from the children, never moved by differences, so that rounding
-    does not pile up.
+    Sums are always recomputed from the children, never adjusted by differences, so that rounding
+    errors do not accumulate.
     """
 
     def __init__(self, size: int):
-        self._levels = []  # masses first, each a multiple of the fan; then sums of their children
+        self._levels = []  # masses, padded to a multiple of `_FAN`; then sums of children
         while True:
             self._levels.append(np.zeros(-(-size // _FAN) * _FAN))
             if size <= _TOP:
@@ -73,7 +73,7 @@ class SumTree:
         return float(self._levels[-1].sum())
 
     def update(self, changed: np.ndarray | None) -> None:
-        """Brings the sums up to date after leaves ``changed`` (None: all) were written to."""
+        """Recomputes the sums after leaves ``changed`` (None: all) were written."""
         nodes = changed
         for below, level in zip(self._levels, self._levels[1:]):  # noqa: B905
             children = below.reshape(-1, _FAN)
@@ -84,7 +84,7 @@ class SumTree:
                 level[nodes] = children[nodes].sum(1)
 
     def find(self, points: np.ndarray) -> np.ndarray:
-        """Returns the leaves in whose stretch of ``[0, total)`` the points lie, [n]."""
+        """Returns the leaves whose interval of ``[0, total)`` contains the points, [n]."""
         ends = self._levels[-1].cumsum()
         points = np.minimum(points, np.nextafter(ends[-1], 0))
         nodes = ends.searchsorted(points, side="right")
@@ -92,7 +92,7 @@ class SumTree:
         rows = np.arange(len(points))
         for level in reversed(self._levels[:-1]):
             sums = level.reshape(-1, _FAN)[nodes].cumsum(1)
-            # Rounding may put a point just past the end; it belongs to the last mass there is.
+            # Rounding may put a point just past the end; it belongs to the last non-zero mass.
             points = np.minimum(points, np.nextafter(sums[:, -1], 0))
             child = (sums <= points[:, None]).sum(1)
             points = points - np.where(child > 0, sums[rows, child - 1], 0)
@@ -103,7 +103,7 @@ class SumTree:
 class Prioritized(Uniform):
     """Items with replacement, with probability ``p_i^alpha / sum_j p_j^alpha``.
 
-    A new item has the largest priority given so far. Importance weights are
+    A new item gets the largest priority set so far. Importance weights are
     ``(N P(i))^-beta``, divided by the largest of the batch (equation 1 and algorithm 1).
     """
 
@@ -112,11 +112,11 @@ class Prioritized(Uniform):
         self._tree = SumTree(cells)
         self._largest = 1.0
         self._drawn = 0
-        self._changed: list[np.ndarray] = []  # leaves written to since the sums were right
+        self._changed: list[np.ndarray] = []  # leaves written since the last `update` of the tree
         self._num_changed = 0
 
     def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
-        """Puts items in their cells with the largest priority so far."""
+        """Puts items into their cells with the largest priority so far."""
         added = super().insert(cells, keys, valid)
         mass = self._largest**self._cfg.priority_exponent
         where = np.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
@@ -140,7 +140,7 @@ class Prioritized(Uniform):
         self._tree.leaves[cells] = masses
         self._changed.append(cells)
         self._num_changed += len(cells)
-        if self._num_changed > len(self.key_at):  # long without a draw: forget which, redo all
+        if self._num_changed > len(self.key_at):  # many writes without a draw: recompute all
             self._tree.update(None)
             self._changed, self._num_changed = [], 0
 
@@ -150,13 +150,13 @@ class Prioritized(Uniform):
             self._changed, self._num_changed = [], 0
         return self._tree.find(self.rng.random(count) * self._tree.total)
 
-    def _odds(self, cells: np.ndarray) -> np.ndarray:
+    def _relative_probs(self, cells: np.ndarray) -> np.ndarray:
         return self._tree.leaves[cells] * (self.size / self._tree.total)
 
-    def weigh(self, odds: np.ndarray) -> np.ndarray:
-        """Returns importance weights and counts towards beta's annealing."""
-        weights = importance_weights(self._cfg, odds, self._drawn)
-        self._drawn += len(odds)
+    def weigh(self, relative_probs: np.ndarray) -> np.ndarray:
+        """Returns importance weights, and counts the items for the annealing of beta."""
+        weights = importance_weights(self._cfg, relative_probs, self._drawn)
+        self._drawn += len(relative_probs)
         return weights
 
     def save(self) -> PyTree:
@@ -166,7 +166,7 @@ class Prioritized(Uniform):
         return super().save() | {"masses": masses, "prioritized": numbers}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         super().load(tree)
         self._tree.leaves[: len(self.key_at)] = tree["masses"]
         self._tree.update(None)

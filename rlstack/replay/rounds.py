@@ -1,8 +1,8 @@
-"""Rounds: batches for which several actors report together.
+"""Rounds: batches of items from several actors at the same params version.
 
-The learner of a synchronous run wants data of its newest params from many actors, but must not
-stand still because one of them is slow or gone. So a round may go once ``min_actors`` have
-reported and the others have had their time.
+The learner of a synchronous run needs data of its newest params from many actors, but must not stop
+because one of them is slow or has ended. So a round is ready when ``min_actors`` have reported and
+the others have had ``grace_seconds`` to follow.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ import numpy as np
 
 
 class Round(NamedTuple):
-    """What is in a round."""
+    """The items of a round."""
 
-    take: np.ndarray  # [k] indices of waiting items, increasing
-    actors: int  # who reported
+    take: np.ndarray  # [k] indices of queued items, increasing
+    actors: int  # actors that had reported
     late: int  # items of older versions among them
 
 
 class Rounds:
-    """Decides when a round may go, and what is in it; knows no clock and no storage.
+    """Decides when a round is ready and what is in it; reads no clock and no storage.
 
     Environment ``e`` belongs to actor ``e // (num_envs // num_actors)``. An actor has *reported*
-    when each of its environments has a waiting item of the newest version. A round may go when all
-    actors have, or ``grace_seconds`` after at least ``min_actors`` had. It takes all items of the
-    actors that reported and whatever older ones the others have waiting, as many as make a multiple
-    of an actor's environments: few sizes, so that a learner compiles few programs. What is over
-    waits for the next round.
+    when each of its environments has a queued item of the newest version. A round is ready when all
+    actors have reported, or ``grace_seconds`` after at least ``min_actors`` had. It takes all items
+    of the actors that reported, and the queued items of older versions of the others. Their number
+    is cut to a multiple of an actor's environments, so that a learner compiles few programs. The
+    remaining items stay for the next round.
     """
 
     def __init__(self, min_actors: int, grace_seconds: float, num_actors: int, num_envs: int):
         """Checks that the actors share the environments evenly.
 
         Raises:
-          ValueError: they do not, or ``min_actors`` is more than there are.
+          ValueError: they do not, or ``min_actors`` exceeds ``num_actors``.
         """
         if num_actors < 1 or num_envs % num_actors:
             raise ValueError(
                 f"ReplayBuffer: num_envs must be a multiple of num_actors; got {num_envs} and "
-                f"{num_actors}. Give every actor as many environments."
+                f"{num_actors}. Give every actor the same number of environments."
             )
         if min_actors > num_actors:
             raise ValueError(
-                f"ReplayConfig: min_actors must be at most num_actors ({num_actors}), or no round "
-                f"would ever go; got {min_actors}. Lower it, or start more actors."
+                f"ReplayConfig: min_actors must be at most num_actors ({num_actors}); otherwise "
+                f"no round is ever ready; got {min_actors}. Lower it, or start more actors."
             )
         self._min_actors, self._grace_seconds = min_actors, grace_seconds
         self._num_actors, self._num_envs = num_actors, num_envs
         self._size = num_envs // num_actors
-        self._since: float | None = None  # when min_actors had reported
+        self._since: float | None = None  # when min_actors first had reported
         self._version = -1
 
     def decide(
         self, env_ids: np.ndarray, versions: np.ndarray, newest: int, now: float
     ) -> Round | None:
-        """Returns the round to be taken now, or None to go on waiting.
+        """Returns the round to take now, or None if it must wait.
 
         Args:
-          env_ids: [n] environments of the waiting items, oldest first.
-          versions: [n] params versions that made them.
+          env_ids: [n] environments of the queued items, oldest first.
+          versions: [n] params versions that produced them.
           newest: the newest params version.
-          now: seconds on any clock that does not go back.
+          now: seconds of a monotonic clock.
         """
         fresh = versions >= newest
         has_fresh = np.zeros(self._num_envs, bool)
@@ -81,22 +81,22 @@ class Rounds:
         return Round(take, actors, int(np.count_nonzero(~fresh[take])))
 
     def _choose(self, env_ids: np.ndarray, fresh: np.ndarray, reported: np.ndarray) -> np.ndarray:
-        """Returns what goes, [k] increasing: all that may, but for the last ones left over."""
-        may = reported[env_ids // self._size] | ~fresh
-        over = np.count_nonzero(may) % self._size
+        """Returns the items of a round, [k] increasing: all eligible ones, cut to a full size."""
+        eligible = reported[env_ids // self._size] | ~fresh
+        over = np.count_nonzero(eligible) % self._size
         if over:
-            # The first fresh item of an environment stands for its actor's report and stays in.
+            # The first fresh item of an environment is part of its actor's report and is kept.
             first = np.zeros(len(env_ids), bool)
-            at = np.flatnonzero(may & fresh)
+            at = np.flatnonzero(eligible & fresh)
             first[at[np.unique(env_ids[at], return_index=True)[1]]] = True
-            may[np.flatnonzero(may & ~first)[-over:]] = False
-        return np.flatnonzero(may)
+            eligible[np.flatnonzero(eligible & ~first)[-over:]] = False
+        return np.flatnonzero(eligible)
 
     def start_over(self) -> None:
-        """Says that a round went: the next one's grace begins anew."""
+        """Marks a round as taken: the next grace period starts over."""
         self._since = None
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a round will go by and by even if nothing more comes."""
+        """Whether a grace period is running, so that a round becomes ready by itself."""
         return self._since is not None

@@ -1,8 +1,8 @@
-"""Which item comes next: fifo, uniform, prioritized.
+"""Which item is sampled next: fifo and uniform; see also ``prioritized``.
 
-An item is called by its key, ``(start // period) * num_envs + env_id``, unique for good. It lives
-in cell ``key % cells``, so that the item an environment completes replaces the oldest it had, and
-a key whose item has left is told by its cell holding another.
+An item is identified by its key, ``(start // period) * num_envs + env_id``, which is never reused.
+It is held in cell ``key % cells``. So an environment's new item replaces its oldest one, and the
+cell shows by its key whether an item is still held.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ Cells = slice | np.ndarray
 
 
 class Sampler:
-    """The items held, and what all samplers do with them."""
+    """Base of the samplers: the items held."""
 
     def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         self._cfg = cfg
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self._limit = cfg.times_limit
-        self.key_at = np.full(cells, -1, np.int64)  # the item in a cell, -1 for none
+        self.key_at = np.full(cells, -1, np.int64)  # key of the item in each cell, -1 for none
         self._times = np.zeros(cells if self._limit else 0, np.int32)
-        self._high = 0  # cells from here on were never used
+        self._high = 0  # cells from here on have never been used
         self.size = 0
-        self.dropped = 0  # items that fifo lost before they were sampled
-        self.stale = 0  # items that fifo lost because they were too old
+        self.dropped = 0  # items removed from a full fifo before they were sampled
+        self.stale = 0  # items removed from a fifo because they were too old
 
     def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
-        """Puts items in their cells, for those that were there.
+        """Puts items into their cells, in place of older ones.
 
         Args:
-          cells: ``keys % len(key_at)``, as a slice where they are neighbours.
+          cells: ``keys % len(key_at)``, as a slice where they are consecutive.
           keys: [n] int64.
-          valid: [n] bool, where there is an item to keep; None for everywhere.
+          valid: [n] bool, which items to insert; the cells of others become empty. None for all.
 
         Returns:
-          The number of items put in.
+          The number of items inserted.
         """
         stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
         lost = 0
@@ -56,7 +56,7 @@ class Sampler:
         return added
 
     def held(self, keys: np.ndarray) -> np.ndarray:
-        """Whether these items are still here, [n] bool."""
+        """Whether these items are still held, [n] bool."""
         return self.key_at[keys % len(self.key_at)] == keys
 
     def remove(self, cells: np.ndarray) -> None:
@@ -65,23 +65,23 @@ class Sampler:
         self.size -= len(cells)
 
     def ready(self, batch_size: int) -> bool:
-        """Whether there are items enough for a batch."""
+        """Whether there are enough items for a batch."""
         raise NotImplementedError
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Chooses items; call it only when ``ready``.
 
         Returns:
-          Keys [B] int64, and how much likelier than on average each was drawn, N * P, [B].
+          Keys [B] int64, and N * P(i), the probability of each relative to uniform sampling, [B].
         """
         raise NotImplementedError
 
-    def weigh(self, odds: np.ndarray) -> np.ndarray:
-        """Returns the importance weights [B] float32 of a batch drawn with these odds."""
-        return odds
+    def weigh(self, relative_probs: np.ndarray) -> np.ndarray:
+        """Returns the importance weights [B] float32 of a batch, from its N * P(i) [B]."""
+        return relative_probs
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities, where the sampler has any."""
+        """Sets priorities; only prioritized sampling uses them."""
 
     def save(self) -> PyTree:
         """Returns the state as arrays."""
@@ -94,11 +94,11 @@ class Sampler:
         }
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         if tree["key_at"].shape != self.key_at.shape or tree["times"].shape != self._times.shape:
             raise ValueError(
-                f"ReplayBuffer.load: this config has {len(self.key_at)} cells for items; the saved "
-                f"one {len(tree['key_at'])}. Load into an equal config."
+                f"ReplayBuffer.load: this config has {len(self.key_at)} cells for items; got a "
+                f"saved {len(tree['key_at'])}. Load into an equal config."
             )
         self.key_at, self._times = np.array(tree["key_at"]), np.array(tree["times"])
         self._high, self.size, self.dropped, self.stale = (int(n) for n in tree["numbers"])
@@ -110,11 +110,11 @@ class Fifo(Sampler):
 
     def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         super().__init__(cfg, cells, seed)
-        self._queue = np.zeros(2 * cells, np.int64)  # keys; some may have left already
+        self._queue = np.zeros(2 * cells, np.int64)  # keys; some items may have been removed
         self._head = self._tail = 0
 
     def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
-        """Puts items at the end of the queue; drops the oldest when there are too many."""
+        """Appends items to the queue; drops the oldest ones beyond max_size."""
         before = self.size
         added = super().insert(cells, keys, valid)
         self.dropped += before + added - self.size
@@ -142,7 +142,7 @@ class Fifo(Sampler):
         return keys
 
     def ready(self, batch_size: int) -> bool:
-        """Whether a batch of items is waiting."""
+        """Whether a batch of items is queued."""
         return self.size >= batch_size
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,20 +153,20 @@ class Fifo(Sampler):
         return keys, np.ones(batch_size, np.float32)
 
     def take(self, keys: np.ndarray) -> bool:
-        """Counts one sample of each of these waiting items; says whether all have left by it."""
+        """Counts one sample of each of these queued items; returns whether this removed all."""
         cells = keys % len(self.key_at)
         self._times[cells] += 1
         gone = self._times[cells] >= self._limit
-        left = bool(gone.all())
-        self.remove(cells if left else cells[gone])
-        return left
+        all_gone = bool(gone.all())
+        self.remove(cells if all_gone else cells[gone])
+        return all_gone
 
     def save(self) -> PyTree:
         """Returns the state as arrays."""
         return super().save() | {"waiting": self.queued().copy()}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         super().load(tree)
         self._head, self._tail = 0, len(tree["waiting"])
         self._queue[: self._tail] = tree["waiting"]
@@ -176,33 +176,33 @@ class Uniform(Sampler):
     """Items with replacement, all equally likely."""
 
     def ready(self, batch_size: int) -> bool:
-        """Whether there is an item, and, where items wear out, enough draws are left."""
+        """Whether there is an item and, with max_times_sampled, enough draws are left."""
         if not self._limit or not self.size:
             return self.size > 0
         left = (self._limit - self._times[: self._high])[self.key_at[: self._high] >= 0]
         return int(left.sum()) >= batch_size
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws with replacement; an item leaves at its last allowed draw."""
+        """Draws with replacement; an item is removed at its last allowed draw."""
         if not self._limit:
             cells = self._choose(batch_size)
-            return self.key_at[cells], self._odds(cells)
-        # Drawing one by one, where an item may leave after any draw, is drawing many at once
-        # and refusing the draws of items that have left.
-        keys, odds, missing = [], [], batch_size
+            return self.key_at[cells], self._relative_probs(cells)
+        # Drawing many at once and rejecting draws of removed items has the same distribution as
+        # drawing one by one and removing items in between.
+        keys, relative_probs, missing = [], [], batch_size
         while missing:
             cells = self._choose(missing)
             cells = cells[_occurrence(cells) < self._limit - self._times[cells]]
             keys.append(self.key_at[cells])
-            odds.append(self._odds(cells))
+            relative_probs.append(self._relative_probs(cells))
             np.add.at(self._times, cells, 1)
             self.remove(np.unique(cells[self._times[cells] >= self._limit]))
             missing -= len(cells)
-        return np.concatenate(keys), np.concatenate(odds)
+        return np.concatenate(keys), np.concatenate(relative_probs)
 
     def _choose(self, count: int) -> np.ndarray:
         """Draws cells that hold an item, [count]."""
-        if self.size * 8 < self._high:  # guessing would take long
+        if self.size * 8 < self._high:  # rejection sampling would take long
             filled = np.flatnonzero(self.key_at[: self._high] >= 0)
             return filled[self.rng.integers(0, len(filled), count)]
         cells = self.rng.integers(0, self._high, count)
@@ -213,13 +213,13 @@ class Uniform(Sampler):
                 empty = empty[self.key_at[cells[empty]] < 0]
         return cells
 
-    def _odds(self, cells: np.ndarray) -> np.ndarray:
-        """How much likelier than on average these cells are drawn: N * P, [B]."""
+    def _relative_probs(self, cells: np.ndarray) -> np.ndarray:
+        """Returns N * P(i), the probability of each cell relative to uniform sampling, [B]."""
         return np.ones(len(cells), np.float32)
 
 
 def _occurrence(values: np.ndarray) -> np.ndarray:
-    """Returns how many equal values stand before each one."""
+    """Returns how many equal values precede each value."""
     order = np.argsort(values, kind="stable")
     sorted_values = values[order]
     new_run = np.r_[True, sorted_values[1:] != sorted_values[:-1]]
@@ -241,7 +241,7 @@ def _rng_words(rng: np.random.Generator) -> np.ndarray:
 
 
 def _set_rng(rng: np.random.Generator, words: np.ndarray) -> None:
-    """Puts back what ``_rng_words`` returned."""
+    """Restores what ``_rng_words`` returned."""
     high, low, inc_high, inc_low, has, value = (int(word) for word in words)
     rng.bit_generator.state = {
         "bit_generator": "PCG64",

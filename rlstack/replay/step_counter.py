@@ -1,4 +1,4 @@
-"""How far each environment has come, and where its stream of steps was broken."""
+"""Counts the steps of each environment, and remembers where its stream was broken."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from rlstack.types import PyTree
 
 
 class StepCounter:
-    """Counts the steps of each environment: one number while all are at the same step."""
+    """The number of steps of each environment; one number while all are at the same step."""
 
     def __init__(self, num_envs: int):
         self.envs = np.arange(num_envs)
-        self.together, self.step = True, 0  # `step` holds while `together`
-        self.steps = np.zeros(num_envs, np.int64)  # holds otherwise
+        self.together, self.step = True, 0  # `step` is valid while `together`
+        self.steps = np.zeros(num_envs, np.int64)  # is valid otherwise
         self.unbroken = np.zeros(num_envs, np.int64)  # the first step after the last gap
         self.last_gap = 0  # the largest of these
         self._mark = np.zeros(num_envs, np.int64)
         self._bound = np.uint64(num_envs)
 
     def check_ids(self, where: str, env_ids: np.ndarray) -> np.ndarray | None:
-        """Returns distinct ids, or None if they are all, in order.
+        """Returns distinct ids, or None for all environments in order.
 
         Raises:
-          ValueError: an id is out of range, comes twice, or is no integer.
+          ValueError: an id is out of range, repeated, or not an integer.
         """
         ids, num_envs = np.asarray(env_ids), len(self.envs)
         if ids.ndim == 1 and ids.dtype.kind in "iu" and len(ids) <= num_envs:
@@ -32,7 +32,7 @@ class StepCounter:
                 return None
             unsigned = ids.astype(np.uint64)  # negative ids become large ones
             if np.count_nonzero(unsigned < self._bound) == len(ids):
-                self._mark[ids] = order  # of equal ids, only one finds its own mark
+                self._mark[ids] = order  # of equal ids, only the last one keeps its mark
                 if np.count_nonzero(self._mark[ids] == order) == len(ids):
                     return ids
         raise ValueError(
@@ -41,24 +41,24 @@ class StepCounter:
         )
 
     def separate(self) -> None:
-        """Goes over to counting each environment's steps apart."""
+        """Starts to count the steps of each environment separately."""
         if self.together:
             self.steps[:] = self.step
             self.together = False
 
     def rejoin(self) -> bool:
-        """Goes back to one count if all environments are at the same step; says whether."""
+        """Returns to one count if all environments are at the same step; returns whether it has."""
         if not self.together and (self.steps == self.steps[0]).all():
             self.together, self.step = True, int(self.steps[0])
         return self.together
 
     def interrupt(self, env_ids: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
-        """Breaks the streams of some environments; call it only when parted.
+        """Breaks the streams of some environments; call it only while counts are separate.
 
-        Items begin at multiples of the period, so the clocks are put forward to the next one.
+        Items start at multiples of the period, so the counts move on to the next multiple.
 
         Returns:
-          The clocks before and after, [n].
+          The counts before and after, [n].
         """
         before = self.steps[env_ids]
         after = -(-before // period) * period
@@ -67,7 +67,7 @@ class StepCounter:
         return before, after
 
     def last_steps(self) -> np.ndarray:
-        """Returns the step each environment wrote last, -1 for none, [num_envs]."""
+        """Returns the last step of each environment, -1 for none, [num_envs]."""
         return np.full(len(self.envs), self.step - 1) if self.together else self.steps - 1
 
     def save(self) -> PyTree:
@@ -75,7 +75,7 @@ class StepCounter:
         return {"steps": self.last_steps() + 1, "unbroken": self.unbroken.copy()}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         self.steps[:], self.unbroken[:] = tree["steps"], tree["unbroken"]
         self.last_gap, self.together = int(self.unbroken.max()), False
         self.rejoin()

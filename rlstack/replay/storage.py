@@ -1,9 +1,9 @@
-"""Where steps live: one ring of rows for each leaf of a transition.
+"""Storage of steps: one ring of rows for each leaf of a transition.
 
-Every environment counts its steps; step ``g`` lies in row ``g % rows``. Items are windows of steps
-and take no memory of their own. When all windows start at multiples of a period that divides
-``rows`` (fifo), a few rows at the end repeat the first ones, so that a window never wraps and can
-be handed out as a view.
+Step ``g`` of an environment is stored in row ``g % rows``. Items are windows of steps and take no
+memory of their own. When all windows start at multiples of a period that divides ``rows`` (fifo), a
+few rows at the end repeat the first rows, so that a window never wraps and can be returned as a
+view.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shap
 from rlstack.types import PyTree, Trajectory, Transition
 
 _SIZES = 4  # batch sizes whose buffers are kept
-_MOST_BUFFERS = 8  # batches that may be held at a time, if their holders do not let go of them
+_MOST_BUFFERS = 8  # buffers of one batch size, if earlier batches are still referenced
 
 
 class StepRing:
-    """Rings ``[rows + mirror, num_envs, ...]``, made at the first step or given by ``use``."""
+    """Rings ``[rows + mirror, num_envs, ...]``, allocated at the first step or set by ``use``."""
 
     def __init__(self, cfg: ReplayConfig, num_envs: int):
         self._cfg, self._num_envs = cfg, num_envs
@@ -51,7 +51,7 @@ class StepRing:
         """Returns the leaves, checked to be ``count`` steps like those stored.
 
         Raises:
-          ValueError: structure, shape or dtype differ; names the leaf.
+          ValueError: structure, shape or dtype differ; the error names the leaf.
         """
         if self._treedef is None:
             self._allocate_like(transition, count)
@@ -66,7 +66,7 @@ class StepRing:
         try:
             if [x.shape for x in leaves] == expected and [x.dtype for x in leaves] == self._dtypes:
                 return leaves
-        except AttributeError:  # numbers and lists, which become arrays, or a deeper structure
+        except AttributeError:  # plain numbers and lists, or a deeper structure
             if jax.tree_util.tree_structure(transition) != self._treedef:
                 self._refuse_structure(transition)
         leaves = [np.asarray(leaf) for leaf in leaves]
@@ -80,7 +80,7 @@ class StepRing:
         )
 
     def allocate(self, spec: Transition) -> None:
-        """Makes the rings for steps of these shapes and dtypes, without the batch axis.
+        """Allocates the rings for steps of these shapes and dtypes, without the batch axis.
 
         Raises:
           ValueError: there is not enough memory.
@@ -90,13 +90,13 @@ class StepRing:
         step = step_bytes((x.shape, x.dtype) for x in leaves)
         others = reader_bytes(self._cfg, self._num_envs, step)
         check_memory(rows * self._num_envs * step + others, "InProcessReplay")
-        # Zeroed memory costs nothing before it is written to.
+        # Zeroed memory takes no space before it is written.
         self._set_rings(
             treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]
         )
 
     def _allocate_like(self, transition: Transition, count: int) -> None:
-        """Makes the rings after the first transition."""
+        """Allocates the rings for steps like the first transition."""
         paths, treedef = jax.tree_util.tree_flatten_with_path(transition)
         arrays = [np.asarray(leaf) for _, leaf in paths]
         for (path, _), array in zip(paths, arrays, strict=True):
@@ -109,7 +109,7 @@ class StepRing:
         self.allocate(treedef.unflatten([array[0] for array in arrays]))
 
     def use(self, spec: Transition, rings: list[np.ndarray]) -> None:
-        """Takes rings made elsewhere, ``[rows, num_envs, ...]``, whatever their rows; no mirror."""
+        """Uses given rings ``[rows, num_envs, ...]`` with any number of rows; no mirror."""
         self.rows, self._mirror = len(rings[0]), 0
         self._set_rings(jax.tree_util.tree_structure(spec), rings)
 
@@ -120,7 +120,7 @@ class StepRing:
         self._shapes = [ring.shape[1:] for ring in rings]
 
     def _compare(self, transition: Transition, leaves: list, expected: list) -> None:
-        """Raises for the first leaf that is not as expected."""
+        """Raises for the first leaf that differs from what is expected."""
         paths, _ = jax.tree_util.tree_flatten_with_path(transition)
         for (path, _), leaf, shape, dtype in zip(
             paths, leaves, expected, self._dtypes, strict=True
@@ -152,7 +152,7 @@ class StepRing:
                 flat[where] = np.asarray(leaf)[again]
 
     def write_columns(self, step: int, columns: slice, leaves: list) -> None:
-        """Writes one step of neighbouring environments, all at the same step; not mirrored."""
+        """Writes one step of consecutive environments, all at the same step; not mirrored."""
         row = step % self.rows
         for ring, leaf in zip(self._rings, leaves, strict=True):
             ring[row, columns] = leaf
@@ -169,26 +169,26 @@ class StepRing:
             ring[rows, env_ids] = np.asarray(saved)[source, env_ids]
 
     def view(self, start: int, first_env: int, count: int) -> Trajectory:
-        """Returns the windows ``[T+1, count, ...]`` of neighbouring environments, not copied."""
+        """Returns windows ``[T+1, count, ...]`` of consecutive environments as views."""
         rows = slice(start % self.rows, start % self.rows + self._length)
         envs = slice(first_env, first_env + count)
         assert rows.stop <= self.rows + self._mirror and self._treedef is not None
         return self._treedef.unflatten([ring[rows, envs] for ring in self._rings])
 
     def gather(self, starts: np.ndarray, env_ids: np.ndarray) -> Trajectory:
-        """Copies windows ``[T+1, B, ...]`` into the next of the reused batches."""
+        """Copies windows ``[T+1, B, ...]`` into a reused buffer."""
         assert self._treedef is not None
         indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
         batch = self._buffer(len(starts))
         for flat, out in zip(self._flat, batch, strict=True):
-            # Any mode but "raise" lets take write straight into `out`.
+            # With any mode except "raise", np.take writes directly into `out`.
             np.take(flat, indices, axis=0, out=out, mode="clip")
         return self._treedef.unflatten(batch)
 
     def gather_again(
         self, trajectory: Trajectory, columns: np.ndarray, starts: np.ndarray, env_ids: np.ndarray
     ) -> None:
-        """Puts other windows into some columns of what ``gather`` returned last."""
+        """Replaces some columns of the last result of ``gather`` by other windows."""
         assert self._treedef is not None
         indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
         for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
@@ -197,16 +197,16 @@ class StepRing:
     def _buffer(self, batch_size: int) -> list[np.ndarray]:
         buffers = self._buffers.get(batch_size)
         if buffers is None:
-            # Rounds come in several sizes. Who still reads a batch of a forgotten one keeps it.
+            # Rounds have several sizes. A batch of a discarded size stays valid while referenced.
             while len(self._buffers) >= _SIZES:
                 del self._buffers[next(iter(self._buffers))]
             buffers = self._buffers[batch_size] = [
                 self._new_buffer(batch_size) for _ in range(BUFFERS)
             ]
-        # Memory that nobody looks at any more is taken again at once: it is in the cache.
+        # An unreferenced buffer is reused at once: it is still in the cache.
         unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
         chosen = next(unused, None)
-        if chosen is None and len(buffers) < _MOST_BUFFERS:  # each of several readers holds one
+        if chosen is None and len(buffers) < _MOST_BUFFERS:  # several readers hold one each
             buffers.append(self._new_buffer(batch_size))
             chosen = len(buffers) - 1
         elif chosen is None:
@@ -219,17 +219,17 @@ class StepRing:
         return [np.empty((*shape, *f.shape[1:]), f.dtype) for f in self._flat]
 
     def save(self, steps: int) -> PyTree:
-        """Returns a copy of the rings as far as ``steps`` have used them, () for no steps."""
+        """Returns a copy of the rows that ``steps`` steps have filled, () for no steps."""
         if self._treedef is None:
             return ()
         used = None if steps > self.rows else steps
         return self._treedef.unflatten([ring[:used].copy() for ring in self._rings])
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned.
+        """Restores what ``save`` returned.
 
         Raises:
-          ValueError: the rings have other sizes than this buffer's.
+          ValueError: the sizes differ from this buffer's.
         """
         saved, treedef = jax.tree_util.tree_flatten(tree)
         self._buffers, self._treedef = {}, None
@@ -238,8 +238,8 @@ class StepRing:
             ring = np.zeros((self.rows + self._mirror, self._num_envs, *part.shape[2:]), part.dtype)
             if part.shape[0] > len(ring) or part.shape[1] != self._num_envs:
                 raise ValueError(
-                    f"ReplayBuffer.load: this config has room for {ring.shape[:2]} (steps, "
-                    f"environments); the saved one had {part.shape[:2]}. Load into an equal config."
+                    f"ReplayBuffer.load: this config holds {ring.shape[:2]} (steps, environments); "
+                    f"got a saved {part.shape[:2]}. Load into an equal config."
                 )
             ring[: len(part)] = part
             rings.append(ring)
@@ -248,7 +248,7 @@ class StepRing:
 
 
 def _references(arrays: list[np.ndarray]) -> int:
-    """The most references that any of these has."""
+    """Returns the largest reference count of these arrays."""
     return max(map(sys.getrefcount, arrays), default=0)
 
 

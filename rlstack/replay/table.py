@@ -1,7 +1,7 @@
-"""The reader's side of a replay buffer: which items are held, and what may be taken when.
+"""The table of a replay buffer: which items are held, and when they may be sampled.
 
-It is the same for every backend on one machine; they differ in how steps get into the ring and in
-who may wait. A table knows no lock: its buffer lets one thread in at a time.
+All backends on one machine share it. They differ in how steps reach the ring and in which side may
+wait. The table takes no lock; its buffer admits one thread at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class ItemTable:
 
     Attributes:
       ring: the steps.
-      clock: how many steps of each environment the table knows.
+      counter: how many steps of each environment the table has seen.
       sampler: the items.
-      inserts, samples: items that came and went, ever.
+      inserts, samples: items inserted and sampled, ever.
+      version: newest params version told or seen.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class ItemTable:
           where: the buffer's name, for messages.
           cfg: the rules.
           num_envs: environments that write.
-          ring: where the steps are.
+          ring: holds the steps.
           seed: of the sampler's random generator.
-          num_actors: that share the environments evenly, for rounds.
+          num_actors: actors that share the environments evenly, for rounds.
           drops: whether a fifo that exceeds max_size drops its oldest items.
         """
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
@@ -67,15 +68,15 @@ class ItemTable:
         self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
         self.inserts = self.samples = 0
         self.version = -1
-        self._checked = (-1, -1)  # version and inserts when stale items were last looked for
+        self._checked = (-1, -1)  # version and inserts at the last search for stale items
         self._lag = np.zeros(1, np.int64)
         rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
         self._rounds = rounds if cfg.min_actors else None
         self._round: Round | None = None
-        self._refused: tuple | None = None  # what was there when no round could go
+        self._refused: tuple | None = None  # the table's state when no round was ready
         self._late = self._round_actors = 0
 
-    # Items in.
+    # Inserting.
 
     def complete_all(self, start: int) -> None:
         """Inserts the items of all environments that begin at step ``start``."""
@@ -90,7 +91,7 @@ class ItemTable:
         self.inserts += self.sampler.insert(cells, counter.envs + index * self._num_envs, valid)
 
     def complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
-        """Inserts the items with these starts, where there are any."""
+        """Inserts the items that start at these steps, if items may start there."""
         due = starts >= 0
         if self._period > 1:
             due &= starts % self._period == 0
@@ -107,21 +108,21 @@ class ItemTable:
         self.insert(keys, valid)
 
     def insert(self, keys: np.ndarray, valid: np.ndarray | None) -> None:
-        """Inserts items by key, for those that are valid; no two may share a cell."""
+        """Inserts the valid ones of these items by key; no two may share a cell."""
         self.inserts += self.sampler.insert(keys % len(self.sampler.key_at), keys, valid)
 
     def gap(self, env_ids: np.ndarray) -> None:
-        """Breaks the streams of some environments; their clock is the table's own."""
+        """Breaks the streams of some environments, and moves their step counts on."""
         counter = self.counter
         counter.separate()
         before, after = counter.interrupt(env_ids, self._period)
-        # At most one item would have been completed in the steps jumped over. It is none, but
-        # its turn ends the stay of the oldest item.
+        # At most one item would have ended in the skipped steps. It is broken and not inserted, but
+        # still replaces the oldest item.
         skipped = before + (self._length - before) % self._period
         self.complete(np.where(skipped < after, skipped - self._length, -1), env_ids)
         counter.rejoin()
 
-    # Items out.
+    # Sampling.
 
     def size_of(self, batch_size: int | None) -> int:
         """Returns the batch size to use.
@@ -135,14 +136,14 @@ class ItemTable:
         return size
 
     def blocking_rule(self, batch_size: int) -> str:
-        """Returns the name of what stands in the way of a sample, or nothing."""
+        """Returns the name of the rule that blocks a sample now, or ""."""
         cfg = self._cfg
         if self.inserts < cfg.min_size:
             return "min_size"
         if cfg.max_staleness is not None:
             self._drop_stale(cfg.max_staleness)
         if self._rounds is not None:
-            self._plan(self._rounds)
+            self._plan_round(self._rounds)
             if self._round is None:
                 return "round"
             batch_size = len(self._round.take)
@@ -153,16 +154,16 @@ class ItemTable:
         return ""
 
     def explain(self, rule: str, batch_size: int) -> Exception:
-        """Returns the error for an rule."""
-        counted = Counts(self.inserts, self.samples, self.sampler.size, self.version)
-        rule = explain_rule(self._cfg, rule, batch_size, counted)
-        return ReplayTimeoutError(f"{self._where}.sample: {rule} Ask can_sample first.")
+        """Returns the error for a blocking rule."""
+        counts = Counts(self.inserts, self.samples, self.sampler.size, self.version)
+        rule = explain_rule(self._cfg, rule, batch_size, counts)
+        return ReplayTimeoutError(f"{self._where}.sample: {rule} Check can_sample first.")
 
     def draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws items, or the planned round; call it only when there is no ``rule``.
+        """Draws items, or the planned round; call it only when no rule blocks.
 
         Returns:
-          Keys [B] int64, and how much likelier than on average each was drawn [B].
+          Keys [B] int64, and N * P(i), the probability of each relative to uniform sampling, [B].
         """
         planned, self._round = self._round, None
         if planned is None or self._rounds is None:
@@ -180,29 +181,31 @@ class ItemTable:
         index, env_ids = np.divmod(keys, self._num_envs)
         return index * self._period, env_ids
 
-    def finish(self, keys: np.ndarray, odds: np.ndarray, trajectory: Trajectory) -> Sample:
-        """Counts a batch that was drawn and gathered, and weighs its items."""
+    def finish(
+        self, keys: np.ndarray, relative_probs: np.ndarray, trajectory: Trajectory
+    ) -> Sample:
+        """Counts a batch that was drawn and gathered, and adds its importance weights."""
         self.samples += len(keys)
-        # An item's first step may be the last of the item before, taken before the learner could
-        # answer that one. The second step is the first that is the item's own.
+        # Consecutive items may share a step, which then is older than the rest of the second item.
+        # So an item's version is read at its second step.
         own = np.asarray(trajectory.params_version[self._context + 1], np.int64)
         self._lag = self.newest_version() - own
-        return Sample(Batch(trajectory, self.sampler.weigh(odds)), keys.astype(np.uint64))
+        return Sample(Batch(trajectory, self.sampler.weigh(relative_probs)), keys.astype(np.uint64))
 
     def newest_version(self) -> int:
-        """Returns the newest version told or seen."""
+        """Returns the newest params version told or seen."""
         rows = self.counter.last_steps() % self.ring.rows
         newest = int(self.ring.params_version[rows, self.counter.envs].max())
         self.version = max(self.version, newest)
         return self.version
 
     def _versions(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """Returns the params version that made each item, as `finish` does, [B] int64."""
+        """Returns the params version of each item, read at its second step, [B] int64."""
         at = (starts + self._context + 1) % self.ring.rows
         return self.ring.params_version[at, env_ids].astype(np.int64)
 
-    def _plan(self, rounds: Rounds) -> None:
-        """Makes the next round, if it may go."""
+    def _plan_round(self, rounds: Rounds) -> None:
+        """Plans the next round, if it is ready."""
         assert isinstance(self.sampler, Fifo)
         now = time.monotonic()
         state = (self.newest_version(), self.inserts, self.sampler.size)
@@ -214,7 +217,7 @@ class ItemTable:
         self._refused = state if self._round is None else None
 
     def _drop_stale(self, limit: int) -> None:
-        """Drops waiting items that lie too far behind the newest version."""
+        """Drops queued items whose version is more than ``limit`` behind the newest."""
         sampler = self.sampler
         if not sampler.size or (self.newest_version(), self.inserts) == self._checked:
             return
@@ -225,10 +228,10 @@ class ItemTable:
         sampler.remove(keys % len(sampler.key_at))
         sampler.stale += len(keys)
 
-    # The rest.
+    # Priorities, statistics and checkpoints.
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of items by their keys; items that left are ignored."""
+        """Sets priorities of items by their keys; ignores items no longer held."""
         keys, priorities = checked_priorities(self._where, keys, priorities)
         self.sampler.update(keys.astype(np.int64), priorities)
 
@@ -249,7 +252,7 @@ class ItemTable:
         return logs
 
     def save(self, steps: PyTree) -> PyTree:
-        """Returns the whole state as numpy arrays, around a copy of the ring."""
+        """Returns the whole state as numpy arrays; ``steps`` is the copy of the ring."""
         counters = [self.inserts, self.samples, self.version, *self._checked, self._late]
         return {
             "steps": steps,
@@ -259,7 +262,7 @@ class ItemTable:
         }
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned, but for the ring."""
+        """Restores what ``save`` returned, except the ring."""
         self.sampler.load(tree["sampler"])
         self.counter.load(tree["clock"])
         self.inserts, self.samples, self.version, *checked = map(int, tree["counters"])

@@ -4,9 +4,9 @@ import pytest
 
 from rlstack.replay import InProcessReplay, SharedMemReplayBuffer
 from rlstack.replay.reverb import table_config
-from tests.replay import reverb_backend
 from tests.replay.replay_model import SPEC
-from tests.replay.reverb_backend import no_reverb_server_left, pytest_collection_modifyitems
+from tests.replay.reverb import backend
+from tests.replay.reverb.backend import no_reverb_server_left, pytest_collection_modifyitems
 
 __all__ = ["make", "no_reverb_server_left", "pytest_collection_modifyitems"]
 
@@ -15,14 +15,14 @@ def make_shared_memory(cfg, num_envs, seed=0):
     return SharedMemReplayBuffer(cfg, num_envs, seed=seed, spec=SPEC)
 
 
-make_shared_memory.waits = True  # for room, where others drop
+make_shared_memory.waits = True  # while the buffer is full; other backends drop items
 
 # name -> (cfg, num_envs, seed) -> ReplayBuffer
 BACKENDS = {
     "in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed),
     "shared_memory": make_shared_memory,
 }
-BACKENDS["reverb"] = reverb_backend.make
+BACKENDS["reverb"] = backend.make
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS, scope="module")

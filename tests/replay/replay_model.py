@@ -21,7 +21,7 @@ class Output(NamedTuple):
 
 
 def make_transition(envs, ordinals, step_types, versions=None) -> Transition:
-    """Steps whose every leaf tells its environment and its place in that environment's stream."""
+    """Steps whose every leaf encodes the environment and the position in its stream."""
     envs, ordinals = np.asarray(envs, np.int32), np.asarray(ordinals, np.int32)
     versions = np.zeros(len(envs)) if versions is None else versions
     code = envs * 100_000 + ordinals
@@ -94,13 +94,13 @@ class Item:
 
 
 class Model:
-    """What is held after a history of calls; ``waits`` as the fixture of that name."""
+    """The items held after a history of calls; ``waits`` as in the fixture of that name."""
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, waits: bool = False):
         self.cfg, self.per_env = cfg, cfg.items_per_env(num_envs)
         self.waits = waits
         self.refused: int | None = None  # the batch size that can_sample refused last
-        self.known: set[int] = set()  # environments that a writer has come forward for
+        self.known: set[int] = set()  # environments that a writer has claimed
         self.step_types: dict[tuple[int, int], int] = {}
         self.ordinal = [0] * num_envs  # steps added
         self.clock = [0] * num_envs  # the same, moved on to a multiple of the period at a gap
@@ -135,7 +135,7 @@ class Model:
             self._leave(self.items[: max(0, len(self.items) - self.cfg.max_size)])
 
     def must_wait(self, envs) -> bool:
-        """Whether add waits, after what cannot be waited for was dropped."""
+        """Whether add waits, after dropping the items that would make it wait for ever."""
         self.known.update(envs)
         if not self.waits:
             return False
@@ -216,7 +216,7 @@ class Model:
 
 
 def check_close_wakes(buffer, wait):
-    """Closing a buffer ends what waits for it, in another thread, within a second."""
+    """Closing a buffer ends a wait in another thread within a second."""
     raised = []
 
     def waits():

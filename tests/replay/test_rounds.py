@@ -1,4 +1,4 @@
-"""When a round may go and what is in it; first the rule alone, then inside a buffer."""
+"""When a round is ready and what is in it; first the rule alone, then inside a buffer."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ class BatchMaker(Fetcher):
                 )
         items = self._samplers.take(cfg.batch_size)
         # New memory each time: the last batch may not have been sent yet.
-        batch = make_batch(self._packing, items, odds=cfg.sampler == "prioritized", reuse=False)
+        batch = make_batch(
+            self._packing, items, prioritized=cfg.sampler == "prioritized", reuse=False
+        )
         with self.changed:
             self._batches.append(batch)
             if self.count >= self._awaited:
@@ -189,7 +191,7 @@ class BatchService:
           address: of the server.
           packing: of the items.
           cfg: the table.
-          bind_address: the address to bind to; see `rlstack.rpc.socket_filter`.
+          bind_address: the address to listen on; see `rlstack.rpc.socket_filter`.
         """
         self._client: Client | None = client
         self._address, self._packing, self._cfg = address, packing, cfg
@@ -242,7 +244,7 @@ class BatchFetcher(Fetcher):
         """
         self._client, self._address = client, address
         self._size, self._prefetch = cfg.batch_size, prefetch
-        self._batches: list[DrawnBatch] = []  # of the first one, some items may be gone
+        self._batches: list[DrawnBatch] = []  # the first one may have lost items to `take`
         self._service: RemoteObject | None = None
         super().__init__()
 

@@ -2,24 +2,24 @@
 
 Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Where this differs from the other backends:
 
-- The oldest item of *all* environments makes room, so ``max_size_per_env`` bounds only the total.
-- Sampling draws from the server's own random generator: no seed.
-- Items under way (``max_pending`` of each writer) and sampled ahead (``prefetch`` of the reader)
-  come on top of ``max_size``. Priorities and ``samples_per_insert`` see items sampled ahead as
-  sampled. Both are 0 where exactness matters more than speed.
-- With ``max_times_sampled``, ``can_sample`` may say yes although items that were pushed out are
-  missing; ``sample`` then waits.
-- A full fifo waits; one with ``samples_per_insert`` loses its oldest items instead.
-- ``add`` waits for readers also where the only reader is the same thread: it must sample while
-  ``can_sample``, not once, before it adds again.
+- A new item replaces the oldest of *all* environments; ``max_size_per_env`` bounds only the total.
+- Sampling uses the server's random generator, which takes no seed.
+- Items on their way to the server (``max_pending`` of each writer) and items sampled ahead
+  (``prefetch`` of the reader) come on top of ``max_size``. Priorities and ``samples_per_insert``
+  treat items sampled ahead as sampled. Set both to 0 where exactness matters more than speed.
+- With ``max_times_sampled``, ``can_sample`` may return True although items were replaced in the
+  meantime; ``sample`` then waits.
+- A full fifo makes writers wait; one with ``samples_per_insert`` drops its oldest items instead.
+- ``add`` waits for readers even if the only reader is the same thread. Such a thread must sample
+  until ``can_sample`` is False before it adds again.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,11 +43,11 @@ __all__ = ["ReverbReplayBuffer", "ReverbServer"]
 
 
 class ReverbReplayBuffer:
-    """A ``ReplayBuffer`` whose items lie on a server; see there for what the methods promise.
+    """A ``ReplayBuffer`` whose items are on a server; see there for the contract of the methods.
 
-    It connects when it is first used to write or to read, and can be pickled until and after then:
-    a copy connects for itself. Writers and readers may be different processes. A process that has
-    connected must not fork: Reverb hangs in the child. Spawn instead.
+    It connects when it first writes or reads. It can be pickled at any time; the copy makes its own
+    connection. Writers and readers may be different processes. A process that has connected must
+    not fork, because Reverb hangs in the child; spawn processes instead.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class ReverbReplayBuffer:
         prefetch: int | None = None,
         max_pending: int = 32,
     ):
-        """Makes a buffer that is not connected yet.
+        """Does not connect yet.
 
         Args:
-          cfg: the table, as the server has it.
+          cfg: the table, the same as the server's.
           num_envs: environments that write, of all actors together.
-          server: the server's address ``host:port``, or the server itself: then this process is
-            taken for its only user, ``make_dataset`` ends when there is nothing to sample, and
-            ``load`` works.
+          server: the server's address ``host:port``, or the server itself. With the server itself,
+            this process must be its only user: ``make_dataset`` ends when there is nothing to
+            sample, and ``load`` works.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          env_ids: ids that this process adds steps of; None for all.
-          num_actors: that share the environments evenly, for rounds.
+          env_ids: ids of the environments that this process adds steps of; None for all.
+          num_actors: actors that share the environments evenly, for rounds.
           prefetch: items that Reverb's threads sample ahead, in addition to one batch that is kept
             ready. 0: items are sampled only when asked for. None: `default_prefetch`. For small
             items that travel in batches, the server samples ahead too: `server_prefetch`.
@@ -83,7 +83,7 @@ class ReverbReplayBuffer:
         ids = range(num_envs) if env_ids is None else env_ids
         if ids.step != 1 or not 0 <= ids.start < ids.stop <= num_envs:
             raise ValueError(
-                f"ReverbReplayBuffer: env_ids must be a range within 0..{num_envs - 1} of step 1; "
+                f"ReverbReplayBuffer: env_ids must be a range of step 1 within 0..{num_envs - 1}; "
                 f"got {ids}."
             )
         prefetch = default_prefetch(cfg) if prefetch is None else prefetch
@@ -95,20 +95,22 @@ class ReverbReplayBuffer:
         self._cfg, self._num_envs, self._spec = cfg, num_envs, spec
         self._server = server if isinstance(server, ReverbServer) else None
         self.address = server.address if isinstance(server, ReverbServer) else server
-        self._options: dict[str, Any] = {
-            "env_ids": ids,
-            "num_actors": num_actors,
-            "prefetch": prefetch,
-            "max_pending": max_pending,
-        }
+        self._env_ids, self._num_actors = ids, num_actors
+        self._prefetch, self._max_pending = prefetch, max_pending
         self._lock, self._closed = threading.Lock(), False
         self._maxima = SharedMaxima()
         self._writing: ReverbWriter | None = None
         self._reading: ReverbReader | None = None
 
     def __reduce__(self) -> tuple:
-        arguments = (self._cfg, self._num_envs, self.address, self._spec)
-        return _remake, (arguments, self._options)
+        make = functools.partial(
+            ReverbReplayBuffer,
+            env_ids=self._env_ids,
+            num_actors=self._num_actors,
+            prefetch=self._prefetch,
+            max_pending=self._max_pending,
+        )
+        return make, (self._cfg, self._num_envs, self.address, self._spec)
 
     def _writer(self, where: str) -> ReverbWriter:
         """Returns the writing half, connected."""
@@ -117,10 +119,10 @@ class ReverbReplayBuffer:
             if self._writing is None:
                 self._writing = ReverbWriter(
                     self._cfg,
-                    self._options["env_ids"],
+                    self._env_ids,
                     Packing(self._spec),
                     self.address,
-                    max_pending=self._options["max_pending"],
+                    max_pending=self._max_pending,
                     maxima=self._maxima,
                     closed=lambda: self._closed,
                 )
@@ -136,8 +138,8 @@ class ReverbReplayBuffer:
                     self._num_envs,
                     Packing(self._spec),
                     self.address,
-                    prefetch=self._options["prefetch"],
-                    num_actors=self._options["num_actors"],
+                    prefetch=self._prefetch,
+                    num_actors=self._num_actors,
                     maxima=self._maxima,
                     closed=lambda: self._closed,
                 )
@@ -155,17 +157,17 @@ class ReverbReplayBuffer:
         (self._writing or self._writer("add")).add(env_ids, transition, seconds)
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Drops the unfinished items of these environments; the next step begins afresh."""
+        """Drops the unfinished items of these environments; the next step starts new ones."""
         self._writer("gap").gap(env_ids)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all finished items are in the table.
+        """Waits until all completed items are in the table.
 
-        Who adds no more for a while should call it: the last items of overlapping windows may wait
-        for the steps that share their chunk.
+        Call it before a pause in adding: the last items of overlapping windows may be held back
+        until the steps that share their chunk are added.
 
         Raises:
-          ReplayTimeoutError: they were not in time; they go on trying.
+          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
         """
         self._writer("flush").flush(self._cfg.timeout_seconds if timeout is None else timeout)
 
@@ -174,7 +176,7 @@ class ReverbReplayBuffer:
         return not self._closed and self._reader("can_sample").can_sample(batch_size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items, or a round, and waits for it if need be."""
+        """Draws a batch of items, or a round; waits until no rule blocks it."""
         return self._reader("sample").sample(batch_size, timeout)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
@@ -182,13 +184,13 @@ class ReverbReplayBuffer:
         self._reader("update_priorities").update_priorities(keys, priorities)
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the learner's params."""
+        """Sets the version of the learner's params."""
         self._maxima.saw_version(int(version))
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
-        """Yields samples until ``close``, or until told to stop.
+        """Yields samples until ``close``, or until ``stop`` returns True.
 
-        With the server itself at hand, only while ``can_sample``.
+        A buffer made with the server itself yields them only while ``can_sample``.
         """
         while not self._closed and (stop is None or not stop()):
             if self._server is not None and not self.can_sample():
@@ -213,20 +215,20 @@ class ReverbReplayBuffer:
         return logs | as_logs(add_wait_seconds=added, sample_wait_seconds=self._reading.waited)
 
     def checkpoint(self) -> str:
-        """Makes the server write a checkpoint; returns its path, on the server's machine.
+        """Makes the server write a checkpoint; returns its path on the server's machine.
 
-        A server that starts with the same ``checkpoint_dir`` begins with its contents.
+        A server started with the same ``checkpoint_dir`` begins with the newest checkpoint.
 
         Raises:
-          ValueError: the server has no directory for checkpoints.
+          ValueError: the server has no ``checkpoint_dir``.
           ReplayTimeoutError: the server does not answer.
         """
         return self._reader("checkpoint").checkpoint()
 
     def save(self) -> PyTree:
-        """Returns the server's checkpoint, file by file, and what both halves hold.
+        """Returns the server's checkpoint, file by file, and the state of both halves.
 
-        With prefetching, up to that many items of a fifo are not in it.
+        With prefetching, up to ``prefetch`` items of a fifo are missing from it.
 
         Raises:
           ValueError: the checkpoint is on another machine, or there is none.
@@ -240,28 +242,28 @@ class ReverbReplayBuffer:
         return tree
 
     def _table(self) -> np.ndarray:
-        """The sizes that a saved table and this one must share, [4] int64."""
+        """Returns the sizes in which a saved table must equal this one, [4] int64."""
         cfg, step = self._cfg, Packing(self._spec).step_bytes
         sizes = [self._num_envs, capacity(cfg, self._num_envs), cfg.unroll_length, step]
         return np.array(sizes, np.int64)
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned; the server starts anew.
+        """Restores what ``save`` returned; the server restarts.
 
         Raises:
-          ValueError: this buffer has an address only, or the saved table was another one.
+          ValueError: this buffer was made with an address, or the saved table differs.
         """
         if self._server is None:
             raise ValueError(
-                "ReverbReplayBuffer.load: it needs the server itself, since that is what is "
-                f"restored; got its address {self.address}. Load where the server is, or start the "
-                "server with the checkpoint_dir of a checkpoint."
+                "ReverbReplayBuffer.load: the buffer must be made with the server itself, which is "
+                f"restored; got its address {self.address}. Load in the server's process, or start "
+                "the server with the checkpoint_dir of a checkpoint."
             )
         if not np.array_equal(tree["table"], self._table()):
             raise ValueError(
                 "ReverbReplayBuffer.load: (environments, items, unroll_length, bytes a step) must "
-                f"be {self._table().tolist()}; the saved one had {tree['table'].tolist()}. Load "
-                "into an equal config."
+                f"be {self._table().tolist()}; got a saved {tree['table'].tolist()}. Load into an "
+                "equal config."
             )
         with self._lock:
             self._check_open("load")
@@ -278,22 +280,18 @@ class ReverbReplayBuffer:
                 half.close()
 
     def close(self) -> None:
-        """Disconnects, and ends every wait; the server stays. A second call does nothing."""
+        """Disconnects and ends all waits; the server runs on. A second call does nothing."""
         self._closed = True
         for half in (self._writing, self._reading):
             if half is not None:
                 half.close()
 
 
-def _remake(arguments: tuple, options: dict) -> ReverbReplayBuffer:
-    return ReverbReplayBuffer(*arguments, **options)
-
-
 def _read_files(path: str) -> dict[str, np.ndarray]:
     folder = Path(path)
     if not folder.is_dir():
         raise ValueError(
-            f"ReverbReplayBuffer.save: the server's checkpoint must be readable here; {path} is "
-            "not. Start the server with a checkpoint_dir and restore by that."
+            f"ReverbReplayBuffer.save: the server's checkpoint must be readable here; got {path}, "
+            "which is not. Start a server with that checkpoint_dir instead of calling load."
         )
     return {file.name: np.fromfile(file, np.uint8) for file in sorted(folder.iterdir())}

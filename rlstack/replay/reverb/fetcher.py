@@ -129,7 +129,7 @@ class ItemFetcher(Fetcher):
 
     def drawn(self, taken: list[RawItem]) -> DrawnBatch:
         """Makes a batch of what was taken."""
-        return make_batch(self._packing, taken, odds=self._cfg.sampler == "prioritized")
+        return make_batch(self._packing, taken, prioritized=self._cfg.sampler == "prioritized")
 
     def _prepare(self) -> None:
         if self._prefetch:  # without prefetching, the reader checks before it wants items

@@ -167,7 +167,7 @@ class Packing:
 
 
 class FifoItem(RawItem):
-    """A fifo's item, with what decides when its turn comes."""
+    """A fifo's item, with the numbers that decide when it is handed out."""
 
     __slots__ = ("env_id", "times", "version")
     env_id: int
@@ -187,35 +187,32 @@ class DrawnBatch(NamedTuple):
     """A batch of items, without the importance weights."""
 
     keys: np.ndarray  # [B] uint64
-    odds: np.ndarray | None  # [B] N * P(i), probability relative to uniform; None: all equal
+    relative_probs: np.ndarray | None  # [B] N * P(i), relative to uniform; None: all equal
     leaves: list[np.ndarray]  # of the trajectory, [T+1, B, ...]
 
     def cut(self, start: int, stop: int) -> DrawnBatch:
         """Returns some of the items, as views."""
-        odds = None if self.odds is None else self.odds[start:stop]
+        probs = None if self.relative_probs is None else self.relative_probs[start:stop]
         return DrawnBatch(
-            self.keys[start:stop], odds, [leaf[:, start:stop] for leaf in self.leaves]
+            self.keys[start:stop], probs, [leaf[:, start:stop] for leaf in self.leaves]
         )
 
 
 def make_batch(
-    packing: Packing, items: list[RawItem], *, odds: bool, reuse: bool = True
+    packing: Packing, items: list[RawItem], *, prioritized: bool, reuse: bool = True
 ) -> DrawnBatch:
     """Makes a batch of items.
 
     Args:
       packing: of the items.
       items: as Reverb returns them.
-      odds: whether to compute ``odds``.
+      prioritized: whether items were drawn by priority, so that weights need ``relative_probs``.
       reuse: whether the leaves may lie in memory that a later batch reuses.
     """
-    return DrawnBatch(
-        _column(items, KEY, np.uint64),
-        _column(items, PROBABILITY, np.float64) * _column(items, TABLE_SIZE, np.float64)
-        if odds
-        else None,
-        packing.gather([item[DATA] for item in items], reuse=reuse),
-    )
+    keys, probs = _column(items, KEY, np.uint64), None
+    if prioritized:
+        probs = _column(items, PROBABILITY, np.float64) * _column(items, TABLE_SIZE, np.float64)
+    return DrawnBatch(keys, probs, packing.gather([item[DATA] for item in items], reuse=reuse))
 
 
 def _column(items: list[RawItem], index: int, dtype: type) -> np.ndarray:
@@ -227,8 +224,9 @@ def join_batches(parts: list[DrawnBatch]) -> DrawnBatch:
     """Makes one batch of several."""
     if len(parts) == 1:
         return parts[0]
-    odds = None if parts[0].odds is None else np.concatenate([part.odds for part in parts])
+    probs = [part.relative_probs for part in parts if part.relative_probs is not None]
     leaves = [
         np.concatenate(leaf, axis=1) for leaf in zip(*(part.leaves for part in parts), strict=True)
     ]
-    return DrawnBatch(np.concatenate([part.keys for part in parts]), odds, leaves)
+    keys = np.concatenate([part.keys for part in parts])
+    return DrawnBatch(keys, np.concatenate(probs) if probs else None, leaves)

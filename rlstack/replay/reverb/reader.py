@@ -170,10 +170,10 @@ class ReverbReader:
         versions = np.asarray(trajectory.params_version, np.int64)
         self._maxima.saw_version(int(versions.max()))
         self._lag = self._maxima.version - versions[self._cfg.context + 1]
-        if drawn.odds is None:
+        if drawn.relative_probs is None:
             weights = np.ones(len(drawn.keys), np.float32)
         else:
-            weights = importance_weights(self._cfg, drawn.odds, self._samples)
+            weights = importance_weights(self._cfg, drawn.relative_probs, self._samples)
         self._samples += len(drawn.keys)
         return Sample(Batch(trajectory, weights), drawn.keys)
 

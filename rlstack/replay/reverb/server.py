@@ -7,7 +7,6 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from rlstack.replay.reverb.table_config import (
     UNLIMITED,
     capacity,
     is_batched,
-    is_whole,
     rate_limits,
 )
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
@@ -34,11 +32,11 @@ from rlstack.types import PyTree, Transition
 
 
 class ReverbServer:
-    """A table behind a port, in this process.
+    """A table served on a port by this process.
 
-    It knows no authentication, and by itself answers at all addresses: that is Reverb's way, and
-    Courier's. Where items are better handed out by the batch (`is_batched`), it does so on a
-    second, free port.
+    Like all servers of Reverb and Courier, it has no authentication, and by default it listens on
+    all addresses. For tables whose readers receive whole batches (`is_batched`), it listens on a
+    second, free port too.
     """
 
     def __init__(
@@ -58,25 +56,21 @@ class ReverbServer:
           num_envs: environments that write, of all actors together.
           spec: of one environment's step (`rlstack.acting.actor.transition_spec`).
           port: to listen on; None for a free one.
-          checkpoint_dir: where checkpoints are kept. If there is one, the table begins with its
-            contents. None: no checkpoints, no ``save``.
-          bind_address: the address of this host to answer at, beside loopback; all by default.
+          checkpoint_dir: where checkpoints are kept; the table begins with the newest one. None:
+            no checkpoints and no ``save``.
+          bind_address: the address of this host to listen on, besides loopback; default: all.
 
         Raises:
-          ValueError: somebody listens on the port, or the checkpoint is of another table.
+          ValueError: the port is in use, or the checkpoint is of another table.
           ImportError: Reverb is not installed.
         """
         self._reverb = binding.load()
         self._cfg, self._num_envs, self._bind_address = cfg, num_envs, bind_address
         self._directory = None if checkpoint_dir is None else Path(checkpoint_dir)
         self._packing = Packing(spec)
-        step_bytes = self._packing.step_bytes
-        length = cfg.unroll_length + 1
-        steps = length if is_whole(cfg, step_bytes) else min(length, cfg.step_period)
-        self.max_bytes = capacity(cfg, num_envs) * steps * step_bytes  # before compression
         self.port = _free_port(port)
         self.address = f"localhost:{self.port}"
-        self._server: Any = None
+        self._server: binding.Server | None = None
         self._batches: BatchService | None = None
         self._start()
 
@@ -87,11 +81,11 @@ class ReverbServer:
             "uniform": reverb.UniformSelector,
             "prioritized": lambda: reverb.PrioritizedSelector(cfg.priority_exponent),
         }[cfg.sampler]()
-        # min_size counts inserts, Reverb's counts items held: readers see to it.
+        # Readers enforce min_size, which counts inserts; Reverb's own minimum counts items held.
         limit = rate_limits(cfg, self._num_envs)
         limiter = reverb.RateLimiter(limit.samples_per_insert, 1, limit.min_diff, limit.max_diff)
         size = capacity(cfg, self._num_envs)
-        # A fifo's items go to the reader once; if they may be in more batches, it repeats them.
+        # A fifo's items are sent once; a reader repeats those that may be in several batches.
         times = 1 if cfg.sampler == "fifo" else cfg.times_limit
         selector = reverb.FifoSelector
         tables = [reverb.Table(ITEMS, sampler, selector(), size, times, limiter, [], None)]
@@ -104,7 +98,7 @@ class ReverbServer:
             checkpointer = reverb.create_default_checkpointer(str(self._directory), "", None)
         self._server = reverb.Server(tables, self.port, checkpointer)
         restrict_listeners(self.port, self._bind_address)
-        self._client = reverb.Client(self.address)
+        self._client: binding.Client = reverb.Client(self.address)
         if cfg.sampler == "prioritized" and not table_infos(self._client, 5)[LARGEST_PRIORITY].size:
             put_number(self._client, LARGEST_PRIORITY, 1.0)
         if is_batched(cfg, self._packing.step_bytes):
@@ -112,30 +106,17 @@ class ReverbServer:
                 self._client, self.address, self._packing, cfg, self._bind_address
             )
 
-    def checkpoint(self) -> Path:
-        """Writes a checkpoint; returns its directory. Only the newest one is kept.
-
-        Raises:
-          ValueError: the server was made without a checkpoint_dir.
-        """
-        if self._directory is None:
-            raise ValueError(
-                "ReverbServer.checkpoint: a checkpoint_dir must be given at construction; got none."
-            )
-        return Path(self._client.Checkpoint())
-
     def restore(self, files: PyTree) -> None:
-        """Serves the contents of a checkpoint, given as its files' bytes by name, instead.
+        """Restarts with the contents of a checkpoint, given as its files' bytes by name.
 
-        Clients in other processes find the server again by themselves within seconds; calls that
-        wait meanwhile go on waiting.
+        Clients in other processes reconnect within seconds; calls that wait continue to wait.
         """
         if self._directory is None:
             raise ValueError(
                 "ReverbServer.restore: a checkpoint_dir must be given at construction; got none."
             )
         self._stop()
-        # Reverb takes the newest by name, which is its time.
+        # Reverb loads the newest checkpoint by name, which is its time.
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         for old in self._directory.iterdir():
             shutil.rmtree(old)
@@ -154,7 +135,8 @@ class ReverbServer:
             self._server.Stop()
         else:
             self._batches.close(self._server.Stop)
-        self._server = self._client = self._batches = None
+        self._server = self._batches = None
+        self._client = None  # type: ignore[assignment]
 
     def close(self) -> None:
         """Stops serving; takes 5 s while clients are connected. A second call does nothing."""
@@ -162,14 +144,14 @@ class ReverbServer:
 
 
 def _free_port(port: int | None) -> int:
-    """Returns a port that nobody listens on: two Reverb servers would share one unawares."""
+    """Returns a port that is not in use: two Reverb servers would share one without an error."""
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        # Connections that have ended may linger; only listeners count.
+        # Closed connections may linger on a port; only listeners count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port or 0))
         except OSError as error:
             raise ValueError(
-                f"ReverbServer: port must be free; got {port}: {error}. Pass None for any."
+                f"ReverbServer: port must be free; got {port}: {error}. Pass None for any free one."
             ) from None
         return int(probe.getsockname()[1])

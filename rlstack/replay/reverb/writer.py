@@ -1,4 +1,4 @@
-"""The writing half of the Reverb replay: steps are gathered here, items go to the server."""
+"""The writing half of the Reverb replay: collects steps and sends items to the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 
@@ -29,17 +28,17 @@ from rlstack.replay.step_counter import StepCounter
 from rlstack.types import PyTree, StepType, Transition
 
 _LAST = int(StepType.LAST)
-_SLICE = 0.1  # seconds after which a wait looks whether the buffer was closed
-_SETTLE = 0.1  # seconds that items which may go in need at most
-_REFRESH = 1.0  # seconds between questions for the largest priority
+_SLICE = 0.1  # seconds after which a wait checks whether the buffer was closed
+_SETTLE = 0.1  # seconds within which the table accepts items, if no rule blocks them
+_REFRESH = 1.0  # seconds between two reads of the largest priority
 
 
 class ReverbWriter:
     """Cuts items from the steps of some environments.
 
-    The last T + 1 steps of each environment lie in one block of packed rows, so that a step of all
-    environments is written by one assignment a leaf, and a finished window is one slice. What
-    remains by item are Reverb's own two calls.
+    The last T + 1 steps of each environment are held in one array of packed rows. So a step of all
+    environments is written by one assignment for each leaf, and a finished window is one slice.
+    Only Reverb's own two calls are made item by item.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class ReverbWriter:
           env_ids: consecutive ids of the environments that may be added.
           packing: of the steps.
           address: of the server, ``host:port``.
-          max_pending: items under way to the server, beyond which ``add`` waits for it; 0 makes
-            every ``add`` wait until its items are in the table.
+          max_pending: items on their way to the server beyond which ``add`` waits; 0 makes every
+            ``add`` wait until its items are in the table.
           maxima: shared with the reading half.
-          closed: whether the buffer was closed meanwhile.
+          closed: whether the buffer has been closed since.
         """
         self._cfg, self._env_ids, self._packing = cfg, env_ids, packing
         self._address, self._max_pending, self._maxima = address, max_pending, maxima
@@ -87,10 +86,10 @@ class ReverbWriter:
         self._asked: Future | None = None
         self._asked_at = -_REFRESH
 
-    def _open(self) -> Any:
+    def _open(self) -> binding.TrajectoryWriter:
         """Opens a stream of items."""
-        # Whole items are sent at once. Steps shared by items go in chunks, which cost memory when
-        # short and time to sample when they hold more than an item needs.
+        # Whole items are sent at once. Steps shared by items are sent in chunks. Short chunks cost
+        # memory; long ones cost time to sample, because they hold more than an item needs.
         chunk = self._cfg.step_period if self._cfg.step_period > 1 else self._rows
         if self._whole or self._length == 1:
             chunk = 1
@@ -105,7 +104,7 @@ class ReverbWriter:
             ids = self._local(env_ids, "add")
             count = len(self._env_ids) if ids is None else len(ids)
             leaves = self._packing.leaves(transition, count)
-            self._make_room(timeout)
+            self._wait_for_pending(timeout)
             self._maxima.saw_version(int(leaves[-1].max()))
             counter = self._counter
             if ids is None and (counter.together or counter.rejoin()):
@@ -142,7 +141,7 @@ class ReverbWriter:
             self._complete(ids[due], starts[due])
 
     def _complete(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        """Makes the items that begin at these steps, where they may."""
+        """Makes the items that start at these steps, if items may start there."""
         if self._cfg.starts == "not_last":
             may = self._views[0][ids, (starts + self._cfg.context) % self._rows] != _LAST
             ids, starts = ids[may], starts[may]
@@ -150,7 +149,7 @@ class ReverbWriter:
             self._create(ids, starts)
 
     def _local(self, env_ids: np.ndarray | None, where: str) -> np.ndarray | None:
-        """Returns ids counted from this writer's first, None for all in order."""
+        """Returns ids relative to this writer's first, None for all in order."""
         if env_ids is None:
             return None
         ids = np.asarray(env_ids)
@@ -166,7 +165,7 @@ class ReverbWriter:
             ) from None
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
-        """Gives Reverb a step of each environment: one call, a column for each."""
+        """Gives Reverb a step of each environment, in one call with a column for each."""
         columns: list[np.ndarray | None] = [None] * len(self._env_ids)
         for env, row in zip(ids.tolist(), self._ring[ids, rows], strict=True):
             columns[env] = row
@@ -175,7 +174,7 @@ class ReverbWriter:
             self._refs[env].append(refs[env])
 
     def _create(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        """Makes the items that begin at these steps."""
+        """Makes the items that start at these steps."""
         stream, priority = self._stream, self._priority()
         if self._whole:
             rows = (starts[:, None] + self._offsets) % self._rows
@@ -189,7 +188,7 @@ class ReverbWriter:
             self._flush(0, _SETTLE)
 
     def _priority(self) -> float:
-        """Returns the priority of a new item: the largest one given so far, as far as known."""
+        """Returns the priority of a new item: the largest one set so far, as last read."""
         if self._calls is None:
             return 1.0
         now = time.monotonic()
@@ -202,24 +201,24 @@ class ReverbWriter:
             self._asked_at = now
         return self._maxima.largest_priority
 
-    def _make_room(self, timeout: float) -> None:
-        """Waits until few enough items are under way."""
+    def _wait_for_pending(self, timeout: float) -> None:
+        """Waits until at most max_pending items are on their way to the server."""
         if self._pending <= self._max_pending:
             return
         start = time.monotonic()
-        is_room = self._flush(self._max_pending // 2, timeout)
+        in_time = self._flush(self._max_pending // 2, timeout)
         self.waited += time.monotonic() - start
-        if is_room:
+        if in_time:
             return
-        table_info(self._client, self._address, 1.0)  # raises if it is the server that is missing
+        table_info(self._client, self._address, 1.0)  # raises if the server does not answer
         raise ReplayTimeoutError(
-            f"ReverbReplayBuffer.add: {self._pending} items must have gone into the table at "
-            f"{self._address} before more are added; they did not within {timeout:g} s. Is the "
-            "learner sampling? Readers are too slow for samples_per_insert or for max_size."
+            f"ReverbReplayBuffer.add: the table at {self._address} must accept {self._pending} "
+            f"items before more are added; it did not within {timeout:g} s. Is the learner "
+            "running, and sampling fast enough for samples_per_insert and max_size?"
         )
 
     def _flush(self, leave: int, timeout: float) -> bool:
-        """Waits until at most ``leave`` items are under way; says whether they are."""
+        """Waits until at most ``leave`` items are unsent; returns False after the timeout."""
         deadline = time.monotonic() + timeout
         while True:
             left = min(_SLICE, deadline - time.monotonic())
@@ -237,17 +236,17 @@ class ReverbWriter:
                 return False
 
     def flush(self, timeout: float) -> None:
-        """Waits until all finished items are in the table.
+        """Waits until all completed items are in the table.
 
         Raises:
-          ReplayTimeoutError: they were not in time; they go on trying.
+          ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
         """
         with self._lock:
             self._check_open("flush")
             if not self._flush(0, timeout):
                 raise ReplayTimeoutError(
-                    f"ReverbReplayBuffer.flush: the items under way must go into the table at "
-                    f"{self._address}; they did not within {timeout:g} s. Is it full?"
+                    f"ReverbReplayBuffer.flush: the table at {self._address} must accept all "
+                    f"items; it did not within {timeout:g} s. Is it full?"
                 )
 
     def gap(self, env_ids: np.ndarray | None) -> None:
@@ -274,7 +273,7 @@ class ReverbWriter:
             return {"rows": self._ring.copy(), "since": self._counter.last_steps() + 1}
 
     def load(self, tree: PyTree) -> None:
-        """Puts back what ``save`` returned."""
+        """Restores what ``save`` returned."""
         with self._lock:
             self._check_open("load")
             self._counter.separate()
@@ -287,15 +286,15 @@ class ReverbWriter:
                     self._append_steps(ids, (since[ids] - back) % self._rows)
 
     def close(self) -> None:
-        """Sends what is finished, as far as that takes no waiting, and ends the stream."""
-        self._closed = True  # wakes a thread that waits in `add`
+        """Sends completed items, as far as the table accepts them at once, and ends the stream."""
+        self._closed = True  # ends a wait in `add`
         with self._lock:
             if self._stream is None:
                 return
-            with contextlib.suppress(RuntimeError):  # what has no room is lost with the buffer
+            with contextlib.suppress(RuntimeError):  # items that a full table refuses are lost
                 self._stream.Flush(0, int(_SETTLE * 1000))
             self._stream.Close()
-            self._stream = None
+            self._stream = None  # type: ignore[assignment]
             self._refs = []
             if self._calls is not None:
                 self._calls.close()

@@ -161,7 +161,7 @@ class SharedMemReplayBuffer:
             return self._blocking_rule(ids)
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Drops the unfinished items of these environments; the next step begins afresh."""
+        """Drops the unfinished items of these environments; the next step starts new ones."""
         with self._lock:
             self._check_open("gap")
             self._writer.gap(env_ids)
@@ -178,7 +178,7 @@ class SharedMemReplayBuffer:
             return not self._closed and not self._reader.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items; waits until it can."""
+        """Draws a batch of items; waits until no rule blocks it."""
         size = self._table.size_of(batch_size)
         wait, checked = None, 0.0
         while True:
@@ -199,18 +199,18 @@ class SharedMemReplayBuffer:
                 raise self._table.explain(rule or "items", size)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of items by their keys; items that left are ignored."""
+        """Sets priorities of items by their keys; ignores items no longer held."""
         with self._lock:
             self._check_open("update_priorities")
             self._table.update_priorities(keys, priorities)
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the learner's params."""
+        """Sets the version of the learner's params."""
         with self._lock:
             self._table.version = max(self._table.version, int(version))
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
-        """Yields samples until ``close``, or until told to stop."""
+        """Yields samples until ``close``, or until ``stop`` returns True."""
         while stop is None or not stop():
             try:
                 sample = self.sample(timeout=None if stop is None else LOOK_PERIOD)

@@ -162,7 +162,7 @@ class SharedMemReader:
     def take(self, size: int) -> Sample | None:
         """Draws and copies a batch; None if writers overwrote items as fast as they were drawn."""
         table, reserved = self._table, self._numbers.reserved
-        keys, odds = table.draw(size)
+        keys, relative_probs = table.draw(size)
         starts, env_ids = table.locate(keys)
         trajectory = table.ring.gather(starts, env_ids)
         # A fifo's items stay until `publish` releases them.
@@ -174,14 +174,14 @@ class SharedMemReader:
                 reserved[env_ids[unchecked]] > starts[unchecked] + table.ring.rows
             ]
             if not unchecked.size:
-                sample = table.finish(keys, odds, trajectory)
+                sample = table.finish(keys, relative_probs, trajectory)
                 self.publish()
                 return sample
             self.redrawn += unchecked.size
             self.poll()
             if not table.sampler.ready(unchecked.size):
                 return None
-            keys[unchecked], odds[unchecked] = table.sampler.draw(unchecked.size)
+            keys[unchecked], relative_probs[unchecked] = table.sampler.draw(unchecked.size)
             starts[unchecked], env_ids[unchecked] = table.locate(keys[unchecked])
             table.ring.gather_again(trajectory, unchecked, starts[unchecked], env_ids[unchecked])
         return None

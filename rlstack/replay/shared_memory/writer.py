@@ -230,7 +230,7 @@ class SharedMemWriter:
         """Does nothing: added steps are available at once."""
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Drops the unfinished items of these environments; the next step begins afresh."""
+        """Drops the unfinished items of these environments; the next step starts new ones."""
         self._check_open("gap")
         ids = self._checked(env_ids, "gap")
         self._claim_new(ids)

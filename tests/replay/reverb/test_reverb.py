@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rlstack.replay import ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
-from tests.replay import reverb_backend
 from tests.replay.replay_model import (
     LAST,
     MID,
@@ -27,22 +26,23 @@ from tests.replay.replay_model import (
     items_of,
     make_transition,
 )
+from tests.replay.reverb import backend
 
-needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
+needs_reverb = pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
 pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")
 def make():
-    backends = reverb_backend.Backends()
+    backends = backend.Backends()
     yield backends
     backends.close()
 
 
 def pair(cfg, num_envs, **options):
     """A server, and a buffer that knows its address only."""
-    server = ReverbServer(cfg, num_envs, reverb_backend.spec())
-    spec = reverb_backend.spec()
+    server = ReverbServer(cfg, num_envs, backend.spec())
+    spec = backend.spec()
     return server, ReverbReplayBuffer(cfg, num_envs, server.address, spec, **options)
 
 
@@ -144,7 +144,7 @@ def test_a_full_fifo_waits_and_loses_nothing():
     assert buffer.stats()["size"] == 8
     feed(buffer, 4, 7, 10)  # these items are under way
     start = time.monotonic()
-    with pytest.raises(ReplayTimeoutError, match="Is the learner sampling"):
+    with pytest.raises(ReplayTimeoutError, match="Is the learner running, and sampling fast"):
         buffer.add(None, make_transition(range(4), [10] * 4, [MID] * 4), timeout=0.3)
     assert 0.25 < time.monotonic() - start < 1
     assert buffer.stats()["add_wait_seconds"] > 0.25
@@ -190,7 +190,7 @@ def test_prefetched_batches_are_all_items_once():
     for env in range(4):  # writers' threads may mix environments, but keep each one's order
         assert [f for e, f in items if e == env] == list(range(0, 297, 3))
     assert not buffer.can_sample()
-    with pytest.raises(ReplayTimeoutError, match="batch_size \\(6\\) must be covered"):
+    with pytest.raises(ReplayTimeoutError, match=r"must hold enough items for batch_size \(6\)"):
         buffer.sample(timeout=0.1)
     for each in (buffer, writer, server):
         each.close()
@@ -204,7 +204,7 @@ def take(buffer, count):
 def test_rounds_over_two_writers():
     cfg = config("fifo", max_size=32, min_actors=1, grace_seconds=0.3)
     server, buffer = pair(cfg, 4, num_actors=2)
-    spec = reverb_backend.spec()
+    spec = backend.spec()
     writers = [
         ReverbReplayBuffer(cfg, 4, server.address, spec, env_ids=ids)
         for ids in (range(2), range(2, 4))
@@ -229,7 +229,7 @@ def test_rounds_over_two_writers():
 
 
 def test_a_server_goes_on_from_its_checkpoint(tmp_path):
-    cfg, spec = config("prioritized", max_size=40), reverb_backend.spec()
+    cfg, spec = config("prioritized", max_size=40), backend.spec()
     server = ReverbServer(cfg, 4, spec, checkpoint_dir=tmp_path)
     buffer = ReverbReplayBuffer(cfg, 4, server.address, spec)
     feed(buffer, 4, 0, 8)
@@ -251,17 +251,15 @@ def test_a_server_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_errors_name_the_way_out(make):
-    cfg, spec = config("uniform"), reverb_backend.spec()
+    cfg, spec = config("uniform"), backend.spec()
     server, buffer = pair(cfg, 2, prefetch=0)
     with pytest.raises(ValueError, match="port must be free"):
         ReverbServer(cfg, 2, spec, port=server.port)
     with pytest.raises(ValueError, match="checkpoint_dir"):
         buffer.checkpoint()
-    with pytest.raises(ValueError, match="checkpoint_dir"):
-        server.checkpoint()
-    with pytest.raises(ValueError, match="needs the server itself"):
+    with pytest.raises(ValueError, match="must be made with the server itself"):
         buffer.load(make(cfg, 2).save())
-    with pytest.raises(ValueError, match=r"range within 0\.\.1"):
+    with pytest.raises(ValueError, match=r"range of step 1 within 0\.\.1"):
         ReverbReplayBuffer(cfg, 2, server.address, spec, env_ids=range(1, 3))
     with pytest.raises(ValueError, match="at least 0"):
         ReverbReplayBuffer(cfg, 2, server.address, spec, prefetch=-1)

@@ -1,4 +1,4 @@
-"""Samplers that take turns: all items come, and turns change where Reverb's bursts end."""
+"""Alternating samplers return all items, and switch where Reverb's bursts end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
 from rlstack.replay.reverb.batch_service import AlternatingSamplers, _bursts
 from rlstack.replay.reverb.client import ITEMS, table_info
-from tests.replay import reverb_backend
 from tests.replay.replay_model import config, feed
+from tests.replay.reverb import backend
 
 
 class FakeSampler:
@@ -41,21 +41,21 @@ class FakeClient:
         return sampler
 
 
-def test_turns_change_where_bursts_end():
+def test_samplers_switch_where_bursts_end():
     client = FakeClient()
-    turns = AlternatingSamplers(client, prefetch=100, samplers=2)
+    samplers = AlternatingSamplers(client, prefetch=100, samplers=2)
     assert [size for _, size in client.made] == [50, 50]
-    items = [item for count in (1, 30, 20, 0, 145) for item in turns.take(count)]
+    items = [item for count in (1, 30, 20, 0, 145) for item in samplers.take(count)]
     a, b = range(98), range(1_000_000, 1_000_098)
     assert items == [*a[:48], *b[:48], *a[48:], *b[48:]]
-    turns.close()
+    samplers.close()
     assert all(sampler.closed for sampler, _ in client.made)
 
 
 def test_one_sampler_gives_its_items_in_order():
     client = FakeClient()
-    turns = AlternatingSamplers(client, prefetch=8, samplers=1)
-    assert turns.take(20) + turns.take(30_000) == list(range(30_020))
+    samplers = AlternatingSamplers(client, prefetch=8, samplers=1)
+    assert samplers.take(20) + samplers.take(30_000) == list(range(30_020))
     assert [size for _, size in client.made] == [8]
 
 
@@ -70,11 +70,11 @@ def test_bursts_fill_the_queue(most, first):
 
 
 @pytest.mark.reference
-@pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
+@pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [50, 256])
 def test_the_bursts_are_those_of_reverb(size):
-    cfg, spec = config("uniform", max_size=40, batch_size=6), reverb_backend.spec()
+    cfg, spec = config("uniform", max_size=40, batch_size=6), backend.spec()
     server = ReverbServer(cfg, 2, spec)
     buffer = ReverbReplayBuffer(cfg, 2, server.address, spec)
     feed(buffer, 2, 0, 20)
@@ -88,14 +88,14 @@ def test_the_bursts_are_those_of_reverb(size):
             assert time.monotonic() < until, (samples, count)
         return samples
 
-    as_foretold = total = 0
+    as_predicted = total = 0
     bursts = list(itertools.islice(_bursts(size), 20_000 // size))
     for burst in bursts:
         total += burst
-        as_foretold += sampled(total) == total
+        as_predicted += sampled(total) == total
         for _ in range(burst):
             sampler.GetNextTrajectory()
-    assert as_foretold > 0.95 * len(bursts)
+    assert as_predicted > 0.95 * len(bursts)
     sampler.Close()
     buffer.close()
     server.close()

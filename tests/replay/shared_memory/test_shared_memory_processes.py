@@ -16,7 +16,7 @@ import pytest
 from rlstack.replay import ReplayClosedError, SharedMemReplayBuffer
 from rlstack.replay.shared_memory.block import FOLDER, start_time
 from tests.replay.replay_model import config
-from tests.replay.shm_actors import SPEC, Actors, check, once
+from tests.replay.shared_memory.actors import SPEC, Actors, check, once
 
 
 def blocks(pid: int) -> list[str]:
@@ -33,7 +33,7 @@ def ends(pid: int, seconds: float = 10.0) -> bool:
 
 @pytest.fixture
 def share():
-    """Makes buffers, and shows that closing leaves nothing."""
+    """Makes buffers, and checks that closing them leaves nothing behind."""
     made = []
 
     def make(num_envs, sampler="uniform", **changes):
@@ -75,7 +75,7 @@ def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
 def test_several_threads_read(share, sampler):
-    """Each holds its batch while others sample; of a fifo every item goes to one of them."""
+    """Each thread holds its batch while others sample; a fifo's item goes to one of them."""
     buffer = share(6, sampler, batch_size=4, unroll_length=4, max_size=48)
     found, failures = [[], [], []], []
 
@@ -129,7 +129,7 @@ def test_eight_writers_one_killed_every_second_for_a_minute(share, sampler, caps
     calm = min(before, after)  # others on the machine come and go
     with capsys.disabled():
         print(f"\n{sampler}: {calm:,.0f} items/s calm, {rate:,.0f} with {kills} kills")
-    assert kills > 50 and rate > 0.7 * calm  # an eighth of the writers begins anew each second
+    assert kills > 50 and rate > 0.7 * calm  # an eighth of the writers is replaced each second
 
 
 @pytest.mark.timeout(60)
@@ -183,7 +183,7 @@ OWNER = """
 import os, sys, time
 from rlstack.replay import SharedMemReplayBuffer
 from tests.replay.replay_model import config
-from tests.replay.shm_actors import SPEC, Actors
+from tests.replay.shared_memory.actors import SPEC, Actors
 buffer = SharedMemReplayBuffer(config(max_size=64), 2, seed=0, spec=SPEC)
 actors = Actors(buffer.handle(), 1, pause=0.001).__enter__()
 actors.start(0)
@@ -207,7 +207,7 @@ def test_what_a_killed_owner_leaves_is_swept_at_the_next_start(share):
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait(10)
         owner.stdout.close()
-    assert ends(int(writer))  # it finds the owner gone by itself
+    assert ends(int(writer))  # it notices that the owner has ended
     assert os.path.exists(os.path.join(FOLDER, name))
     share(2)
     assert not os.path.exists(os.path.join(FOLDER, name))
@@ -222,7 +222,7 @@ def test_a_forked_child_neither_uses_nor_unlinks_it(share):
         status = 1
         try:
             for call in (buffer.sample, lambda: buffer.gap(None)):
-                with pytest.raises(RuntimeError, match="child that it forked"):
+                with pytest.raises(RuntimeError, match="forked child"):
                     call()
             buffer._end()
             status = 0
@@ -232,5 +232,5 @@ def test_a_forked_child_neither_uses_nor_unlinks_it(share):
     assert len(blocks(os.getpid())) == 1
     pickle.loads(pickle.dumps(buffer)).gap(None)
     buffer.close()
-    with pytest.raises(ReplayClosedError, match="is closed, or was killed"):
+    with pytest.raises(ReplayClosedError, match="was closed, or its owner ended"):
         buffer.handle().attach()

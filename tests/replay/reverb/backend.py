@@ -1,4 +1,4 @@
-"""The Reverb replay as a backend of the contract suite, and where it cannot keep to the letter."""
+"""The Reverb replay as a backend of the contract suite, and the tests where it differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.replay.replay_model import make_transition
 
 INSTALLED = binding.available()
 
-# Tests of the contract suite that ask for what Reverb has not, and why.
+# Tests of the contract suite that require what Reverb does not do, and why.
 DIFFERENT = {
     "test_any_history_agrees_with_the_model": "the oldest item of all environments makes room, and "
     "a full fifo waits: test_reverb.py has what holds instead",
@@ -40,15 +40,15 @@ def spec() -> Any:
 
 
 class Backends:
-    """Makes buffers, each with a server of its own; ends them all."""
+    """Makes buffers, each with its own server; closes them all."""
 
-    waits = True  # for room, where others drop
+    waits = True  # while the buffer is full; other backends drop items
 
     def __init__(self) -> None:
         self._open: list[contextlib.ExitStack] = []
 
     def __call__(self, cfg, num_envs, seed=0, **options):
-        """An exact buffer: nothing under way, nothing ahead."""
+        """Makes an exact buffer: nothing pending, nothing prefetched."""
         while len(self._open) > 8:  # hypothesis makes hundreds
             self._open.pop(0).close()
         stack = contextlib.ExitStack()
@@ -62,7 +62,7 @@ class Backends:
         return buffer
 
     def close(self) -> None:
-        """Ends what is left."""
+        """Closes what is still open."""
         while self._open:
             self._open.pop().close()
 

@@ -1,4 +1,4 @@
-"""The parts of the Reverb replay that need no Reverb: packing of steps, rules of a table."""
+"""The parts of the Reverb replay that need no Reverb: packing of steps, config of a table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_packed_items_come_out_as_they_went_in(image):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_limits_block_both_sides(data):
-    """Reverb's limiter, played through: where no insert may go in, a batch can be had."""
+    """A simulation of Reverb's limiter: where inserts are blocked, a batch can be sampled."""
     batch_size = data.draw(st.integers(1, 8))
     cfg = config(
         data.draw(st.sampled_from(["uniform", "prioritized"])),

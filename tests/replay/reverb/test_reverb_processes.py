@@ -1,4 +1,4 @@
-"""Reverb with the server and writers in processes of their own, and what happens when one dies."""
+"""Reverb with server and writers in separate processes, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
-from tests.replay import reverb_backend
 from tests.replay.replay_model import MID, config, drawn, feed, make_transition
+from tests.replay.reverb import backend
 
-needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
+needs_reverb = pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
 pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
 
 
 def serve(fields, num_envs, *rest):
-    """What a server's process does: until its standard input ends."""
+    """Runs in a server process, until standard input ends."""
     port, folder = rest
     server = ReverbServer(
-        config(**fields), num_envs, reverb_backend.spec(), port=port, checkpoint_dir=folder
+        config(**fields), num_envs, backend.spec(), port=port, checkpoint_dir=folder
     )
     print(server.port, flush=True)
     sys.stdin.read()
@@ -33,12 +33,12 @@ def serve(fields, num_envs, *rest):
 
 
 def write(fields, num_envs, address, start, stop, steps):
-    """What a writer's process does: adds steps of its environments."""
+    """Runs in a writer process: adds steps of its environments."""
     buffer = ReverbReplayBuffer(
         config(**fields),
         num_envs,
         address,
-        reverb_backend.spec(),
+        backend.spec(),
         env_ids=range(start, stop),
     )
     count = stop - start
@@ -56,7 +56,7 @@ class Processes:
 
     def start(self, function, *arguments):
         code = (
-            "import sys, json\nfrom tests.replay import test_reverb_processes as module\n"
+            "import sys, json\nfrom tests.replay.reverb import test_reverb_processes as module\n"
             f"module.{function}(*json.loads(sys.argv[1]))"
         )
         process = subprocess.Popen(
@@ -94,7 +94,7 @@ def test_two_writers_one_reader(processes):
     _, address = processes.serve(fields, 5)
     for start, stop in ((0, 2), (2, 5)):
         processes.start("write", fields, 5, address, start, stop, 61)
-    buffer = ReverbReplayBuffer(config(**fields), 5, address, reverb_backend.spec())
+    buffer = ReverbReplayBuffer(config(**fields), 5, address, backend.spec())
     items = []
     while len(items) < 100:
         items += drawn(buffer.sample(timeout=30))
@@ -109,7 +109,7 @@ def test_a_writer_that_is_killed_leaves_whole_items(processes):
     fields = {"sampler": "uniform", "max_size": 500, "unroll_length": 4, "period": 4}
     _, address = processes.serve(fields, 2)
     writer = processes.start("write", fields, 2, address, 0, 2, 1_000_000)
-    buffer = ReverbReplayBuffer(config(**fields), 2, address, reverb_backend.spec())
+    buffer = ReverbReplayBuffer(config(**fields), 2, address, backend.spec())
     for _ in range(20):
         drawn(buffer.sample(timeout=30))
     writer.send_signal(signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_writer_that_is_killed_leaves_whole_items(processes):
     before = buffer.stats()["inserts"]
     for _ in range(20):
         drawn(buffer.sample(timeout=10))
-    feed(buffer, 2, 0, 9)  # an actor that was restarted begins anew
+    feed(buffer, 2, 0, 9)  # a restarted actor starts new streams
     buffer.flush(timeout=10)
     assert buffer.stats()["inserts"] == before + 4
     buffer.close()
@@ -127,7 +127,7 @@ def test_a_server_that_is_killed_is_named_and_found_again(processes, tmp_path):
     fields = {"sampler": "prioritized", "max_size": 40, "timeout_seconds": 1.0, "batch_size": 2}
     server, address = processes.serve(fields, 2, None, str(tmp_path))
     buffer = ReverbReplayBuffer(
-        config(**fields), 2, address, reverb_backend.spec(), prefetch=2, max_pending=4
+        config(**fields), 2, address, backend.spec(), prefetch=2, max_pending=4
     )
     feed(buffer, 2, 0, 20)
     buffer.flush()
@@ -163,7 +163,7 @@ def test_a_server_that_is_killed_is_named_and_found_again(processes, tmp_path):
 def test_closing_without_a_server_takes_no_time(processes):
     fields = {"sampler": "fifo", "max_size": 8, "timeout_seconds": 1.0}
     server, address = processes.serve(fields, 2)
-    buffer = ReverbReplayBuffer(config(**fields), 2, address, reverb_backend.spec())
+    buffer = ReverbReplayBuffer(config(**fields), 2, address, backend.spec())
     feed(buffer, 2, 0, 8)
     assert not buffer.can_sample(100)
     server.send_signal(signal.SIGKILL)

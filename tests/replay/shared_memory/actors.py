@@ -1,7 +1,7 @@
 """Processes that write checksummed steps to a shared buffer, and that can be killed at any time.
 
-``python -m tests.replay.shm_actors`` has everything imported and forks an actor for each line it
-reads, so that one that was killed is back within milliseconds.
+``python -m tests.replay.shared_memory.actors`` imports everything and then forks an actor for each
+line it reads, so that a killed actor is replaced within milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = 4096  # bytes of a step
 
 
 def steps(envs, life, ordinals, noise) -> Transition:
-    """Steps that tell env, writer's life and place in its stream, with a sum over all of it."""
+    """Steps that encode env, writer's life and position in its stream, with a checksum."""
     n = len(envs)
     data = np.empty((n, SIZE), np.uint8)
     for row, ordinal in enumerate(ordinals):
@@ -77,7 +77,7 @@ def act(handle, rank: int, num_actors: int, life: int, limit: int, pause: float)
 
 
 class Actors:
-    """Starts and kills actors of one buffer; all are gone when it is left."""
+    """Starts and kills actors of one buffer; leaving the context ends them all."""
 
     def __init__(self, handle, num_actors: int, limit: int = 1 << 30, pause: float = 0.0):
         self._job = [pickle.dumps(handle).hex(), num_actors, limit, pause]
@@ -86,7 +86,7 @@ class Actors:
 
     def __enter__(self):
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.replay.shm_actors"],
+            [sys.executable, "-m", "tests.replay.shared_memory.actors"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,7 +115,7 @@ class Actors:
 
 def main() -> None:
     """Forks an actor a line; kills those that are left at the end of the input."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are reaped by the system
     job, num_actors, limit, pause = json.loads(sys.stdin.readline())
     handle = pickle.loads(bytes.fromhex(job))
     print("true", flush=True)

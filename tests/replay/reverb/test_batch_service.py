@@ -12,10 +12,10 @@ from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.replay.reverb.batch_service import BatchFetcher, BatchMaker
 from rlstack.replay.reverb.table_config import LARGEST_BATCHED, is_batched
-from tests.replay import reverb_backend
 from tests.replay.replay_model import MID, check_close_wakes, config, drawn, feed, items_of
+from tests.replay.reverb import backend
 
-needs_reverb = pytest.mark.skipif(not reverb_backend.INSTALLED, reason="Reverb is not installed")
+needs_reverb = pytest.mark.skipif(not backend.INSTALLED, reason="Reverb is not installed")
 pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
 
 
@@ -25,7 +25,7 @@ def connected():
     opened = []
 
     def make(cfg, num_envs, **options):
-        spec = reverb_backend.spec()
+        spec = backend.spec()
         server = ReverbServer(cfg, num_envs, spec)
         opened.append(server)
         buffer = ReverbReplayBuffer(cfg, num_envs, server.address, spec, **options)
@@ -39,7 +39,7 @@ def connected():
     assert not any(name.startswith("reverb-") for name in names), names
 
 
-def test_who_gets_batches():
+def test_which_tables_are_batched():
     assert is_batched(config("uniform", unroll_length=7), LARGEST_BATCHED // 8)
     assert is_batched(config("prioritized"), 100)
     assert not is_batched(config("uniform", unroll_length=8), LARGEST_BATCHED // 8)
@@ -127,19 +127,19 @@ def test_limits_hold_and_are_named(connected, sampler):
     assert buffer.stats()["sample_wait_seconds"] > 1.0
 
 
-def test_close_wakes_who_waits_for_a_batch(connected):
+def test_close_ends_a_wait_for_a_batch(connected):
     _, buffer = connected(config("uniform"), 1)
     check_close_wakes(buffer, buffer.sample)
 
 
-def test_what_a_reader_leaves_is_the_next_ones(connected):
+def test_batches_that_a_reader_leaves_go_to_the_next(connected):
     cfg = config("uniform", max_size=100, batch_size=2, max_times_sampled=1)
     server, buffer = connected(cfg, 1, prefetch=2)
-    other = ReverbReplayBuffer(cfg, 1, server.address, reverb_backend.spec(), prefetch=2)
+    other = ReverbReplayBuffer(cfg, 1, server.address, backend.spec(), prefetch=2)
     with pytest.raises(ReplayTimeoutError):
         buffer.sample(timeout=0.1)
     buffer.close()  # while the server waits for its items
-    writer = ReverbReplayBuffer(cfg, 1, server.address, reverb_backend.spec())
+    writer = ReverbReplayBuffer(cfg, 1, server.address, backend.spec())
     feed(writer, 1, 0, 23)  # twenty items
     writer.flush()
     items = []
