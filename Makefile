@@ -57,7 +57,7 @@ coverage: venv  ## measure which lines the quick tests run, in all processes; pa
 	@$(BIN)/python -m coverage report --skip-covered
 
 docs: venv  ## build the documentation site in site/; a warning or a dead link is an error
-	@$(BIN)/mkdocs build --strict --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 format: venv  ## fix formatting and imports
 	@$(BIN)/ruff check --fix-only .

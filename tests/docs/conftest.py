@@ -1,0 +1,23 @@
+"""One run of each page's blocks, shared by all tests."""
+
+import pytest
+
+from tests.docs.pages import blocks, run
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """Returns a function from a page to (its folder, the results of its blocks by line).
+
+    The blocks of a page run in order in one folder, once; those of another page in another.
+    """
+    results = {}
+
+    def of(page):
+        if page not in results:
+            folder = tmp_path_factory.mktemp("reader")
+            outputs = {block.line: run(block, folder) for block in blocks(page) if block.runs}
+            results[page] = folder, outputs
+        return results[page]
+
+    return of

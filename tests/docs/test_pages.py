@@ -1,0 +1,138 @@
+"""Every page keeps its word: each block runs as written, and what is named exists."""
+
+import inspect
+import re
+
+import pytest
+
+from programs.__main__ import USAGE
+from programs.presets import PRESETS
+from rlstack.agent import EpochAgent
+from tests.docs.pages import BLOCKS, PAGES, ROOT, blocks, code_spans, commands, section, text_of
+
+ALL_SECONDS = 900  # for the blocks of one page
+RUNNABLE = [block for block in BLOCKS if block.runs]
+OUTPUTS = [block for block in BLOCKS if block.is_output]
+
+
+def runs_blocks(test):
+    """Marks a test that runs a page's blocks, of which some need the services."""
+    mark = pytest.mark
+    for decorate in (mark.slow, mark.chosen, mark.reference, mark.timeout(ALL_SECONDS)):
+        test = decorate(test)
+    return test
+
+
+def stdout_of(ran, page, part):
+    """What the first block of a page with this text prints."""
+    _, outputs = ran(page)
+    return next(outputs[block.line][1] for block in blocks(page) if part in block.text)
+
+
+@runs_blocks
+@pytest.mark.parametrize("block", RUNNABLE, ids=str)
+def test_the_block_runs_as_written(ran, block):
+    code, stdout, stderr = ran(block.page)[1][block.line]
+    assert code == 0, f"{block}:\n{stdout}\n{stderr[-3000:]}"
+
+
+@runs_blocks
+@pytest.mark.parametrize("block", OUTPUTS, ids=str)
+def test_the_shown_output_is_what_comes_but_for_the_numbers(ran, block):
+    number = r"\d[\d,]*(?:\.\d+)?"
+    pattern = number.join(re.escape(part) for part in re.split(number, block.text.strip()))
+    _, outputs = ran(block.page)
+    before = max(line for line in outputs if line < block.line)
+    assert re.search(pattern, outputs[before][1]), f"no {pattern!r} in:\n{outputs[before][1]}"
+
+
+def test_pages_have_blocks_that_run():
+    assert len(PAGES) > 15
+    assert len(RUNNABLE) > 25
+    assert len({block.page for block in RUNNABLE}) > 8
+    assert len(OUTPUTS) >= 3
+
+
+@runs_blocks
+def test_a_run_leaves_what_the_table_says(ran):
+    page = "docs/tutorials/first_run.md"
+    folder, _ = ran(page)
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", section(page, "What a run leaves"), re.M))
+    assert len(rows) >= 5
+    for name in rows:
+        assert (folder / "runs" / "first" / name).exists(), name
+    result = (folder / "runs" / "first" / "result.json").read_text()
+    stated = re.findall(r"`(\w+)`", rows["result.json"])
+    assert stated
+    assert all(f'"{field}"' in result for field in stated)
+    assert '"eval_episodes": 10' in stdout_of(ran, page, "rlstack eval")
+
+
+@runs_blocks
+def test_a_failed_update_can_be_repeated(ran):
+    page = "docs/tutorials/debugging.md"
+    printed = stdout_of(ran, page, "reward-scale inf")
+    assert "exit code 1" in printed
+    assert re.search(r"^loss +(nan|-?inf)$", printed, re.M)
+    run_dir = ran(page)[0] / "runs" / "nan"
+    assert (run_dir / "dump-1").exists()
+    assert not (run_dir / "result.json").exists()
+
+
+@runs_blocks
+def test_the_examples_do_what_the_text_says(ran):
+    for page in ("README.md", "docs/tutorials/own_agent.md"):
+        learned = float(stdout_of(ran, page, "class ActorCritic"))
+        assert learned > 150, f"{page}: the agent learns nothing"
+    environment = "docs/tutorials/own_environment.md"
+    learned = re.search(
+        r"greedy return (\S+)", stdout_of(ran, environment, "--env.name my_env:Corridor")
+    )
+    assert float(learned[1]) == 1.0
+    folder, _ = ran("docs/tutorials/own_network.md")
+    assert '"network_factory": "my_net:make"' in (folder / "runs/net/config.json").read_text()
+
+
+def test_the_first_two_commands_are_train_and_test():
+    first = [command for block in blocks("README.md") for command in commands(block.text)][:2]
+    assert first == ["make train", "make test"]
+
+
+def test_every_make_target_exists():
+    targets = set(re.findall(r"^([\w-]+):", text_of("Makefile"), re.M))
+    words = [c for b in BLOCKS if b.is_make for c in commands(b.text)]
+    words += [span for page in [*PAGES, "BUILD_NOTES.md"] for span in code_spans(page)]
+    named = set(re.findall(r"^make ([a-z-]+)", "\n".join(words), re.M))
+    assert {"train", "test", "docs", "coverage"} <= named <= targets
+
+
+def test_every_command_and_preset_exists():
+    known = set(re.findall(r"^  (\w+) ", USAGE, re.M))
+    words = [span for page in PAGES for span in code_spans(page)]
+    words += [block.text for block in BLOCKS if block.language == "sh"]
+    named = set(re.findall(r"\brlstack ([a-z]+)\b", "\n".join(words)))
+    assert named == known
+    trained = set(re.findall(r"\brlstack train ([a-z][\w-]+)", "\n".join(words)))
+    assert trained <= set(PRESETS)
+
+
+def test_every_path_in_the_architecture_exists():
+    cells = re.findall(r"^\| (`[^|]+) \|", text_of("docs/architecture.md"), re.M)
+    paths = [path for cell in cells for path in re.findall(r"`([^`]+)`", cell)]
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_contract_has_the_signatures_of_the_code():
+    stated = dict(re.findall(r"`(\w+)\(([^`)]*)\)`", text_of("docs/agent_contract.md")))
+    del stated["LearnerOutput"]
+    assert len(stated) >= 12
+    for name, arguments in stated.items():
+        parameters = [*inspect.signature(getattr(EpochAgent, name)).parameters][1:]
+        assert arguments.split(", ") == parameters, name
+
+
+def test_no_figure_is_left_open():
+    # In two parts, so that a search for what is open does not find this line.
+    for name in (*PAGES, "BUILD_NOTES.md", "CHANGELOG.md"):
+        assert [line for line in text_of(name).splitlines() if "TODO" + "-" in line] == [], name
