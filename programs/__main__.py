@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import rlstack
+
 USAGE = """\
 usage: rlstack COMMAND ...
 
@@ -25,6 +27,7 @@ commands:
 
 options:
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
+  --version                print the version
 """
 _DOCTOR_USAGE = """\
 usage: rlstack doctor
@@ -39,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
+        return 0
+    if args[0] == "--version":
+        print(f"rlstack {rlstack.__version__}")
         return 0
     # As for `python script.py`: "module:callable" finds modules in the current directory.
     sys.path.insert(0, os.getcwd())

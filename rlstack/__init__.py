@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Transition,
     )
 
-__version__ = "0.1.0"
+__version__: str  # the installed distribution's, as pyproject.toml has it
 
 _MODULES = {
     "Actor": "acting.actor",
@@ -100,11 +100,22 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"rlstack.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
+
+
+def _version() -> str:
+    from importlib import metadata  # slow to import, and seldom needed
+
+    try:
+        return metadata.version("rlstack")
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "unknown"
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,11 +14,18 @@ from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
-from rlstack.agent import Agent
 from rlstack.distributions import Categorical, Joint, MultiCategorical
-from rlstack.exploration import Counts, Greedy
-from rlstack.families.normalised import Normalised
-from rlstack.types import AgentState, EnvSpec, PRNGKey, PyTree, TimeStep
+from rlstack.types import (
+    ActionDistribution,
+    AgentOut,
+    AgentState,
+    Array,
+    EnvSpec,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
 
 
 class Prediction(NamedTuple):
@@ -54,16 +61,17 @@ class Predictor:
           ValueError: the run was trained on environments of another spec.
         """
         self._params = read_params(self._checkpoint, self.experiment, spec)
-        policy = _Watched()
-        agent = _with_policy(make_agent(self.experiment, spec, greedy=True), policy)
+        agent = make_agent(self.experiment, spec, greedy=True)
         self._key = role_key(self.experiment.seed, "evaluator")
         self._state = agent.initial_state(1)
 
-        def act(key: PRNGKey, params: Any, timestep: TimeStep, state: AgentState) -> Any:
-            policy.distribution = None
+        def act(
+            key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+        ) -> tuple[AgentOut, AgentState, dict[str, Array]]:
             state = agent.reset_state(state, timestep.first())
+            distribution = agent.action_distribution(key, params, timestep, state)
             output, state = agent.actor_step(key, params, timestep, state)
-            return output, state, _probabilities(policy.distribution)
+            return output, state, _probabilities(distribution)
 
         self._act = jax.jit(act)
 
@@ -79,27 +87,9 @@ class Predictor:
         )
 
 
-class _Watched(Greedy):
-    """Keeps the distribution that it last took the mode of, for who traces the agent."""
-
-    distribution: Any = None
-
-    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
-        self.distribution = distribution
-        return super().__call__(rng_key, distribution, counts)
-
-
-def _with_policy(agent: Agent, policy: Greedy) -> Agent:
-    """Returns the same agent with another policy; what wraps it stays around it."""
-    if isinstance(agent, Normalised):
-        return type(agent)(_with_policy(agent.agent, policy), agent.normalisation)
-    kind, arguments = agent.__reduce__()
-    return kind(*arguments[:-1], lambda: policy)
-
-
-def _probabilities(distribution: Any) -> dict[str, Any]:
-    """Those of a structured discrete policy, float32 [1, capacity, n] by action type."""
-    found = {}
+def _probabilities(distribution: ActionDistribution | None) -> dict[str, Array]:
+    """Returns the probabilities of the discrete action types, float32 [1, capacity, n]."""
+    found: dict[str, Array] = {}
     components = distribution.components if isinstance(distribution, Joint) else None
     for name, component in components.items() if isinstance(components, dict) else ():
         if isinstance(component, Categorical | MultiCategorical):

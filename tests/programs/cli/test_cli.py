@@ -4,15 +4,17 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rlstack
 from programs.__main__ import USAGE, main
 from programs.cli import commands as cli
 from programs.presets import PRESETS
 
 
-def rlstack(*args, timeout=120, cwd=None):
+def run_command(*args, timeout=120, cwd=None):
     """Runs the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "programs", *args],
@@ -49,6 +51,13 @@ def test_every_command_has_help(command, purpose, capsys):
     assert code == 0
     assert f"usage: rlstack {command}" in shown
     assert purpose in " ".join(shown.split())
+
+
+def test_the_version_is_that_of_the_project(capsys):
+    assert main(["--version"]) == 0
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    assert f'version = "{rlstack.__version__}"' in project
+    assert capsys.readouterr().out == f"rlstack {rlstack.__version__}\n"
 
 
 def test_list_shows_every_preset(capsys):
@@ -101,7 +110,7 @@ def test_a_wrong_option_says_the_rule(args, hint, capsys):
 @pytest.mark.timeout(180)
 def test_train_then_eval(tmp_path):
     run_dir = tmp_path / "run"
-    trained = rlstack(
+    trained = run_command(
         "train", "cartpole-ppo", "--frames", "2000", "--run-dir", str(run_dir),
         "--evaluator.episodes", "2", "--evaluator.num-envs", "2", "--env.num-workers", "1",
     )  # fmt: skip
@@ -109,10 +118,10 @@ def test_train_then_eval(tmp_path):
     assert "greedy return" in trained.stdout
     assert "gym" not in trained.stderr.lower()
     result = json.loads((run_dir / "result.json").read_text())
-    judged = rlstack("eval", str(run_dir))
+    judged = run_command("eval", str(run_dir))
     assert judged.returncode == 0, judged.stderr
     assert json.loads(judged.stdout)["eval_return_mean"] == result["eval_return_mean"]
-    again = rlstack("train", "cartpole-ppo", "--run-dir", str(run_dir))
+    again = run_command("train", "cartpole-ppo", "--run-dir", str(run_dir))
     assert again.returncode == 1
     assert "--resume" in again.stderr
 
