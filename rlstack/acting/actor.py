@@ -24,6 +24,7 @@ from rlstack.rpc import Node, Stop, StoppedError, client_of, codec
 from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep, Transition
 
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
+_SERVICE_TIMEOUT = 300.0  # seconds to wait for an inference service that does not answer
 _LOOK_PERIOD = 1.0  # seconds of waiting for the replay between two looks at whether to stop
 
 
@@ -146,7 +147,9 @@ class Actor(Node):
         codec.register(Inference)
         codec.register_records(getattr(replay_buffer, "spec", None))
         incarnation = time.time_ns()  # a restarted actor has a later one
-        return InferenceClient(client, rank or 0, incarnation, lambda: self._should_stop())
+        return InferenceClient(
+            client, rank or 0, incarnation, lambda: self._should_stop(), _SERVICE_TIMEOUT
+        )
 
     def _receive(self) -> None:
         if self._is_sync:

@@ -63,15 +63,18 @@ class Node:
                 self._server = None
 
 
-def client_of(node: Any, interface: Interface, *, name: str) -> Any:
-    """Returns a `RemoteObject` where `node` is a ``courier.Client``, else `node` itself.
+def client_of(node: Any, interface: Interface, *, name: str, timeout: float = 60.0) -> Any:
+    """Returns a `RemoteObject` if `node` is a ``courier.Client``, else `node` itself.
 
     Args:
       node: an object of this process, or what Launchpad makes of the handle of one elsewhere.
       interface: the class whose marked methods the node serves, or rules by name.
       name: the node's, for errors.
+      timeout: seconds that a call may take, including the wait until the node has started.
     """
-    return RemoteObject(node, interface, name=name) if courier.is_client(node) else node
+    if not courier.is_client(node):
+        return node
+    return RemoteObject(node, interface, name=name, timeout=timeout)
 
 
 def _never() -> bool:
