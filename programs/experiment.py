@@ -136,6 +136,9 @@ class Experiment(Checked):
     network_factory: str = ""
     """The network, as "module:callable" of a function (obs_spec, action_spec) -> Network.
     By default the agent's own, described by the options of network."""
+    policy_factory: str = ""
+    """The policy in training, as "module:callable" of a function () -> Policy: how actions are
+    chosen. By default the agent's own. Evaluation always takes the greedy action."""
     normalisation: NormalisationConfig = NormalisationConfig()
     """Scaling of the observations and rewards that the agent sees."""
     inferencer: InferencerConfig = InferencerConfig()

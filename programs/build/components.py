@@ -50,11 +50,13 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         if experiment.network_factory
         else functools.partial(entry.network, cfg=experiment.network)
     )
-    policy = (
-        exploration.Greedy
-        if greedy
-        else functools.partial(entry.policy, cfg, experiment.total_envs)
-    )
+    policy: Callable[[], exploration.Policy]
+    if greedy:
+        policy = exploration.Greedy
+    elif experiment.policy_factory:
+        policy = load_object(experiment.policy_factory)
+    else:
+        policy = functools.partial(entry.policy, cfg, experiment.total_envs)
     agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
     return normalised(agent, experiment.normalisation)
 

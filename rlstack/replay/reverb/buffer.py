@@ -92,7 +92,7 @@ class ReverbReplayBuffer:
                 "ReverbReplayBuffer: prefetch and max_pending must be at least 0; got "
                 f"{prefetch} and {max_pending}."
             )
-        self._cfg, self._num_envs, self._spec = cfg, num_envs, spec
+        self._cfg, self._num_envs, self.spec = cfg, num_envs, spec
         self._server = server if isinstance(server, ReverbServer) else None
         self.address = server.address if isinstance(server, ReverbServer) else server
         self._env_ids, self._num_actors = ids, num_actors
@@ -110,7 +110,7 @@ class ReverbReplayBuffer:
             prefetch=self._prefetch,
             max_pending=self._max_pending,
         )
-        return make, (self._cfg, self._num_envs, self.address, self._spec)
+        return make, (self._cfg, self._num_envs, self.address, self.spec)
 
     def _writer(self, where: str) -> ReverbWriter:
         """Returns the writing half, connected."""
@@ -120,7 +120,7 @@ class ReverbReplayBuffer:
                 self._writing = ReverbWriter(
                     self._cfg,
                     self._env_ids,
-                    Packing(self._spec),
+                    Packing(self.spec),
                     self.address,
                     max_pending=self._max_pending,
                     maxima=self._maxima,
@@ -136,7 +136,7 @@ class ReverbReplayBuffer:
                 self._reading = ReverbReader(
                     self._cfg,
                     self._num_envs,
-                    Packing(self._spec),
+                    Packing(self.spec),
                     self.address,
                     prefetch=self._prefetch,
                     num_actors=self._num_actors,
@@ -243,7 +243,7 @@ class ReverbReplayBuffer:
 
     def _table(self) -> np.ndarray:
         """Returns the sizes in which a saved table must equal this one, [4] int64."""
-        cfg, step = self._cfg, Packing(self._spec).step_bytes
+        cfg, step = self._cfg, Packing(self.spec).step_bytes
         sizes = [self._num_envs, capacity(cfg, self._num_envs), cfg.unroll_length, step]
         return np.array(sizes, np.int64)
 

@@ -84,7 +84,7 @@ class SharedMemReplayBuffer:
         if num_envs < 1:
             raise ValueError(f"{NAME}: num_envs must be at least 1; got {num_envs}.")
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.dtype(x.dtype)), spec)
-        self._cfg, self._num_envs = cfg, num_envs
+        self._cfg, self._num_envs, self.spec = cfg, num_envs, spec
         self.num_bytes, reader = total_bytes(cfg, num_envs, spec)
         check_memory(self.num_bytes + reader, NAME)
         check_memory(self.num_bytes, NAME, FOLDER)

@@ -93,6 +93,7 @@ class SharedSteps:
     """
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition, block: Block):
+        self.spec = spec
         rows, leaves = ring_rows(cfg, num_envs), jax.tree_util.tree_leaves(spec)
         word = np.dtype(np.int64)
         columns: list[tuple[tuple[int, ...], np.dtype]] = [((_HEAD,), word)]

@@ -58,7 +58,7 @@ class SharedMemWriter:
             has claimed it since the buffer was made or loaded.
         """
         self._cfg, self._num_envs, self._where = cfg, num_envs, where
-        self._shared, self._numbers = shared, shared.counters
+        self._shared, self._numbers, self.spec = shared, shared.counters, shared.spec
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._limiter = InsertLimiter(cfg, num_envs, shared.counters, where)
         self._ids = StepCounter(num_envs)  # used to check ids
