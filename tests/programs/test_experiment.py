@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 
+from programs.build.components import make_agent
+from programs.build.environments import make_env
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
 from rlstack.references import load_object
@@ -55,3 +57,13 @@ def test_objects_are_found_by_reference():
         load_object("no_such_module:thing")
     with pytest.raises(ValueError, match="did you mean 'Experiment'"):
         load_object("programs.experiment:Experimnt")
+
+
+def test_a_policy_factory_chooses_the_actions_of_training_alone():
+    experiment = dataclasses.replace(
+        preset("cartpole-dqn"), policy_factory="rlstack.exploration:Sample"
+    )
+    assert from_json(to_json(experiment)) == experiment
+    with make_env(experiment.env, 0) as env:
+        assert type(make_agent(experiment, env.spec).policy).__name__ == "Sample"
+        assert type(make_agent(experiment, env.spec, greedy=True).policy).__name__ == "Greedy"
