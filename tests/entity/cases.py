@@ -1,4 +1,4 @@
-"""Games for the tests: three states of MineSweeper from the documents, and one with everything."""
+"""Games for the tests: three states of MineSweeper, and a game with every feature of spaces."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SWEEPER = (
 
 
 class Scripted:
-    """Shows the same observations in turn and keeps what it was told."""
+    """Repeats the same observations and records its actions."""
 
     def __init__(self, observations, obs_space=SWEEPER_OBS, action_space=SWEEPER_ACTIONS):
         self.observations, self.told = observations, []
@@ -80,7 +80,7 @@ class Scripted:
 
 
 class Skirmish:
-    """Everything at once, by chance: types that come late, absent actions, masks now and then.
+    """Random observations: types that appear late, absent actions, masks at some steps.
 
     Scouts have ids, rocks have none, flags no features either; an episode in four is over at once.
     """
@@ -124,7 +124,7 @@ class Skirmish:
             "Scout": rng.normal(size=(scouts, 2)).astype(np.float32),
             "Rock": rng.normal(size=(rocks, 1)),
         }
-        if flags:  # else the type is not mentioned
+        if flags:  # else the type is missing
             features["Flag"] = flags
         return Observation(
             features=features,
@@ -184,7 +184,7 @@ def stacked(rows):
 
 
 def entities(observation):
-    """(type, row) of each entity by index, the slow way."""
+    """(type, row) of each entity by index, computed one by one."""
     listed = []
     for name in Skirmish.obs_space.entities:
         rows = observation.features.get(name, 0)

@@ -1,4 +1,4 @@
-"""The adapter keeps dm_env's time, and every kind of pool takes what it makes."""
+"""The adapter follows dm_env's step types, and every kind of pool accepts adapted games."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def leaves(observation):
 
 
 def alone(env_id):
-    """What one environment shows when it is driven by itself, by its own random choices."""
+    """The steps of one environment on its own, with its own random choices."""
     env, rng = build_skirmish(env_id), np.random.default_rng(env_id)
     timestep = env.reset()
     history = []
@@ -61,7 +61,7 @@ def choose(timestep, spec, rngs):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", SYNC)
-def test_sync_pools_show_what_each_environment_shows_alone(kind):
+def test_sync_pools_return_the_steps_of_each_environment(kind):
     expected = [alone(i) for i in range(SIZE)]
     rngs = [np.random.default_rng(i) for i in range(SIZE)]
     ends = set()
@@ -78,7 +78,7 @@ def test_sync_pools_show_what_each_environment_shows_alone(kind):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ASYNC)
-def test_async_pools_show_what_each_environment_shows_alone(kind):
+def test_async_pools_return_the_steps_of_each_environment(kind):
     expected = [alone(i) for i in range(SIZE)]
     rngs = [np.random.default_rng(i) for i in range(SIZE)]
     seen = [0] * SIZE
@@ -101,7 +101,7 @@ def no_action(env):
     return {name: np.zeros(spec.shape, np.int32) for name, spec in env.action_spec().items()}
 
 
-def test_time_and_metrics():
+def test_step_types_and_metrics():
     game = Scripted(
         [
             nobody(done=True),
@@ -116,7 +116,7 @@ def test_time_and_metrics():
         ]
     )
     env = as_dm_env(game)
-    first = env.reset()  # the two episodes that are over at once are passed over
+    first = env.reset()  # skips the two episodes that are over at once
     assert first[:3] == (StepType.FIRST, None, None)
     assert env.last_metrics == {"mines": 3.0}
     shown = [env.step(no_action(env))[:3] for _ in range(6)]
@@ -132,13 +132,13 @@ def test_time_and_metrics():
     assert len(game.told) == 4  # the actions at LAST were ignored
 
 
-def test_a_game_that_is_over_as_it_begins_is_an_error():
+def test_a_game_that_is_always_over_at_once_is_an_error():
     env = as_dm_env(Scripted([nobody(done=True)]), name="Over")
     with pytest.raises(ValueError, match=r"Over: reset: must begin an episode .* got 100 in a row"):
         env.reset()
 
 
-def test_all_actions_are_told_and_nobody_acts_where_nobody_is():
+def test_games_get_every_action_type_also_without_actors():
     game = Scripted([*SWEEPER, nobody()])
     env = as_dm_env(game)
     env.reset()
@@ -157,7 +157,7 @@ def test_all_actions_are_told_and_nobody_acts_where_nobody_is():
     assert all(len(action.actors) == 0 for action in game.told[-1].values())
 
 
-def test_illegal_choices_are_refused_unless_unchecked():
+def test_illegal_choices_are_refused_if_validated():
     env = as_dm_env(Scripted(SWEEPER[1:]), name="Sweeper")
     env.reset()
     rule = r"Sweeper: action 'Move', actor \('Robot', 0\): must take one of .* \[1, 2, 4\]; got 3"
@@ -182,7 +182,7 @@ def test_errors_of_a_game_reach_the_user_of_a_pool():
             env.step({"Move": np.zeros((1, 2), int), "Fire Orbital Cannon": np.zeros((1, 1), int)})
 
 
-def test_without_validation_the_same_is_shown():
+def test_without_validation_steps_are_the_same():
     one, other = as_dm_env(Skirmish(1)), as_dm_env(Skirmish(1), validate=False)
     assert one.name == "Skirmish"
     shown, again = one.reset(), other.reset()
@@ -195,7 +195,7 @@ def test_without_validation_the_same_is_shown():
         shown, again = one.step(action), other.step(action)
 
 
-def test_an_action_that_is_not_given_is_an_error():
+def test_a_missing_action_is_an_error():
     env = as_dm_env(Scripted(SWEEPER))
     env.reset()
     with pytest.raises(
@@ -205,7 +205,7 @@ def test_an_action_that_is_not_given_is_an_error():
 
 
 def build_lever(seed: int):
-    """No entities at all: four of the observation's dicts are empty or as good as."""
+    """No entities at all: four of the observation's dicts are empty or nearly so."""
     del seed
     shown = [Observation({}, {"Pull": GlobalCategoricalMask([False, True])}, reward=i) for i in
              range(3)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Features and choices are read off dataclasses and enums."""
+"""Features and choices are derived from dataclasses and enums."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_choices():
     assert derive.choices((Heading, Fire))[4] == (Heading.SOUTH, Fire.NO)
 
 
-def test_what_has_no_features_is_refused():
+def test_types_without_features_are_refused():
     with pytest.raises(TypeError, match=r"Named\.name: must be a number.*got <class 'str'>. Leave"):
         derive.entity_type(Named)
     with pytest.raises(TypeError, match=r"Listed\.values: must be .* tuple of fixed length"):
@@ -119,7 +119,7 @@ def test_what_has_no_features_is_refused():
             derive.categorical(of)
 
 
-def test_values_of_another_kind_are_refused():
+def test_values_of_other_types_are_refused():
     def robot(**changes):
         return dataclasses.replace(
             Robot(Place(0, np.float32(0)), Heading.EAST, True, (0, Fire.NO)), **changes

@@ -1,4 +1,4 @@
-"""The padded arrays say what the observation says, and indices and slots agree."""
+"""Padded arrays contain what the observation contains, and indices and slots agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def skirmish_codec():
 
 
 def observations(seed, number=6):
-    """As a game shows them, whatever is done."""
+    """Observations of a game; they do not depend on the actions."""
     game = Skirmish(seed)
     shown = []
     for game.time in range(number):
@@ -43,8 +43,8 @@ def observations(seed, number=6):
     return shown
 
 
-def who_and_what(observation, name):
-    """Actors and legal choices of an action as (type, row), the slow way."""
+def actors_and_choices(observation, name):
+    """Actors and legal choices of an action as (type, row), computed one by one."""
     there = entities(observation)[:-1]
     ids = {("Scout", i): entity for i, entity in enumerate(observation.ids["Scout"])}
 
@@ -71,7 +71,7 @@ def who_and_what(observation, name):
 
 @hypothesis.given(SEEDS)
 @hypothesis.settings(deadline=None, max_examples=40, derandomize=True)
-def test_padded_arrays_say_what_the_observation_says(seed):
+def test_padded_arrays_contain_what_the_observation_contains(seed):
     codec = skirmish_codec()
     slots = {
         (name, i): slot for name, places in codec.slots.ranges() for i, slot in enumerate(places)
@@ -93,7 +93,7 @@ def test_padded_arrays_say_what_the_observation_says(seed):
                 assert not rows[count:].any()
         np.testing.assert_array_equal(padded["features"][GLOBAL], [observation.global_features])
         for name, kind in Skirmish.action_space.items():
-            actors, legal = who_and_what(observation, name)
+            actors, legal = actors_and_choices(observation, name)
             assert [slots[a] for a in actors] == padded["actors"][name][: len(actors)].tolist()
             assert (padded["actors"][name][len(actors) :] == -1).all()
             assert context.actors[name] == [slots[a] for a in actors]
@@ -114,7 +114,7 @@ def test_indices_and_slots_are_inverse_and_in_the_order_of_the_space(seeds):
     present = BatchView(Skirmish.obs_space, Skirmish.action_space).present(batch)
     index, slot = slot_to_index(present), index_to_slot(present)
     for row, observation in enumerate(shown):
-        there = entities(observation)  # rocks and flags have no ids and count all the same
+        there = entities(observation)  # rocks and flags are counted although they have no ids
         expected = [codec.slots.offsets[name] + i for name, i in there]
         assert slot[row, : len(there)].tolist() == expected
         assert (slot[row, len(there) :] == -1).all()
@@ -122,7 +122,7 @@ def test_indices_and_slots_are_inverse_and_in_the_order_of_the_space(seeds):
         assert (index[row] >= 0).sum() == len(there)
 
 
-def test_specs_describe_what_is_observed_and_what_the_network_reads():
+def test_specs_describe_observations_and_are_what_networks_read():
     for obs_space, action_space, shown in (
         (SWEEPER_OBS, SWEEPER_ACTIONS, SWEEPER),
         (Skirmish.obs_space, Skirmish.action_space, observations(0, 20)),
@@ -173,7 +173,7 @@ def test_ids_name_actors_and_actees_and_types_without_ids_are_known_by_row():
     assert list(actions["Aim"].actors) == list(actions["Aim"].actees) == []
 
 
-def test_spaces_in_which_nobody_acts_are_refused():
+def test_spaces_without_possible_actors_are_refused():
     with pytest.raises(ValueError, match="game: action_space: must have an action type; got none"):
         PaddedCodec(SWEEPER_OBS, {}, "game")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Steps of entities come back from every replay as they were."""
+"""Every replay returns the steps of entity environments unchanged."""
 
 import contextlib
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Output(NamedTuple):
 
 @pytest.fixture(scope="module")
 def steps():
-    """Steps of MineSweeper with its cannon, whose entities come and go, played at random."""
+    """Random steps of MineSweeper with its cannon, in which the number of entities changes."""
     rng, found = np.random.default_rng(0), []
     options = {"orbital_cannon": True, "cooldown_period": 2, "max_steps": 20}
     with SyncEnv("rlstack.entity.games:MineSweeper", NUM_ENVS, seed=0, options=options) as env:
@@ -96,7 +96,7 @@ def test_entities_come_back_from_replay(steps, backend):
 
 
 def _of(found, row, wanted):
-    """Whose item a row of a batch is: of the environment with the very same steps."""
+    """The environment whose steps a row of a batch has."""
 
     def alike(env):
         pairs = jax.tree.map(lambda x, y: np.array_equal(x[:, row], y[:, env]), found, wanted)

@@ -1,4 +1,4 @@
-"""The batch of MineSweeper that the documents of entity-gym, enn-ppo and rogue-net follow through.
+"""The MineSweeper batch that the documents of entity-gym, enn-ppo and rogue-net use as an example.
 
 Three states; every number here was copied from there.
 """

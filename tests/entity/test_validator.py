@@ -1,4 +1,4 @@
-"""Every mistake is named: environment, type or action, entity, rule, what came, and the way out."""
+"""Errors name the environment, type or action, entity, rule, the value given, and a fix."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ WRONG = {
         "action 'Wait', actor '__global__': at least one choice",
     ),
     "global mask": (offering(Wait=GlobalCategoricalMask([[True]])), r"'Wait': .* bool \[2\]"),
-    "nobody to point at": (
+    "no actees": (
         aim(actor_ids=["m0"], actee_types=[]),
         "action 'Aim', actor 'm0': at least one choice must be legal; got mask",
     ),
@@ -186,8 +186,8 @@ def test_mistakes_are_named(case):
     observation, message = WRONG[case]
     with pytest.raises(ValueError, match=f"^Game: .*{message}") as caught:
         Validator(OBS, ACTIONS, "Game").check(observation)
-    rule, way = str(caught.value).rsplit("; got ", 1)
-    assert re.search(r"\. [A-Z].+\.$", way), way  # the way out
+    rule, fix = str(caught.value).rsplit("; got ", 1)
+    assert re.search(r"\. [A-Z].+\.$", fix), fix
     assert rule
 
 
@@ -209,13 +209,13 @@ def test_mistakes_are_named(case):
         but(reward=np.float32(1), done=np.True_, metrics={"a": True}),
     ],
 )
-def test_what_is_right_passes_and_can_be_laid_out(observation):
+def test_valid_observations_pass_and_can_be_padded(observation):
     Validator(OBS, ACTIONS, "Game").check(observation)
     padded, _ = PaddedCodec(OBS, ACTIONS, "Game").encode(observation)
     assert padded["count"]["Mine"] <= 3
 
 
-def test_unchecked_mistakes_that_would_spoil_the_table_are_errors_all_the_same():
+def test_without_validation_capacities_and_ids_are_still_checked():
     def reset(observation):
         as_dm_env(Scripted([observation], OBS, ACTIONS), "Game", validate=False).reset()
 

@@ -1,4 +1,4 @@
-"""Ragged records of batches say, entity by entity, what the environments of the batch show."""
+"""Ragged records of a batch contain, entity by entity, the observations of its environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlstack.entity.padded import PaddedCodec
 from rlstack.networks.ragged.packing import ladder
 from rlstack.types import StepType, TimeStep
 from tests.entity.cases import Skirmish, entities, legal_actions, ragged, split, stacked
-from tests.entity.test_padded import observations, who_and_what
+from tests.entity.test_padded import actors_and_choices, observations
 
 
 def batch(shown):
@@ -33,8 +33,8 @@ def view():
 
 @hypothesis.given(st.lists(st.integers(0, 2**31), min_size=1, max_size=4))
 @hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
-def test_vec_obs_says_what_each_environment_shows(seeds):
-    """Types that come late, absent actions, masks of some environments only, nobody at all."""
+def test_vec_obs_contains_the_observation_of_each_environment(seeds):
+    """Types that come late, absent actions, masks in some environments only, no entities at all."""
     shown = [each for seed in seeds for each in observations(seed, 4)]
     timestep, _, _ = batch(shown)
     observed = view().vec_obs(timestep)
@@ -62,7 +62,7 @@ def assert_action(offered, name, shown):
     everything_legal = True
     for env, each in enumerate(shown):
         index = {entity: i for i, entity in enumerate(entities(each))}
-        actors, legal = who_and_what(each, name)
+        actors, legal = actors_and_choices(each, name)
         assert split(offered.actors)[env].tolist() == [index[a] for a in actors]
         choices = range({"Move": 3, "Shout": 2}.get(name, 0))
         if name == "Aim":
@@ -78,7 +78,7 @@ def assert_action(offered, name, shown):
 
 @hypothesis.given(st.integers(0, 2**31))
 @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
-def test_actions_go_there_and_back_and_name_the_same_entities(seed):
+def test_actions_convert_both_ways_and_name_the_same_entities(seed):
     shown = observations(seed, 6)
     timestep, rows, codec = batch(shown)
     observation = timestep.observation
@@ -122,7 +122,7 @@ NUMBERS = BatchView(ObsSpace({"A": EntityType((), 5)}), {"go": Categorical(("x",
 
 
 def acted(rows, capacity=5):
-    """An observation in which the first entities of each environment, one a value, are actors."""
+    """An observation with as many actors in each environment as its row has values."""
     lengths = np.array([len(values) for values in rows], np.int32)
     places = np.arange(capacity, dtype=np.int32)
     actors = np.where(places < lengths[:, None], places, -1)
@@ -131,7 +131,7 @@ def acted(rows, capacity=5):
 
 @hypothesis.given(ROWS)
 @hypothesis.settings(deadline=None, derandomize=True)
-def test_ragged_values_go_there_and_back(rows):
+def test_ragged_values_convert_both_ways(rows):
     values, observation = ragged(rows), acted(rows)
     assert [row.tolist() for row in split(values)] == rows
     np.testing.assert_array_equal(
@@ -160,7 +160,7 @@ def test_too_small_capacities_are_errors():
 
 
 @pytest.mark.timeout(60)
-def test_workers_that_import_entities_do_not_pay_for_jax():
+def test_importing_entities_does_not_import_jax():
     code = "import sys, rlstack.entity, rlstack.entity.derive; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.stdout == "False\n", done.stderr

@@ -44,7 +44,7 @@ def test_a_snake_moves_eats_and_grows():
         ([(5, 9)], UP),
         ([(5, 0)], DOWN),
         ([(3, 3), (3, 4)], DOWN),  # back into itself
-        ([(3, 3), (3, 4), (4, 4), (4, 3)], LEFT),  # the own tail, though it is about to leave
+        ([(3, 3), (3, 4), (4, 4), (4, 3)], LEFT),  # its own tail, which is about to move
     ],
 )
 def test_a_snake_ends_at_walls_and_snakes(snake, move):
@@ -58,7 +58,7 @@ def test_others_still_move_and_eat_when_a_snake_ends_the_game():
     last = act(game, observation, move=[LEFT, UP])
     assert last.done and last.reward == pytest.approx(1 / 20)
     assert last.features["SnakeHead"] == [(0, 0, 0), (5, 6, 1)]
-    # Food of another colour ends it too, and so does where an earlier snake has just gone.
+    # Food of another colour ends it too, and so does a cell that an earlier snake just entered.
     game, observation = snakes([[(0, 0)], [(5, 5)]], [(5, 6), (9, 9)])
     assert act(game, observation, move=[UP, UP]).done
     game, observation = snakes([[(0, 0)], [(1, 1)]], [(9, 8), (9, 9)])
@@ -146,11 +146,11 @@ def test_the_cannon_cools_fires_and_cools_again():
     observation = act(game, observation, Move=[4], **{FIRE: [("Mine", 0)]})
     assert observation.features["Mine"] == [(3, 3)]
     assert observation.features["Orbital Cannon"] == [(3,)]
-    # It may hit a robot, which then does nothing any more.
+    # It can hit a robot, which then does not act.
     game, observation = field([(0, 1), (3, 3)], [(0, 0), (2, 2)], cooldown=0)
     observation = act(game, observation, Move=[4, 1], **{FIRE: [("Robot", 0)]})
     assert observation.features["Robot"] == [(2, 1)] and len(observation.features["Mine"]) == 2
-    # And it may win.
+    # It can remove the last mine.
     game, observation = field([(3, 3)], [(0, 0)], cooldown=0)
     assert act(game, observation, Move=[0], **{FIRE: [("Mine", 0)]}).reward == 1
 

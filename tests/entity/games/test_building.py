@@ -1,4 +1,4 @@
-"""The games as pools, configs and worker processes build them."""
+"""The games as built by pools, configs and worker processes."""
 
 import inspect
 import pickle
@@ -15,7 +15,7 @@ from rlstack.envs import SyncEnv
 
 
 def draw(spec, observation, rng):
-    """A legal action of every environment, by the masks alone."""
+    """A random legal action of every environment, from the masks alone."""
     action = {}
     for name, entry in spec.items():
         mask = observation["action_mask"][name]
@@ -26,7 +26,7 @@ def draw(spec, observation, rng):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_chance_plays_every_game_in_a_pool(name):
+def test_random_actions_play_every_game_in_a_pool(name):
     rng, ends = np.random.default_rng(0), 0
     with make_env(EnvConfig(f"rlstack.entity.games:{name}", num_envs=3), seed=2) as pool:
         timestep = pool.reset()
@@ -34,7 +34,9 @@ def test_chance_plays_every_game_in_a_pool(name):
             timestep = pool.step(draw(pool.spec.action, timestep.observation, rng))
             assert np.isfinite(timestep.reward).all()
             ends += int(timestep.last().sum())
-            assert not timestep.discount[timestep.last()].any()  # none comes to its limit so soon
+            assert not timestep.discount[
+                timestep.last()
+            ].any()  # no game reaches its step limit so soon
     assert ends >= 3
 
 
@@ -65,7 +67,7 @@ def test_builders_go_to_worker_processes():
     assert np.array_equal(features["Input"], expected["Input"])
 
 
-def test_a_drive_that_is_over_at_once_is_begun_again():
+def test_an_episode_that_is_over_at_once_is_skipped():
     with SyncEnv(GAMES["Minefield"], 1, "for_loop", options={"num_steps": 1}, seed=0) as pool:
         timestep = pool.reset()
         for _ in range(3000):

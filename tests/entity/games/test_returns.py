@@ -1,4 +1,4 @@
-"""What chance and hand-written rules get of each game: the figures that learners are judged by."""
+"""Returns of random and scripted policies in each game, to which learners are compared."""
 
 import math
 
@@ -18,7 +18,7 @@ def returns(name, rule, episodes, seed=1, **options):
 
 
 def count_chance(choices):
-    """The mean of 1 / legal choices: truth and k of m others, k uniform on 0..m."""
+    """The mean of 1 / legal choices: the right one and k of m others, k uniform on 0..m."""
     m = choices
     return (1 + sum(1 / m + (m - k) / (m * (k + 1)) for k in range(1, m + 1))) / (m + 1)
 
@@ -48,7 +48,7 @@ CHANCE = [
 
 
 @pytest.mark.parametrize(("name", "options", "episodes", "figure", "open_"), CHANCE)
-def test_chance_gets_what_it_is_said_to(name, options, episodes, figure, open_):
+def test_returns_of_random_policies(name, options, episodes, figure, open_):
     found, _ = returns(name, None, episodes, **options)
     band = 4 * found.std() / math.sqrt(episodes) + open_
     assert band < max(0.15, abs(figure) / 2)
@@ -94,7 +94,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options", "rule", "episodes", "figure", "open_"), CASES)
-def test_rules_get_what_they_are_said_to(name, options, rule, episodes, figure, open_):
+def test_returns_of_scripted_policies(name, options, rule, episodes, figure, open_):
     found, _ = returns(name, rule, episodes, **options)
     band = 4 * found.std() / math.sqrt(episodes) + open_
     assert band < 0.15
@@ -110,6 +110,6 @@ def test_rules_get_what_they_are_said_to(name, options, rule, episodes, figure, 
         ("TreasureHunt", None, 1500, 128),
     ],
 )
-def test_episodes_are_as_long_as_they_are_said_to_be(name, rule, episodes, length):
+def test_lengths_of_episodes(name, rule, episodes, length):
     _, found = returns(name, rule, episodes)
     assert found.mean() == pytest.approx(length, abs=4 * found.std() / math.sqrt(episodes) + 1)

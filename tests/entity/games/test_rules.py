@@ -44,7 +44,7 @@ def test_the_spaceship_thrusts_before_it_moves():
     assert total == pytest.approx(1 - math.hypot(game._x, game._y))
 
 
-def test_hotdogs_come_in_two_kinds_and_nobody_takes_the_unused_action():
+def test_hotdogs_have_two_types_and_the_unused_action_has_no_actor():
     game, kinds = make("NotHotdog"), []
     for _ in range(200):
         observation = game.reset()
@@ -165,7 +165,7 @@ def test_balls_pay_at_the_second_colour_or_when_all_are_picked(colours, rows, re
     rewards, last = pick_rows(game, observation, rows)
     assert last.done and rewards == pytest.approx([0] * (len(rows) - 1) + [reward])
     assert np.flatnonzero(last.features["Ball"][:, 6]).tolist() == sorted(rows)
-    assert observation.features["Ball"][:, 6].sum() == 0  # what was shown stays as it was
+    assert observation.features["Ball"][:, 6].sum() == 0  # earlier observations do not change
 
 
 def test_a_picked_ball_cannot_be_picked_again():
@@ -207,7 +207,7 @@ def test_the_vehicle_turns_and_drives():
     ("target", "mines", "reward"),
     [
         ((8.0, 0.0), [], 1.0),
-        ((8.0, 0.0), [(7.0, 0.0)], 1.0),  # the target is looked at first
+        ((8.0, 0.0), [(7.0, 0.0)], 1.0),  # the target counts first
         ((50.0, 0.0), [(3.0, 5.0)], 0.0),
     ],
 )
@@ -241,7 +241,7 @@ def test_mines_keep_apart_and_a_drive_may_be_over_at_once():
 
 
 @pytest.mark.parametrize("cheat", [False, True])
-def test_the_opponent_is_hidden_unless_one_cheats(cheat):
+def test_the_opponent_is_hidden_without_cheat(cheat):
     game, seen = make("RockPaperScissors", cheat=cheat), []
     for i in range(400):
         observation = game.reset()

@@ -1,3 +1,3 @@
-"""Nothing is left behind, as tests/envs/conftest.py has it; and games that tests use."""
+"""Checks that no process, thread or shared memory is left, as in tests/envs/conftest.py."""
 
 from tests.envs.conftest import nothing_left  # noqa: F401

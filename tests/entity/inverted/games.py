@@ -1,4 +1,4 @@
-"""Games of the tests; run as a program, one plays behind a socket."""
+"""Games for the tests; as a program, this module plays one of them through a socket."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A run on a game that owns its loop, and its agent playing in that loop."""
+"""A run trained on a game that owns its loop, and the run's agent playing in that loop."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ BIDDING = dataclasses.replace(
 
 
 def remembering(obs_spec, action_spec):
-    """A network whose choices hang on what it has seen, and in what order."""
+    """A network whose choices depend on its past observations and their order."""
 
     def encode(observation):
         parts = [x.reshape((len(x), -1)) for x in jax.tree.leaves(observation["features"])]
@@ -69,7 +69,7 @@ def remembering(obs_spec, action_spec):
 
 
 def leave_run(path, experiment):
-    """Makes what a run that has learned nothing leaves behind; training would take longer."""
+    """Writes the directory of an untrained run; training would take longer."""
     directory = RunDir.create(path, experiment.preset, 1)
     directory.config.write_text(to_json(experiment))
     with SyncEnv(PythonGame, 2, options=experiment.env.options) as pool:
@@ -85,7 +85,7 @@ def run_dir(tmp_path_factory):
 
 
 class Counted:
-    """Passes on to an agent, for a number of games."""
+    """Forwards to an agent, for a number of games."""
 
     def __init__(self, agent, num_games):
         self.agent, self.num_games, self.scores = agent, num_games, []
@@ -140,8 +140,8 @@ def test_sampled_agents_are_reproducible_and_checked(run_dir):
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("how", ["all", "sparse"])
-def test_recurrent_players_remember_what_they_saw_in_training(tmp_path, how):
-    """In the loop as in the pool: a game, and ticks at which others alone are asked."""
+def test_recurrent_state_is_the_same_as_in_training(tmp_path, how):
+    """It covers a whole game, with the ticks at which only other agents are asked."""
     path = leave_run(tmp_path / "run", BIDDING)
     game = games.Bidding(how)
     team = team_from_run(path, game.obs_space, game.action_space, 2)
@@ -152,11 +152,11 @@ def test_recurrent_players_remember_what_they_saw_in_training(tmp_path, how):
         wanted = make_evaluator(BIDDING, pool.spec).evaluate(params, pool)
     scores = [agent.scores for agent in watched]
     np.testing.assert_allclose(scores, wanted.returns.reshape((2, 2)))
-    assert how == "all" or scores[1] == [4.0, 4.0]  # without ticks of others it would be 2
+    assert how == "all" or scores[1] == [4.0, 4.0]  # without those ticks it would be 2
 
 
 @pytest.mark.timeout(100)
-def test_a_player_begins_anew_when_told_to(tmp_path):
+def test_forget_resets_the_recurrent_state(tmp_path):
     game = games.Bidding()
     path = leave_run(tmp_path / "run", BIDDING)
     player = from_run(path, game.obs_space, game.action_space)
@@ -166,6 +166,6 @@ def test_a_player_begins_anew_when_told_to(tmp_path):
         return [int(player.act(observation)["bid"].indices[0]) for observation in seen]
 
     first = bids(range(4))
-    assert bids(range(4)) != first  # it goes on with what it remembers
+    assert bids(range(4)) != first  # the recurrent state goes on
     player.forget()
     assert bids(range(4)) == first

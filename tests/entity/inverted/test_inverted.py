@@ -43,8 +43,8 @@ def bids(pool, value=2):
 
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
-def test_a_game_turned_inside_out_twice_is_the_game(kind):
-    """Step by step the same as the environment that the game was made from."""
+def test_an_environment_as_a_game_as_an_environment_is_the_same(kind):
+    """Its steps equal those of the environment that the game wraps."""
     rng, ends = np.random.default_rng(0), 0
     options = {"game": f"{HERE}:mine_sweeper"}
     name = "rlstack.entity.inverted:PythonGame"
@@ -62,7 +62,7 @@ def test_a_game_turned_inside_out_twice_is_the_game(kind):
         assert ends >= 3
         first = pool.reset()
         assert first.first().all()
-        same(pool.reset(), first)  # nobody has acted: the same game
+        same(pool.reset(), first)  # no agent has acted: the same game
 
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
@@ -119,7 +119,7 @@ def test_agents_of_asynchronous_pools_wait_for_one_another(kind, how):
     with AsyncEnv(PythonGame, 4, 1, kind, options=options, num_workers=2) as pool:
         pool.async_reset()
         total, ends = np.zeros(4), np.zeros(4, int)
-        for _ in range(2000):  # whoever is first goes on: the games share no clock
+        for _ in range(2000):  # the games run independently
             if (ends >= 2).all():
                 break
             ids, timestep = pool.recv()
@@ -131,7 +131,7 @@ def test_agents_of_asynchronous_pools_wait_for_one_another(kind, how):
 
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread"])
-def test_what_a_game_raises_reaches_the_caller_with_its_traceback(kind):
+def test_exceptions_of_a_game_reach_the_caller_with_their_traceback(kind):
     options = {"game": games.Bidding, "agents": 2, "fail": "raise"}
     with SyncEnv(PythonGame, 2, kind, options=options) as pool:
         pool.reset()
@@ -151,7 +151,7 @@ def test_what_a_game_raises_reaches_the_caller_with_its_traceback(kind):
         ({"fail": "hang", "step_timeout": 0.2}, 2, "has not observed for 0.2 s: the game is busy"),
     ],
 )
-def test_broken_games_and_pools_say_so(options, size, message):
+def test_errors_of_games_and_pools(options, size, message):
     options = {"game": games.Bidding, "agents": 2, **options}
     with (
         SyncEnv(PythonGame, size, "for_loop", options=options) as pool,
@@ -162,7 +162,7 @@ def test_broken_games_and_pools_say_so(options, size, message):
             pool.step(bids(pool))
 
 
-def test_wrong_observations_are_errors_where_they_are_shown():
+def test_the_traceback_of_an_invalid_observation_shows_the_game():
     class Wrong(games.Bidding):
         def see(self, i, tick, scores):
             return ScoredObservation({"Me": [(i, np.nan)]}, games.OFFER, [0.0])

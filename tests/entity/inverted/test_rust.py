@@ -1,4 +1,4 @@
-"""The Rust client: its own tests, and its example games as environments here."""
+"""The Rust client: its own tests, and its example games as environments."""
 
 import shutil
 import subprocess

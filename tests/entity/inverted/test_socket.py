@@ -1,4 +1,4 @@
-"""Games in other processes, good and bad."""
+"""Games in other processes, working and broken ones."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ def test_two_agents_in_another_process():
         np.testing.assert_array_equal(rewards, [8, 8])
 
 
-def test_a_killed_game_is_a_truncation_and_comes_back():
+def test_a_killed_game_truncates_its_episodes_and_is_restarted():
     options = {"command": command("Bidding", "2"), "agents": 2, "max_restarts": 1}
     with SyncEnv(SocketGame, 2, options=options) as pool:
         pool.reset()
@@ -153,7 +153,7 @@ def good_hello(address):
 
 
 def garbage(data):
-    """A game that introduces itself, observes once, and then sends nonsense."""
+    """A game that sends HELLO, one observation, and then invalid bytes."""
 
     def client(address):
         game = games.Bidding(num_agents=1)
@@ -176,7 +176,7 @@ def garbage(data):
         frame(4),
     ],
 )
-def test_garbage_is_a_truncation(tmp_path, data):
+def test_invalid_bytes_truncate_the_episode(tmp_path, data):
     def polite(address):
         with good_hello(address) as connection:
             games.Bidding(num_agents=1).play(connection.agents)
@@ -203,7 +203,7 @@ def test_commands_that_are_not_games_are_refused():
         SocketGame()
 
 
-def test_ctrl_c_leaves_nothing():
+def test_ctrl_c_leaves_no_process():
     program = (
         "import numpy as np\n"
         "from rlstack.envs import SyncEnv\n"
