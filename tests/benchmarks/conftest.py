@@ -1,4 +1,4 @@
-"""Makes the benchmarks importable: they are run from the repository, not installed."""
+"""Makes the benchmarks importable; they run from the repository and are not installed."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model of a cluster: what is full first follows from costs a frame."""
+"""The cluster model: limits from costs per frame."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ def test_limits_by_hand():
     assert found["learner"] == pytest.approx(10 / 5e-5)
     assert found["link actors->"] == pytest.approx(2 * 125e6 / 300)
     assert found["link ->replay"] == pytest.approx(125e6 / 200)
-    # Two services fetch each version of a megabyte, one in a thousand frames, so 2,000 bytes a
-    # frame: 62,500 frames/s, 62.5 versions/s. They look 50 times a second: 100 MB/s, 25 are left.
+    # Two services fetch every version of 1 MB, one per 1,000 frames: 2,000 bytes per frame. That is
+    # 62.5 versions/s at 62,500 frames/s. But they ask 50 times/s: 100 MB/s, which leaves 25 MB/s.
     assert found["link learner->"] == float("inf")
     assert found["link ->services"] == pytest.approx((250e6 - 100e6) / 100)
     slow = limits(COSTS, Cluster(actors=20, gbit=0.1, params_interval=0.001))
@@ -42,7 +42,7 @@ def test_limits_by_hand():
     assert limits(COSTS, Cluster(actors=20, actor_frames=60))["environments"] == 1200
 
 
-def test_the_first_to_be_full_is_named():
+def test_the_first_saturated_resource_is_named():
     shown = table(COSTS, [Cluster(10), Cluster(1000), Cluster(1000, actor_frames=10)])
     assert "   10 actors:       20,000 frames/s; full: learner" in shown
     assert " 1000 actors:       10,000 frames/s; full: environments" in shown
@@ -76,7 +76,7 @@ def test_costs_are_measured():
     assert done.returncode == 0, done.stderr
     costs = json.loads(done.stdout.splitlines()[-1])["costs"]
     assert all(1e-7 < costs["cpu"][name] < 1e-2 for name in ("actor", "inferencer", "learner"))
-    # Four floats of CartPole's, hardly to be compressed, and what a transition holds besides.
+    # CartPole's four floats, which hardly compress, and the other fields of a transition.
     assert 16 < costs["sent"]["actor->inferencer"] < 2000
     assert 16 < costs["sent"]["actor->replay"] < 2000
     assert 0.5 < costs["sent"]["replay->learner"] / costs["sent"]["actor->replay"] < 2

@@ -1,4 +1,4 @@
-"""Each benchmark's quick run ends with its table and its JSON, and leaves nothing behind."""
+"""The quick run of each benchmark prints a table and JSON, and leaves no processes or files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_quick(module, seconds):
-    """Runs a benchmark as its user does; returns its result, and checks what all have."""
+    """Runs a benchmark as a command, checks the common fields, and returns the result."""
     before = set(psutil.pids())
     done = subprocess.run(
         [sys.executable, "-m", module.__name__, "--quick"],
@@ -49,7 +49,7 @@ def _is_ours(pid):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_single_process_beside_hand_written_loops():
+def test_a_single_process_against_hand_written_loops():
     pytest.importorskip("envpool")
     for sides in run_quick(single_process, 280)["where"].values():
         for shares in sides.values():

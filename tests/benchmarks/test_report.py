@@ -1,4 +1,4 @@
-"""The benchmarks' measuring, and that what rlstack is measured against is real."""
+"""The measurements of benchmarks, and that the PPO reference does the same work."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.types import TimeStep
 
 
-def test_alternate_takes_turns_and_pairs_neighbours():
+def test_measurements_alternate_and_neighbours_are_paired():
     calls, numbers = [], iter(range(1, 9))
 
     def side(name):
@@ -39,14 +39,14 @@ def test_alternate_takes_turns_and_pairs_neighbours():
     assert comparison.spread == (1 / 2, 4 / 3)
 
 
-def test_the_ratio_shrugs_off_one_bad_pair_and_a_drifting_machine():
+def test_the_ratio_is_robust_against_an_outlier_and_a_drifting_machine():
     speeds = [100.0, 80.0, 60.0, 50.0, 1.0]
     comparison = report.Comparison((*(0.9 * speed for speed in speeds[:-1]), 90.0), tuple(speeds))
     assert comparison.ratio == pytest.approx(0.9)
     assert comparison.spread == pytest.approx((0.9, 0.9))
 
 
-def test_no_repeats_is_refused():
+def test_repeats_must_be_at_least_1():
     with pytest.raises(ValueError, match="alternate: repeats must be at least 1; got 0"):
         report.alternate(lambda: 1.0, lambda: 1.0, 0)
 
@@ -61,7 +61,7 @@ class _Sleeper:
         return seconds
 
 
-def test_timers_share_out_the_time_and_leave_no_trace():
+def test_timers_measure_shares_and_restore_the_methods():
     sleeper, timers = _Sleeper(), report.Timers()
     sleeper.own = sleeper.nap
     before = dict(vars(sleeper))
@@ -70,7 +70,7 @@ def test_timers_share_out_the_time_and_leave_no_trace():
         report.Timed(sleeper, "own", "asleep", wait=lambda seconds: time.sleep(seconds)),
     ):
         assert sleeper.nap(0.02) == 0.02
-        assert sleeper.own(seconds=0.015) == 0.015  # and waits as long again
+        assert sleeper.own(seconds=0.015) == 0.015  # then `wait` sleeps as long again
     assert vars(sleeper) == before
     sleeper.nap(0.01)  # not timed any more
     shares = timers.shares(0.1)
@@ -79,7 +79,7 @@ def test_timers_share_out_the_time_and_leave_no_trace():
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_a_result_is_one_json_line_and_a_table_that_marks_what_is_too_slow():
+def test_a_result_is_one_json_line_and_a_table_that_marks_slow_settings():
     result = report.Result.empty("name")
     result.add("fast", report.Comparison((9.0,), (10.0,)), {"ours": {"env": 0.25, "rest": 0.75}})
     child = report.Result.empty("name")
@@ -101,7 +101,7 @@ def test_a_result_is_one_json_line_and_a_table_that_marks_what_is_too_slow():
     assert where.strip() == "ours: env 25%, rest 75%"
 
 
-def test_numbers_that_json_does_not_know_are_refused():
+def test_numbers_that_json_cannot_represent_are_refused():
     result = report.Result.empty("name")
     result.add("x", report.Comparison((float("nan"),), (1.0,)), {})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -166,7 +166,7 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_the_reference_refuses_what_it_would_ignore(reference):
+def test_the_reference_refuses_options_that_it_would_ignore(reference):
     for ignored in (
         {"value_clip": 0.2},
         {"optimizer": OptimizerConfig(anneal_steps=10)},

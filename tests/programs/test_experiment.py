@@ -17,7 +17,7 @@ def test_a_preset_survives_json(name):
     assert len(describe(name)) > 10
 
 
-def test_json_names_the_agent_and_refuses_what_it_does_not_know():
+def test_json_names_the_agent_and_refuses_unknown_fields():
     text = to_json(preset("cartpole-ppo"))
     assert '"kind": "PPOConfig"' in text
     with pytest.raises(ValueError, match="did you mean 'PPOConfig'"):

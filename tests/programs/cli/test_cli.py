@@ -1,4 +1,4 @@
-"""The command line, as a user types it."""
+"""The command line."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from programs.presets import PRESETS
 
 
 def run_command(*args, timeout=120, cwd=None):
-    """Runs the command in a process of its own."""
+    """Runs the command in a child process."""
     return subprocess.run(
         [sys.executable, "-m", "programs", *args],
         capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False,
@@ -78,7 +78,7 @@ def test_list_shows_every_preset(capsys):
         (["train", "pendulum-ppo", "--agent.num-minibatches", "100000"], "at most the 2048 rows"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_way_out(args, hint, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line_with_a_suggestion(args, hint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(args) == 1
     shown = capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_a_mistake_is_one_line_with_the_way_out(args, hint, tmp_path, monkeypatc
         (["--agent.discount", "2"], "must be in [0, 1]"),
     ],
 )
-def test_a_wrong_option_says_the_rule(args, hint, capsys):
+def test_a_wrong_option_states_the_rule(args, hint, capsys):
     try:
         code = cli.main("train", ["cartpole-ppo", *args])
     except SystemExit as error:
@@ -146,7 +146,7 @@ sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_di
         (60_000, "checkpoints"),
     ],
 )
-def test_a_full_disk_ends_the_run_with_the_file_and_the_way_out(tmp_path, limit, refused):
+def test_a_full_disk_ends_the_run_with_the_file_and_a_suggestion(tmp_path, limit, refused):
     done = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, str(limit), str(tmp_path / "run")],
         capture_output=True, text=True, timeout=110, check=False,

@@ -1,4 +1,4 @@
-"""Recorded play of entity games: what is written down, and policies that learn from it."""
+"""Recording entity games, and policies that learn from the recordings."""
 
 import dataclasses
 import io
@@ -35,7 +35,7 @@ def test_a_transformer_learns_the_rule_of_a_recording(tmp_path):
 
 @pytest.fixture(scope="module")
 def sweeping(tmp_path_factory):
-    """A recording of MineSweeper with its cannon, played at random."""
+    """A recording of MineSweeper with its cannon, with random actions."""
     directory = tmp_path_factory.mktemp("sweeping")
     experiment = Experiment(
         preset="sweeping",
@@ -52,7 +52,7 @@ def sweeping(tmp_path_factory):
     return experiment, Dataset(path)
 
 
-def test_recorded_entities_are_those_that_were_seen(sweeping):
+def test_a_recording_holds_the_entities_that_were_observed(sweeping):
     experiment, dataset = sweeping
     with make_evaluation_env(experiment) as env:
         spec = env.spec
@@ -77,7 +77,7 @@ def test_recorded_entities_are_those_that_were_seen(sweeping):
 
 
 @pytest.mark.timeout(120)
-def test_the_generic_preset_clones_several_actors_and_a_cannon(sweeping, tmp_path):
+def test_the_generic_preset_clones_a_game_of_several_actors(sweeping, tmp_path):
     _, dataset = sweeping
     experiment = dataclasses.replace(
         preset("bc"),

@@ -1,4 +1,4 @@
-"""Playing by hand: what is shown, what is asked, and every way to the end."""
+"""Playing by hand: output, input, and the ways to end."""
 
 import dataclasses
 import io
@@ -55,7 +55,7 @@ def sweeper(**changes):
             env=EnvConfig("rlstack.entity.games:MineSweeper", num_envs=2, options=FIELD),
             network=NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
             replay=ReplayConfig(sampler="fifo", batch_size=2, unroll_length=8, max_size=2),
-            frames=2,  # it learns nothing: there is nothing to compile
+            frames=2,  # too few to learn, so nothing is compiled
             evaluator=EvaluatorConfig(episodes=2, num_envs=2),
         ),
         **changes,
@@ -67,14 +67,14 @@ def say(monkeypatch, *lines):
 
 
 def played(monkeypatch, env, *lines, **options):
-    """What is shown to one who types these lines, and the returns."""
+    """Plays with these input lines; returns the output and the returns."""
     say(monkeypatch, *lines)
     stream = io.StringIO()
     returns = play(env, console=Console(file=stream, width=200, highlight=False), **options)
     return stream.getvalue(), returns
 
 
-def test_an_episode_with_numbers_and_labels(monkeypatch):
+def test_playing_an_episode_with_numbers_and_labels(monkeypatch):
     lines = ["0", "arm a", "ARM B", *["4"] * 29, "q"]
     shown, returns = played(monkeypatch, "multi-armed-bandit", *lines)
     assert returns == [2 / 32]
@@ -85,14 +85,14 @@ def test_an_episode_with_numbers_and_labels(monkeypatch):
     assert "pull 31 of 32" in shown
 
 
-def test_several_episodes_and_the_end_of_input(monkeypatch):
+def test_playing_several_episodes_until_the_input_ends(monkeypatch):
     shown, returns = played(monkeypatch, "rock-paper-scissors", "paper", "", "0", "", "2", "")
     assert len(returns) == 3 and set(returns) <= {0.0, 2.0}
     assert "0 (hidden)" not in shown and "1 (hidden)" in shown  # player, opponent
     assert "opponent: ?" in shown and re.search("opponent: (rock|paper|scissors)", shown)
 
 
-def test_illegal_choices_are_refused_with_the_legal_ones(monkeypatch):
+def test_an_illegal_choice_lists_the_legal_ones(monkeypatch):
     lines = ["7", "9", "arm", "", "2", "q"]
     shown, returns = played(monkeypatch, "count", *lines, options={"masked_choices": 3}, seed=4)
     legal = re.search(r"count of Player 0: (.*)", shown)[1]
@@ -102,7 +102,7 @@ def test_illegal_choices_are_refused_with_the_legal_ones(monkeypatch):
     assert len(returns) <= 1
 
 
-def test_entities_are_chosen_by_slot_or_name_and_a_second_actor_is_asked(monkeypatch):
+def test_entities_are_chosen_by_slot_or_name_for_each_actor(monkeypatch):
     lines = ["defuse", "4", "mine 1", "4", "4", "q"]
     shown, _ = played(monkeypatch, "MineSweeper", *lines, options=SWEEPER, seed=3)
     assert "Move of Robot 0" in shown and "Move of Robot 1" in shown
@@ -111,7 +111,7 @@ def test_entities_are_chosen_by_slot_or_name_and_a_second_actor_is_asked(monkeyp
     assert re.search("step 2: reward", shown)
 
 
-def test_a_truncated_episode_is_called_so(monkeypatch):
+def test_a_truncated_episode_is_reported_as_truncated(monkeypatch):
     shown, returns = played(
         monkeypatch, "TreasureHunt", "up", "down", "q", options={"max_steps": 2}, seed=1
     )
@@ -119,7 +119,7 @@ def test_a_truncated_episode_is_called_so(monkeypatch):
 
 
 class Named:
-    """One that gives its entities names; and a picture that looks like markup."""
+    """A game whose entities have names, and whose picture looks like markup."""
 
     obs_space = ObsSpace({"Dog": EntityType(("age",), capacity=2)})
 
@@ -156,7 +156,7 @@ class NoGame(dm_env.Environment):
     step = observation_spec = action_spec = reset
 
 
-def test_environments_of_ones_own_and_their_names(monkeypatch):
+def test_a_users_environment_shows_its_entity_names(monkeypatch):
     name = f"{__name__}:Named"
     shown, returns = played(
         monkeypatch, name, "[b]", "fido", "rex", "q", options={"picture": "[i]"}
@@ -168,12 +168,12 @@ def test_environments_of_ones_own_and_their_names(monkeypatch):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_every_game_can_be_shown_and_left(monkeypatch, name):
+def test_every_game_can_be_shown_and_quit(monkeypatch, name):
     shown, returns = played(monkeypatch, name, "q")
     assert returns == [] and "number or label: " in shown
 
 
-def test_names_in_any_spelling():
+def test_games_are_found_by_name_in_any_spelling():
     for name in ("mine-sweeper", "MineSweeper", "mine_sweeper", "minesweeper"):
         assert find_game(name) is GAMES["MineSweeper"]
     assert find_game("rlstack.entity.games:Xor") is GAMES["Xor"]
@@ -191,13 +191,13 @@ def test_names_in_any_spelling():
         (f"{__name__}:NoGame", {}, "must build an entity environment"),
     ],
 )
-def test_what_cannot_be_played_is_said(env, options, hint):
+def test_bad_arguments_are_refused(env, options, hint):
     with pytest.raises(ValueError) as caught:
         play(env, **options)
     assert hint in str(caught.value)
 
 
-def test_the_agents_policy_and_value_stand_beside(monkeypatch, run_dir):
+def test_the_agents_probabilities_and_value_are_shown(monkeypatch, run_dir):
     lines = ["4", "4", "4", "4", "q"]
     shown, _ = played(monkeypatch, "mine-sweeper", *lines, checkpoint=run_dir)
     assert len(re.findall(r"the agent's value: -?\d+\.\d{3}", shown)) == 2
@@ -207,27 +207,27 @@ def test_the_agents_policy_and_value_stand_beside(monkeypatch, run_dir):
         chances = [float(x) for x in re.findall(r" ([\d.]+)%", line)]
         assert chances == sorted(chances, reverse=True)
         assert sum(chances) == pytest.approx(100, abs=0.5) and line.count("*") == 1
-    assert "Move of Robot 2" in shown  # the run's options hold
+    assert "Move of Robot 2" in shown  # the options of the run are used
 
 
 def test_enter_plays_the_agents_choice(monkeypatch, run_dir):
     lines = [""] * 12 + ["q"]
     shown, _ = played(monkeypatch, "mine-sweeper", *lines, checkpoint=run_dir, agent=True)
     assert "Enter for the agent's" in shown
-    # One Enter a step, however many actors there are.
+    # One Enter per step, for any number of actors.
     assert shown.count("number or label") + shown.count("Enter for another") == 13
     again, _ = played(monkeypatch, "mine-sweeper", *lines, checkpoint=run_dir, agent=True)
     assert again == shown
 
 
-def test_an_agent_that_looks_at_entities_plays_with_other_numbers_of_them(monkeypatch, run_dir):
+def test_an_entity_agent_plays_with_other_numbers_of_entities(monkeypatch, run_dir):
     shown, _ = played(
         monkeypatch, "mine-sweeper", "q", checkpoint=run_dir, options={"num_mines": 9}
     )
     assert re.search(r"Move of Robot 0: \d \w+ [\d.]+%", shown)
 
 
-def test_a_normalised_agent_is_understood_too(monkeypatch, tmp_path):
+def test_a_normalised_agent_is_shown_too(monkeypatch, tmp_path):
     normalisation = NormalisationConfig(rewards="return")
     running.run(sweeper(normalisation=normalisation), tmp_path / "run")
     shown, _ = played(monkeypatch, "mine-sweeper", "q", checkpoint=tmp_path / "run")

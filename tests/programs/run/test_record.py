@@ -1,4 +1,4 @@
-"""Recording runs, and runs that learn from what was recorded."""
+"""Recording runs, and runs that learn from the recordings."""
 
 import dataclasses
 import io
@@ -67,7 +67,7 @@ def same(left, right):
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
-def test_a_recording_is_whole_episodes_of_the_run(expert):
+def test_a_recording_has_whole_episodes_of_the_run(expert):
     header = Dataset(expert / "dataset").header
     assert (header.frames, header.episodes, header.return_mean) == (2000, 4, 500.0)
     assert header.env == {"name": "CartPole-v1", "type": "auto", "options": {}}
@@ -77,7 +77,7 @@ def test_a_recording_is_whole_episodes_of_the_run(expert):
     assert source["trained_frames"] >= 600
 
 
-def test_recordings_of_a_seed_are_alike_and_start_elsewhere_than_evaluation(expert, tmp_path):
+def test_recordings_repeat_with_the_seed_and_differ_from_evaluation(expert, tmp_path):
     def steps(name, **options):
         record(expert, tmp_path / name, frames=100, **options)
         return Dataset(tmp_path / name).read(np.arange(200))[0].observation
@@ -89,7 +89,7 @@ def test_recordings_of_a_seed_are_alike_and_start_elsewhere_than_evaluation(expe
         assert not np.isin(first[0], env.reset().observation).any()
 
 
-def test_the_environment_of_a_recording_is_that_of_evaluation(tmp_path):
+def test_recording_uses_the_environment_of_evaluation(tmp_path):
     experiment = dataclasses.replace(
         preset("cartpole-random"),
         env=EnvConfig(
@@ -113,13 +113,13 @@ def test_the_environment_of_a_recording_is_that_of_evaluation(tmp_path):
     assert result.eval_episodes == 2
 
 
-def test_exploration_is_as_at_the_end_of_training(tmp_path):
+def test_recording_explores_as_at_the_end_of_training(tmp_path):
     base = preset("cartpole-dqn")
     agent = dataclasses.replace(base.agent, epsilon_start=1.0, epsilon_end=0.0, epsilon_frames=800)
     quiet(dataclasses.replace(base, agent=agent, frames=1000, evaluator=JUDGED), tmp_path / "run")
     record(tmp_path / "run", tmp_path / "greedy", frames=60)
     record(tmp_path / "run", tmp_path / "explore", frames=60, policy="explore")
-    # Epsilon has fallen to 0, so exploring is being greedy.
+    # Epsilon has fallen to 0, so exploring equals acting greedily.
     greedy, explore = (Dataset(tmp_path / name) for name in ("greedy", "explore"))
     every = np.arange(greedy.header.steps)
     assert greedy.header.steps == explore.header.steps
@@ -127,7 +127,7 @@ def test_exploration_is_as_at_the_end_of_training(tmp_path):
     assert explore.header.source["policy"] == "explore"
 
 
-def test_a_run_without_a_checkpoint_or_a_place_is_refused(expert, tmp_path):
+def test_recording_needs_a_checkpoint_and_an_empty_directory(expert, tmp_path):
     with pytest.raises(ValueError, match="must be the directory of a run"):
         record(tmp_path)
     with pytest.raises(DatasetError, match="must be new or empty"):
@@ -137,7 +137,7 @@ def test_a_run_without_a_checkpoint_or_a_place_is_refused(expert, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_from_data_files_what_every_run_files(expert, tmp_path):
+def test_a_run_from_data_writes_the_files_of_every_run(expert, tmp_path):
     stream = io.StringIO()
     result = train.run(cloning(expert), tmp_path / "run", stream=stream)
     assert "dataset: 2,000 frames in 4 episodes of return 500.0" in stream.getvalue()
@@ -154,13 +154,13 @@ def test_a_run_from_data_files_what_every_run_files(expert, tmp_path):
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_stopping_and_resuming_equals_going_on(expert, tmp_path, monkeypatch, relative):
+def test_a_resumed_run_equals_an_uninterrupted_one(expert, tmp_path, monkeypatch, relative):
     experiment = cloning(expert)
     if relative:
         monkeypatch.chdir(expert)
         experiment = dataclasses.replace(experiment, data="dataset")
     quiet(experiment, tmp_path / "unbroken")
-    # 3,840 frames are not an epoch's end: the place within the dataset matters.
+    # 3,840 frames end within an epoch, so the position in the dataset matters.
     quiet(dataclasses.replace(experiment, frames=3_840), tmp_path / "broken")
     monkeypatch.chdir(tmp_path)
     assert not same(params(tmp_path / "unbroken"), params(tmp_path / "broken"))
@@ -169,7 +169,7 @@ def test_stopping_and_resuming_equals_going_on(expert, tmp_path, monkeypatch, re
     assert same(params(tmp_path / "unbroken"), params(tmp_path / "broken"))
 
 
-def test_a_dataset_that_changed_or_went_is_noticed(expert, tmp_path):
+def test_a_changed_or_missing_dataset_is_refused_on_resume(expert, tmp_path):
     record(expert, tmp_path / "d", frames=600)
     quiet(cloning(expert, data=str(tmp_path / "d"), frames=512), tmp_path / "run")
     os.rename(tmp_path / "d", tmp_path / "old")
@@ -206,7 +206,7 @@ def test_an_off_policy_agent_learns_from_data_too(expert, tmp_path):
         ),
     ],
 )
-def test_what_data_cannot_do_is_said(expert, tmp_path, name, changes, hint):
+def test_configs_that_do_not_work_with_data_are_refused(expert, tmp_path, name, changes, hint):
     with pytest.raises(ValueError) as caught:
         quiet(
             dataclasses.replace(preset(name), **{"data": str(expert / "dataset"), **changes}),
@@ -246,7 +246,7 @@ def test_the_commands(expert, tmp_path, capsys):
     assert "--data DATASET_DIR" in capsys.readouterr().err
 
 
-def test_agents_that_do_not_learn_are_judged(tmp_path):
+def test_agents_that_do_not_learn_are_evaluated(tmp_path):
     rule, chance = (
         quiet(dataclasses.replace(preset(f"cartpole-{name}"), frames=300), tmp_path / name)
         for name in ("scripted", "random")
@@ -259,7 +259,7 @@ def test_agents_that_do_not_learn_are_judged(tmp_path):
 
 
 @pytest.mark.timeout(90)
-def test_a_signal_leaves_no_half_dataset(expert, tmp_path):
+def test_a_signal_leaves_no_partial_dataset(expert, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "programs", "record", str(expert), "--frames", "1000000000",
          "--out", str(tmp_path / "d")],

@@ -1,4 +1,4 @@
-"""`rlstack report`: what it makes of run directories, and what it refuses."""
+"""`rlstack report`: tables and pictures from run directories, and refused directories."""
 
 import dataclasses
 import io
@@ -55,7 +55,7 @@ def test_lost_nodes_are_counted(runs, tmp_path):
     assert f"| {small().preset} | 1 | single_process | processes | 3 | 1,066 |" in out.read_text()
 
 
-def test_what_is_no_finished_run_and_a_seed_given_twice_are_refused(runs, tmp_path, capsys):
+def test_unfinished_runs_and_repeated_seeds_are_refused(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = ["--out", str(tmp_path / "r.md")]
     assert main("report", [str(runs[0]), str(runs[0]), *out]) == 1

@@ -42,7 +42,7 @@ def leaves_equal(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_run_files_its_config_logs_checkpoint_and_result(tmp_path):
+def test_a_run_writes_its_config_logs_checkpoint_and_result(tmp_path):
     experiment = small()
     stream = io.StringIO()
     result = train.run(experiment, tmp_path / "run", stream=stream)
@@ -63,7 +63,7 @@ def test_a_run_files_its_config_logs_checkpoint_and_result(tmp_path):
     assert "frames" in stream.getvalue()
 
 
-def test_evaluating_a_run_judges_its_params(tmp_path):
+def test_evaluating_a_run_gives_the_return_of_its_params(tmp_path):
     result = train.run(small(), tmp_path / "run", stream=io.StringIO())
     again = train.evaluate(tmp_path / "run")
     assert again.returns.mean() == result.eval_return_mean
@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     ("name", "env_type"),
     [("cartpole-ppo", "cpp"), ("cartpole-ppo", "for_loop"), ("cartpole-dqn", "cpp")],
 )
-def test_stopping_and_resuming_equals_going_on(tmp_path, name, env_type):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type):
     """Both sides restart their environments at the middle; see restart_environments."""
     experiment = small(name)
     experiment = dataclasses.replace(
@@ -145,7 +145,7 @@ def test_a_run_resumes_to_a_new_budget(tmp_path):
     assert config.frames == 3000
 
 
-def test_resuming_what_is_no_run_says_so(tmp_path):
+def test_resuming_needs_a_run(tmp_path):
     with pytest.raises(ValueError, match=str(tmp_path)):
         train.resume(tmp_path)
 
@@ -164,7 +164,7 @@ def test_a_nan_stops_the_run_and_leaves_a_dump_that_runs_again(tmp_path):
     assert not np.isfinite(logs["loss"])
 
 
-def test_a_users_environment_that_breaks_its_own_word_is_named(tmp_path):
+def test_a_users_environment_that_violates_its_spec_is_named(tmp_path):
     experiment = small(
         env=EnvConfig("tests.programs.broken_env:WrongShape", num_envs=2),
         replay=dataclasses.replace(preset("cartpole-ppo").replay, batch_size=2),
@@ -216,7 +216,7 @@ def test_a_run_leaves_no_thread_behind(tmp_path):
 
 
 def members_of_session(session):
-    """Processes whose session is the given one, by /proc, but for zombies."""
+    """Returns the processes of a session, from /proc, without zombies."""
     members = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -249,7 +249,7 @@ def test_a_replay_that_does_not_fit_is_refused_before_anything_starts(tmp_path, 
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
 
 
-def test_the_size_of_the_replay_is_said(tmp_path):
+def test_the_size_of_the_replay_is_printed(tmp_path):
     experiment, stream = preset("breakout-dqn"), io.StringIO()
     with make_env(dataclasses.replace(experiment.env, num_envs=1), seed=0) as env:
         spec = transition_spec(make_agent(experiment, env.spec), env.spec)

@@ -1,4 +1,4 @@
-"""The progress display: what it says, how often, and how it leaves a terminal."""
+"""The progress display: its content, its period, and how it restores a terminal."""
 
 import io
 import os
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def test_plain_lines_say_progress_speed_returns_losses_and_time_left():
+def test_plain_lines_show_progress_speed_returns_losses_and_time_left():
     clock, stream = Clock(), io.StringIO()
     display = ProgressDisplay(10_000, stream, clock=clock)
     clock.now += 2.0
@@ -36,7 +36,7 @@ def test_plain_lines_say_progress_speed_returns_losses_and_time_left():
     )
 
 
-def test_plain_lines_are_bounded_in_number_and_the_last_is_not_lost():
+def test_plain_lines_come_once_a_period_and_at_the_end():
     clock, stream = Clock(), io.StringIO()
     display = ProgressDisplay(1_000, stream, clock=clock, line_period=5.0)
     for frames in range(1, 1_001):
@@ -51,7 +51,7 @@ def test_plain_lines_are_bounded_in_number_and_the_last_is_not_lost():
     assert lines[-1].endswith("0:00 left")
 
 
-def test_logs_written_apart_are_shown_together_and_nan_is_shown():
+def test_logs_of_several_writes_are_shown_together_and_nan_is_shown():
     clock, stream = Clock(), io.StringIO()
     display = ProgressDisplay(10, stream, clock=clock, line_period=0.0)
     display.write(1, {"loss": float("nan")})
@@ -70,7 +70,7 @@ def test_a_resumed_run_does_not_count_the_frames_before_it():
     assert display.line().endswith("0:49 left")
 
 
-def test_speed_is_that_of_the_last_seconds():
+def test_speed_is_measured_over_the_last_seconds():
     clock = Clock()
     display = ProgressDisplay(10**9, io.StringIO(), clock=clock)
     frames = 0
@@ -94,7 +94,7 @@ from programs.tracking.display import ProgressDisplay
 display = ProgressDisplay(100, sys.stderr)
 display.write(50, {"episode_return": 12.5, "loss": 0.5})
 if sys.argv[1] == "raise":
-    raise RuntimeError("boom")  # nobody closes the display
+    raise RuntimeError("boom")  # the display is not closed
 display.write(100, {"episode_return": 13.5})
 with display:
     print("above")

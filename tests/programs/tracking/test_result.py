@@ -14,7 +14,7 @@ def _git(root, *args):
 
 
 @pytest.mark.timeout(60)
-def test_the_commit_says_dirty_and_unknown(tmp_path, monkeypatch):
+def test_the_commit_is_marked_dirty_or_unknown(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert result._commit_of(tmp_path) == "unknown"
     _git(tmp_path, "init", "-q")

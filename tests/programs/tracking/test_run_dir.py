@@ -1,4 +1,4 @@
-"""Run directories: fresh names, early refusals, whole files, the commit."""
+"""Run directories: new names, early errors, atomic files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_a_chosen_directory_is_taken_new_or_empty(tmp_path):
     assert RunDir.create(str(tmp_path / "a" / "b"), "p", 0).path.is_dir()
 
 
-def test_a_directory_that_holds_a_run_is_refused_with_both_ways_out(tmp_path):
+def test_a_directory_that_holds_a_run_is_refused_with_two_suggestions(tmp_path):
     RunDir.create(tmp_path, "p", 0).write_config("{}")
     with pytest.raises(RunDirError, match=r"holds a run already.*--resume .*--run-dir"):
         RunDir.create(tmp_path, "p", 0)
@@ -89,7 +89,7 @@ def test_dumps_do_not_overwrite_each_other(tmp_path):
     assert all(path.is_dir() for path in tmp_path.iterdir())
 
 
-def test_results_are_json_and_whole(tmp_path, monkeypatch):
+def test_results_are_json_and_written_atomically(tmp_path, monkeypatch):
     here = RunDir(tmp_path)
     here.write_result({"eval_return_mean": np.float32(475.5), "std": float("nan"), "n": 20})
     want = {"eval_return_mean": 475.5, "std": "nan", "n": 20}
