@@ -25,7 +25,7 @@ class Child:
             text=True,
         )
 
-    def tell(self, value: Any) -> None:
+    def tell(self, value: object) -> None:
         """Sends one line."""
         assert self.process.stdin is not None
         print(json.dumps(value), file=self.process.stdin, flush=True)
@@ -75,6 +75,6 @@ def requests() -> Iterator[Any]:
         yield json.loads(line)
 
 
-def answer(value: Any) -> None:
+def answer(value: object) -> None:
     """In a child: sends one line to the parent."""
     print(json.dumps(value), flush=True)

@@ -41,7 +41,7 @@ from rlstack.entity.scripted import SCRIPTED_POLICIES
 from rlstack.envs import SyncEnv
 from rlstack.networks.ragged.entity_layout import read_layout
 from rlstack.replay import ReplayConfig
-from rlstack.types import TimeStep
+from rlstack.types import PyTree, TimeStep
 
 NAME = "entity"
 TARGETS = {"batching": 5.0, "attention": 1.0, "ppo": 0.0, "pool": 0.0}
@@ -103,11 +103,11 @@ def batching(setting: Setting, closing: list[Callable[[], None]]) -> Pair:
     game: Any = GAMES[setting.what].game(num_snakes=2)
     view = BatchView(game.obs_space, game.action_space)
 
-    def ours() -> Any:
+    def ours() -> PyTree:
         observed = view.vec_obs(timestep)
         return observed, observed.packing()
 
-    def reference() -> Any:
+    def reference() -> PyTree:
         observed = entity_loop.vec_obs(view.slots, timestep)
         return observed, entity_loop.packing(observed)
 
@@ -166,7 +166,7 @@ class Playing:
             self._timestep = self.env.step(self._actions())
 
     def _actions(self) -> dict[str, np.ndarray]:
-        observation: Any = self._timestep.observation
+        observation: PyTree = self._timestep.observation
         chosen = {}
         for name, actors in observation["actors"].items():
             legal = observation["action_mask"][name].reshape(*actors.shape, -1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +11,20 @@ import numpy as np
 from rlstack.entity import ActionSpace, Categorical, EntityType, ObsSpace
 from rlstack.entity.padded import PaddedCodec
 from rlstack.networks import RaggedTransformerConfig
+from rlstack.networks.ragged.config import PackingMode
 from rlstack.networks.ragged.entity_layout import EntityLayout, lengths
 from rlstack.networks.ragged.packed_rows import PACKING, with_packing
 from rlstack.networks.ragged.transformer import ragged_transformer
-from rlstack.types import EnvSpec, StepType, TimeStep
+from rlstack.types import EnvSpec, Params, PyTree, StepType, TimeStep
 
 
-def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]]:
+def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], PyTree]]:
     """Returns the spec of environments of very different sizes, and a function of observations."""
     space = ObsSpace({"Unit": EntityType(("x", "y"), 8), "Thing": EntityType(("x", "y"), 120)})
     actions: ActionSpace = {"move": Categorical(("up", "down", "left", "right"), 8)}
     codec = PaddedCodec(space, actions, "skewed")
 
-    def make(rng: np.random.Generator) -> Any:
+    def make(rng: np.random.Generator) -> PyTree:
         size = np.clip(np.round(rng.lognormal(2.0, 0.9, num_envs)), 2, 128).astype(np.int32)
         units = np.clip(size // 4, 1, 8).astype(np.int32)
         count = {"Unit": units, "Thing": size - units}
@@ -48,7 +48,7 @@ def skewed(num_envs: int) -> tuple[EnvSpec, Callable[[np.random.Generator], Any]
     return EnvSpec(codec.observation_spec, codec.action_spec), make
 
 
-def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[], object]:
+def passes(spec: EnvSpec, what: str, batches: list, packing: PackingMode) -> Callable[[], object]:
     """Returns a function that runs the network on these batches: "forward" or its "gradient"."""
     cfg = RaggedTransformerConfig(d_model=64, packing=packing)
     network = ragged_transformer(spec.observation, spec.action, cfg)
@@ -57,7 +57,7 @@ def passes(spec: EnvSpec, what: str, batches: list, packing: Any) -> Callable[[]
     zeros = np.zeros(len(batches[0]["actors"]["move"]), np.float32)
     mid = np.full(len(zeros), StepType.MID, np.int32)
 
-    def forward(params: Any, observation: Any) -> jax.Array:
+    def forward(params: Params, observation: PyTree) -> jax.Array:
         output, _ = network.apply(None, params, TimeStep(mid, zeros, zeros, observation), ())
         return jnp.square(output.policy).mean() + output.value.mean()
 

@@ -6,19 +6,17 @@ numpy only inside each environment. Actions must be categorical, as those of Mul
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlstack.entity import GLOBAL, Slots
 from rlstack.entity.vec_obs import Ragged, VecActionMask, VecObs
 from rlstack.networks.ragged.packing import PackedIndex
-from rlstack.types import TimeStep
+from rlstack.types import PyTree, TimeStep
 
 
 def vec_obs(slots: Slots, timestep: TimeStep) -> VecObs:
     """Returns the ragged records of a pool's rows, ``[B, ...]``."""
-    observation: Any = timestep.observation
+    observation: PyTree = timestep.observation
     places = list(slots.ranges())
     features: dict[str, list] = {name: [] for name, _ in places}
     visible: dict[str, list] = {name: [] for name, _ in places if name != GLOBAL}

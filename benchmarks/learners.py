@@ -37,12 +37,13 @@ from programs.build.components import make_agent
 from programs.build.environments import make_env
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec
+from rlstack.agent import Agent
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
-from rlstack.types import Batch, Transition
+from rlstack.types import Batch, Params, PyTree, Transition
 
 TARGET = 1 / 1.2
 PRESETS = (
@@ -63,7 +64,9 @@ PRESETS = (
     "cartpole-bc",
 )
 
-Step = Callable[[Any, Any, Batch], tuple[Any, Any, Any]]  # returns (params, state, loss)
+Begin = Callable[[Params], PyTree]  # params -> the first state
+# (params, state, batch) -> (params, state, loss)
+Step = Callable[[Params, PyTree, Batch], tuple[Params, PyTree, jax.Array]]
 
 
 class Sampled(NamedTuple):
@@ -109,7 +112,7 @@ def random_batch(spec: Transition, length: int, size: int) -> Batch:
     """Returns a batch from mid-episode with floats in [0, 1) and all integers 0."""
     rng = np.random.default_rng(0)
 
-    def leaf(kind: Any) -> np.ndarray:
+    def leaf(kind: jax.ShapeDtypeStruct) -> np.ndarray:
         shape = (length, size, *kind.shape)
         if np.issubdtype(kind.dtype, np.floating):
             return rng.random(shape, np.float32).astype(kind.dtype)
@@ -121,7 +124,7 @@ def random_batch(spec: Transition, length: int, size: int) -> Batch:
     return Batch(trajectory._replace(timestep=timestep), np.ones(size, np.float32))
 
 
-def _inline(agent: Any, cfg: Any) -> tuple[Callable[[Any], Any], Step]:
+def _inline(agent: Agent, cfg: Any) -> tuple[Begin, Step]:
     """Returns (a function from params to the first state, the update) for this kind of agent."""
     for kind, make in _INLINE.items():
         if isinstance(agent, kind):
@@ -134,11 +137,13 @@ def _optimizer(cfg: Any) -> optax.GradientTransformation:
     return component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
 
-def _plain(agent: Any, cfg: Any) -> tuple[Callable, Step]:
+def _plain(agent: Any, cfg: Any) -> tuple[Begin, Step]:
     """An update by a loss of params and a batch, with no state but the optimizer's."""
     optimizer = _optimizer(cfg)
 
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+    def step(
+        params: Params, opt_state: optax.OptState, batch: Batch
+    ) -> tuple[Params, PyTree, jax.Array]:
         (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
@@ -146,17 +151,17 @@ def _plain(agent: Any, cfg: Any) -> tuple[Callable, Step]:
     return optimizer.init, step
 
 
-def _ppo(agent: PPO, cfg: Any) -> tuple[Callable, Step]:
+def _ppo(agent: PPO, cfg: Any) -> tuple[Begin, Step]:
     optimizer, hooks = _optimizer(cfg), agent.initial_learner_state
 
-    def begin(params: Any) -> Any:
+    def begin(params: Params) -> PyTree:
         return optimizer.init(params), hooks(jax.random.PRNGKey(0), params)
 
-    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+    def step(params: Params, state: PyTree, batch: Batch) -> tuple[Params, PyTree, jax.Array]:
         opt_state, learner_state = state
         learner_state, rows, schedule = agent.prepare(params, learner_state, batch)
 
-        def body(carry: Any, indices: Any) -> Any:
+        def body(carry: Any, indices: Any) -> tuple[Any, jax.Array]:
             params, opt_state = carry
             minibatch = jax.tree.map(lambda x: jnp.asarray(x)[indices], rows)
             (loss, _), grads = jax.value_and_grad(agent.loss, has_aux=True)(params, minibatch)
@@ -170,15 +175,19 @@ def _ppo(agent: PPO, cfg: Any) -> tuple[Callable, Step]:
 
 
 def _with_target(
-    agent: Any, cfg: Any, *, keyed: bool, target_of: Callable[[Any], Any] = lambda params: params
-) -> tuple[Callable, Step]:
+    agent: Any,
+    cfg: Any,
+    *,
+    keyed: bool,
+    target_of: Callable[[Params], PyTree] = lambda params: params,
+) -> tuple[Begin, Step]:
     """An update by a loss of params, target params and a batch, with or without a key."""
     optimizer = _optimizer(cfg)
 
-    def begin(params: Any) -> Any:
+    def begin(params: Params) -> PyTree:
         return optimizer.init(params), target_of(params), jnp.zeros((), int), jax.random.PRNGKey(0)
 
-    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+    def step(params: Params, state: PyTree, batch: Batch) -> tuple[Params, PyTree, jax.Array]:
         opt_state, target, count, key = state
         key, used = jax.random.split(key) if keyed else (key, None)
         given = (used, params, target, batch) if keyed else (params, target, batch)
@@ -195,14 +204,14 @@ def _with_target(
     return begin, step
 
 
-def _td3(agent: TD3, cfg: Any) -> tuple[Callable, Step]:
+def _td3(agent: TD3, cfg: Any) -> tuple[Begin, Step]:
     optimizer = _optimizer(cfg)
 
-    def begin(params: Any) -> Any:
+    def begin(params: Params) -> PyTree:
         states = optimizer.init(params.policy), optimizer.init(params.critics)
         return states, params, jnp.zeros((), int), jax.random.PRNGKey(0)
 
-    def step(params: Any, state: Any, batch: Batch) -> tuple[Any, Any, Any]:
+    def step(params: Params, state: PyTree, batch: Batch) -> tuple[Params, PyTree, jax.Array]:
         (policy_state, critics_state), target, count, key = state
         key, used = jax.random.split(key)
         gradient = jax.value_and_grad(agent.loss, argnums=1, has_aux=True)
@@ -210,7 +219,7 @@ def _td3(agent: TD3, cfg: Any) -> tuple[Callable, Step]:
         updates, critics_state = optimizer.update(grads, critics_state, params.critics)
         critics = optax.apply_updates(params.critics, updates)
 
-        def delayed() -> tuple[Any, Any, Any]:
+        def delayed() -> tuple[Params, optax.OptState, Params]:
             grads = jax.grad(agent.policy_loss)(params.policy, params.critics, batch)
             updates, state = optimizer.update(grads, policy_state, params.policy)
             new = params._replace(
@@ -228,7 +237,7 @@ def _td3(agent: TD3, cfg: Any) -> tuple[Callable, Step]:
     return begin, step
 
 
-_INLINE: dict[type, Callable[[Any, Any], tuple[Callable, Step]]] = {
+_INLINE: dict[type, Callable[[Any, Any], tuple[Begin, Step]]] = {
     PPO: _ppo,
     PolicyGradientAgent: _plain,
     BC: _plain,

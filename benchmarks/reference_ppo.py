@@ -24,7 +24,9 @@ from programs.experiment import EnvConfig
 from rlstack.envs import cpp
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
-from rlstack.types import Array, TimeStep
+from rlstack.types import Array, Params, PyTree, TimeStep
+
+Updated = tuple[Params, optax.OptState, Array]  # the array is the loss
 
 
 class Minibatch(NamedTuple):
@@ -171,12 +173,12 @@ class ReferencePPO:
     def _to_env(self, action: np.ndarray) -> np.ndarray:
         return action if self.discrete else np.clip(action, self._low, self._high)
 
-    def _forward(self, params: Any, observation: Array) -> tuple[Array, Array]:
+    def _forward(self, params: Params, observation: Array) -> tuple[Array, Array]:
         timestep = TimeStep(None, None, None, observation)  # type: ignore[arg-type]
         output, _ = self.network.apply(None, params, timestep, ())
         return output.policy, output.value
 
-    def _act_fn(self, params: Any, key: Array, observation: Array) -> tuple[Array, ...]:
+    def _act_fn(self, params: Params, key: Array, observation: Array) -> tuple[Array, ...]:
         key, action_key = jax.random.split(key)
         policy, value = self._forward(params, observation)
         if self.discrete:
@@ -198,19 +200,23 @@ class ReferencePPO:
         log_prob = -0.5 * ((action - mean) * jnp.exp(-log_std)) ** 2 - log_std - 0.5 * log_2_pi
         return log_prob.sum(-1), (log_std + 0.5 * (log_2_pi + 1)).sum(-1)
 
-    def _advantages_fn(self, params: Any, last_observation: Array, returns: Any) -> Any:
+    def _advantages_fn(
+        self, params: Params, last_observation: Array, returns: PyTree
+    ) -> tuple[Array, Array]:
         values, rewards, discounts, mask = returns
         bootstrap = self._forward(params, last_observation)[1]
         values = jnp.concatenate([values, bootstrap[None]])
         discounts = discounts * self.cfg.discount
         return gae(rewards, discounts, values, self.cfg.gae_lambda, mask)
 
-    def _learn_fn(self, params: Any, opt_state: Any, rollout: Any, schedule: Array) -> Any:
+    def _learn_fn(
+        self, params: Params, opt_state: optax.OptState, rollout: PyTree, schedule: Array
+    ) -> Updated:
         observations, actions, log_probs, returns = rollout
         advantages = self._advantages_fn(params, observations[-1], returns)
         rows = _rows(observations[:-1], actions, log_probs, *advantages, returns[-1])
 
-        def body(carry: Any, indices: Any) -> Any:
+        def body(carry: Any, indices: Any) -> tuple[Any, Array]:
             minibatch = jax.tree.map(lambda x: x[indices], rows)
             *new, loss = self._descend_fn(carry[0], carry[1], minibatch)
             return tuple(new), loss
@@ -218,12 +224,14 @@ class ReferencePPO:
         (params, opt_state), losses = jax.lax.scan(body, (params, opt_state), schedule)
         return params, opt_state, losses.mean()
 
-    def _descend_fn(self, params: Any, opt_state: Any, minibatch: Minibatch) -> Any:
+    def _descend_fn(
+        self, params: Params, opt_state: optax.OptState, minibatch: Minibatch
+    ) -> Updated:
         loss, grads = jax.value_and_grad(self.loss)(params, minibatch)
         updates, opt_state = self.optimizer.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    def loss(self, params: Any, rows: Minibatch) -> Array:
+    def loss(self, params: Params, rows: Minibatch) -> Array:
         """Returns PPO's loss on rows, as `agents.ppo.PPO.loss`."""
         cfg = self.cfg
         weights = rows.mask / jnp.maximum(rows.mask.sum(), 1)
@@ -248,7 +256,7 @@ def gae(
     deltas = (rewards + discounts * values[1:] - values[:-1]) * mask
     trace = discounts * gae_lambda * mask
 
-    def body(following: Array, now: Any) -> Any:
+    def body(following: Any, now: Any) -> Any:
         advantage = now[0] + now[1] * following
         return advantage, advantage
 
@@ -258,7 +266,7 @@ def gae(
     return advantages, advantages + values[:-1]
 
 
-def _rows(*arrays: Any) -> Minibatch:
+def _rows(*arrays: Array) -> Minibatch:
     """Merges the axes T and B of a rollout."""
     return Minibatch(*(x.reshape((-1, *x.shape[2:])) for x in arrays))
 

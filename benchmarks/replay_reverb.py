@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.report import Rate, Result, alternate, rate
+from benchmarks.report import Comparison, Rate, Result, alternate, rate
 from rlstack.replay import ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, binding
 from rlstack.types import TimeStep, Transition
@@ -203,7 +203,7 @@ def _fill(insert: tuple[Rate, Callable[[], None]]) -> None:
     insert[1]()
 
 
-def measure(setting: Setting, repeats: int) -> tuple[Any, dict]:
+def measure(setting: Setting, repeats: int) -> tuple[Comparison, dict]:
     """Returns the comparison of one setting."""
     with _server(setting) as ours, _server(setting) as bare:
         if setting.what == "insert":

@@ -143,7 +143,9 @@ class Result(NamedTuple):
         """Returns a result without settings."""
         return Result(name, {}, {}, {}, {})
 
-    def add(self, setting: str, comparison: Comparison, where: Mapping[str, Any]) -> None:
+    def add(
+        self, setting: str, comparison: Comparison, where: Mapping[str, Mapping[str, float]]
+    ) -> None:
         """Adds the result of one setting."""
         self.ratios[setting] = round(comparison.ratio, 4)
         self.medians[setting] = {k: round(v, 1) for k, v in comparison.medians.items()}

@@ -71,7 +71,7 @@ QUICK = tuple(s._replace(seconds=0.3, repeats=3) for s in FULL if not s.pixels)
 class NoLogger:
     """A logger that writes nowhere."""
 
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+    def write(self, step: int, logs: Mapping[str, object]) -> None:
         """Discards the logs."""
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def _fill(cfg: Experiment, spec: Transition, *replays: Any) -> None:
     replays[0].flush()
 
 
-def _random(rng: np.random.Generator, num_envs: int, leaf: Any) -> np.ndarray:
+def _random(rng: np.random.Generator, num_envs: int, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
     shape = (num_envs, *leaf.shape)
     if leaf.dtype.kind == "f":
         return rng.random(shape, np.float32).astype(leaf.dtype)

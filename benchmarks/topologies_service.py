@@ -29,8 +29,9 @@ from programs.nodes.base import Setup
 from programs.nodes.inference import InferenceNode
 from programs.presets import preset
 from programs.tracking.run_dir import RunDir
+from rlstack.agent import Agent
 from rlstack.rpc import RemoteObject, codec, serve
-from rlstack.types import Array, EnvSpec, TimeStep
+from rlstack.types import AgentOut, Array, EnvSpec, Params, TimeStep
 
 MODULE = "benchmarks.topologies_service"
 
@@ -115,7 +116,7 @@ def _timestep(num_envs: int) -> TimeStep:
 class _FixedParams:
     """A learner node whose params never change."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: Params) -> None:
         self._encoded = codec.encode(params)
 
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
@@ -126,7 +127,7 @@ class _FixedParams:
 class _NoCoordinator:
     """A coordinator that does nothing."""
 
-    def report(self, *news: Any) -> dict[str, Any]:
+    def report(self, *news: object) -> dict[str, object]:
         """Ignores the report."""
         del news
         return {}
@@ -135,8 +136,8 @@ class _NoCoordinator:
 class _Bare:
     """A handler that acts on the timestep of one call."""
 
-    def __init__(self, agent: Any, params: Any) -> None:
-        def act(rng_key: Array, params: Any, timestep: TimeStep) -> tuple[Array, Any]:
+    def __init__(self, agent: Agent, params: Params) -> None:
+        def act(rng_key: Array, params: Params, timestep: TimeStep) -> tuple[Array, AgentOut]:
             rng_key, step_key = jax.random.split(rng_key)
             return rng_key, agent.actor_step(step_key, params, timestep, ())[0]
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import cattrs
 from cattrs.preconf.json import make_converter
@@ -241,9 +241,9 @@ def _converter() -> cattrs.Converter:
     converter = make_converter(forbid_extra_keys=True)
     kinds = {kind.__name__: kind for kind in AGENTS}
 
-    def structure_agent(value: Mapping[str, Any], _: object) -> Any:
+    def structure_agent(value: Mapping[str, object], _: object) -> AgentConfig:
         fields = dict(value)
-        name = fields.pop("kind", "")
+        name = str(fields.pop("kind", ""))
         if name not in kinds:
             raise ValueError(f"unknown kind of agent {name!r}{nearest(name, kinds)}")
         return converter.structure(fields, kinds[name])

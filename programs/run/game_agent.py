@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from rlstack.entity.inverted.game import ScoredObservation
 from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.validator import Validator
-from rlstack.types import EnvSpec, StepType, TimeStep
+from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 
 class RunAgent:
@@ -82,7 +81,7 @@ class RunAgent:
         self._is_first = True
         self._last = None
 
-    def _infer(self, padded: Any, reward: float) -> Any:
+    def _infer(self, padded: PyTree, reward: float) -> PyTree:
         kind = StepType.FIRST if self._is_first else StepType.MID
         self._is_first = False
         timestep = TimeStep(

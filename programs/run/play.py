@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from rich.columns import Columns
@@ -21,12 +20,14 @@ from rich.text import Text
 from programs.experiment import Option
 from programs.run.predictor import Prediction, Predictor
 from rlstack.entity.adapter import EntityEnv, as_dm_env
+from rlstack.entity.environment import Environment
 from rlstack.entity.games import GAMES
 from rlstack.entity.spaces import GLOBAL, SelectEntity
 from rlstack.envs import SyncEnv
 from rlstack.references import load_object, nearest
-from rlstack.types import TimeStep
+from rlstack.types import PyTree, TimeStep
 
+Builder = Callable[..., EntityEnv | Environment]  # of a game, by its options
 _MAX_LISTED = 12  # choices listed with their probabilities, the most likely first
 
 
@@ -92,7 +93,7 @@ def play(
         return game.returns
 
 
-def find_game(name: str) -> Callable[..., Any]:
+def find_game(name: str) -> Builder:
     """Returns the builder of a game, named in any spelling or by "module:callable".
 
     Raises:
@@ -115,7 +116,7 @@ def _kebab(name: str) -> str:
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")
 
 
-def _adapted(name: str, builder: Callable[..., Any], options: dict[str, Any]) -> EntityEnv:
+def _adapted(name: str, builder: Builder, options: dict[str, Option]) -> EntityEnv:
     try:
         built = builder(**options)
     except TypeError as error:
@@ -168,13 +169,12 @@ class _Game:
     # Output.
 
     def _show(self, timestep: TimeStep, prediction: Prediction | None) -> None:
-        shown = [Panel(Text(str(self._env.game)), expand=False)]
-        shown += self._entities(timestep.observation)
-        self.console.print(Columns(shown))
+        picture = Panel(Text(str(self._env.game)), expand=False)
+        self.console.print(Columns([picture, *self._entities(timestep.observation)]))
         if prediction is not None and prediction.value is not None:
             self.console.print(f"the agent's value: {prediction.value:.3f}")
 
-    def _entities(self, observation: Any) -> list[Any]:
+    def _entities(self, observation: PyTree) -> list[Table]:
         """Returns a table of features for each entity type that is present."""
         tables = []
         space = self._env.game.obs_space

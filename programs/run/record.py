@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from rlstack.acting.params import FixedParams
 from rlstack.exploration import Counts
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
+from rlstack.types import PyTree
 
 Policy = Literal["greedy", "explore"]
 
@@ -99,7 +100,7 @@ def _recorded_experiment(experiment: Experiment, frames: int, seed: int | None) 
     return dataclasses.replace(experiment, evaluator=evaluator, seed=seed)
 
 
-def _env_header(experiment: Experiment) -> dict[str, Any]:
+def _env_header(experiment: Experiment) -> dict[str, object]:
     """Returns the header's entry on the environments, which are those of evaluation."""
     cfg = experiment.env
     options = {**cfg.options, **cfg.eval_options}
@@ -109,7 +110,7 @@ def _env_header(experiment: Experiment) -> dict[str, Any]:
 def _set_env_steps(inferencer: Inferencer, env_steps: int) -> None:
     """Sets the step counters of all environments, on which exploration schedules depend."""
 
-    def with_steps(node: Any) -> Any:
+    def with_steps(node: PyTree) -> PyTree:
         if isinstance(node, Counts):
             return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
         return node

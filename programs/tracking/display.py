@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rlstack.storage.loggers import Scalar, to_scalar
 
@@ -81,7 +81,7 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+    def write(self, step: int, logs: Mapping[str, object]) -> None:
         """Takes new logs, and shows them when the period has passed.
 
         Raises:

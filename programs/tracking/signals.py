@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+
+_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class Interrupted(Exception):  # noqa: N818  (a request, not an error)
@@ -25,7 +27,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, _Handler] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
