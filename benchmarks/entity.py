@@ -254,11 +254,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark; prints tables and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.entity")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
-    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
     args = parser.parse_args(arguments)
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
     if not settings:
-        parser.error(f"--only: no setting's name has {args.only!r} in it")
+        parser.error(f"--only: no setting has a name that contains {args.only!r}")
     xla.configure(convolutions=False)
     result = Result.empty(NAME)
     for setting in settings:

@@ -127,7 +127,7 @@ class ReferencePPO:
             self.values[t] = value
             self.rewards[t] = reward
             self.discounts[t] = ~terminated
-            self.mask[t] = ~done  # the step after an end only starts anew
+            self.mask[t] = ~done  # the step after a last one only resets
             done = terminated | truncated
             self._running_returns += reward
             if done.any():

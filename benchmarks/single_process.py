@@ -237,12 +237,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.single_process")
     parser.add_argument("--quick", action="store_true", help="under a minute, without Pong")
-    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
     parser.add_argument("--kind", choices=("dense", "pixels"), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
     if not settings:
-        parser.error(f"--only: no setting's name has {args.only!r} in it")
+        parser.error(f"--only: no setting has a name that contains {args.only!r}")
     kinds = {
         "dense": [s for s in settings if not s.pixels],
         "pixels": [s for s in settings if s.pixels],

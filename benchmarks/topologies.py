@@ -230,7 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures; prints a table and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
     parser.add_argument("--quick", action="store_true", help="a few minutes, fewer actors")
-    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose name has it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.run:
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
     if not settings:
-        parser.error(f"--only: no setting's name has {args.only!r} in it")
+        parser.error(f"--only: no setting has a name that contains {args.only!r}")
     result = Result.empty(NAME)
     for setting in settings:
         load = os.getloadavg()[0]

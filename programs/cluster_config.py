@@ -51,7 +51,7 @@ class RayConfig(Checked):
             amounts = getattr(self, field)
             holds = set(amounts) <= set(GROUPS) and all(amount >= 0 for amount in amounts.values())
             self.require(field, holds, f"amounts of at least 0 by group ({', '.join(GROUPS)})")
-        follows = {group: self.beside(group) for group in (*GROUPS, *self.together)}
+        follows = {group: self.host_group(group) for group in (*GROUPS, *self.together)}
         leaders = {leader for leader in follows.values() if leader}
         self.require(
             "together",
@@ -65,7 +65,7 @@ class RayConfig(Checked):
         """Returns the cores reserved for a node of the group."""
         return self.cpus.get(group, _CPUS.get(group, 1.0))
 
-    def beside(self, group: str) -> str:
+    def host_group(self, group: str) -> str:
         """Returns the group whose hosts this group shares; "" if it may go to any host."""
         leader = self.together.get(group, "learner" if group in _WITH_LEARNER else "any")
         return "" if leader == "any" else leader

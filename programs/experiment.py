@@ -87,7 +87,7 @@ class ProgramConfig(Checked):
     threads: all nodes in this process, so that a debugger can stop in any of them.
     ray: the hosts of a Ray cluster, for the topology distributed only."""
     pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
-    """asynchronous: actors go on while the learner learns.
+    """asynchronous: actors act while the learner learns.
     lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
     params_interval: float = 0.02
     """Seconds between two requests for newer params, where they are fetched in the background."""

@@ -1,7 +1,7 @@
 """Checks which features work on this machine and says how to enable the others.
 
-Packages are imported in child processes with a time limit, so that the report goes on if one of
-them crashes or hangs.
+Packages are imported in child processes with a time limit, so that a package that crashes or hangs
+does not end the report.
 """
 
 from __future__ import annotations

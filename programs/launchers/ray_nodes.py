@@ -104,7 +104,7 @@ class RayNodes:
         return ray_cluster.on_host(self._ray, leader.placement.node_id, soft=False)
 
     def _leader(self, node: RayNode) -> RayNode | None:
-        group = self._cfg.beside(node.group)
+        group = self._cfg.host_group(node.group)
         leaders = [other for other in self.all if other.group == group]
         return leaders[node.index % len(leaders)] if leaders else None
 

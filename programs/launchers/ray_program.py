@@ -131,7 +131,7 @@ class _RayProgram:
         """Places all nodes, then starts all; returns False if a signal came first."""
         cfg, nodes = self._setup.experiment.program.ray, self._nodes
         for follows in (False, True):  # a leader's host must be known before its followers'
-            wave = [node for node in nodes.all if bool(cfg.beside(node.group)) == follows]
+            wave = [node for node in nodes.all if bool(cfg.host_group(node.group)) == follows]
             for node in wave:
                 node.incarnation = self._incarnations[node.name]
                 nodes.place(node, nodes.first_place(node))

@@ -1,4 +1,4 @@
-"""Everything that is due every so many frames: lines of logs, evaluations and checkpoints."""
+"""Actions that repeat after a number of frames: lines of logs, evaluations and checkpoints."""
 
 from __future__ import annotations
 

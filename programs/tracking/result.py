@@ -29,8 +29,8 @@ class Result(NamedTuple):
 def git_commit() -> str:
     """Returns the commit of the running source, with "-dirty" if files differ from it.
 
-    It is "unknown" if git is missing, or if the source is not a git checkout of its own, such as an
-    installed wheel (also one that lies inside the checkout of another project).
+    It is "unknown" if git is missing, or if the source is not the root of a git checkout. That is
+    so for an installed wheel, also inside the checkout of another project.
     """
     return _commit_of(Path(__file__).resolve().parents[2])
 

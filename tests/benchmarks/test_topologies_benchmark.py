@@ -11,7 +11,7 @@ pytestmark = pytest.mark.reference
 def test_an_unknown_setting_is_refused(capsys):
     with pytest.raises(SystemExit):
         topologies.main(["--only", "nothing"])
-    assert "no setting's name has 'nothing' in it" in capsys.readouterr().err
+    assert "no setting has a name that contains 'nothing'" in capsys.readouterr().err
 
 
 def test_settings_with_a_target_are_in_the_full_and_the_quick_run():

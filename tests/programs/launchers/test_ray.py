@@ -134,8 +134,8 @@ def test_what_is_reserved_follows_the_config():
     assert (variables["JAX_PLATFORMS"], variables["OMP_NUM_THREADS"]) == ("cpu", "3")
     assert variables["NAME"] == "value"
     assert "JAX_PLATFORMS" not in learner["runtime_env"]["env_vars"]
-    assert (cfg.beside("actor"), cfg.beside("replay")) == ("inferencer", "")
-    assert {RayConfig().beside(group) for group in ("replay", "coordinator")} == {"learner"}
+    assert (cfg.host_group("actor"), cfg.host_group("replay")) == ("inferencer", "")
+    assert {RayConfig().host_group(group) for group in ("replay", "coordinator")} == {"learner"}
 
 
 def _sent():
