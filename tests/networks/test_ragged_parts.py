@@ -22,7 +22,7 @@ from rlstack.networks.ragged.blocks import Pool, TokenRows
 from rlstack.networks.ragged.entity_layout import read_layout
 from rlstack.networks.ragged.geometry import Poses
 from rlstack.networks.ragged.relative_positions import RelativePositions, buckets, displacements
-from rlstack.networks.ragged.translation import seen
+from rlstack.networks.ragged.translation import translated
 from tests.agent_cases import quick_jit
 from tests.networks.ragged_cases import CODEC, observations, timestep_of
 
@@ -153,13 +153,13 @@ def test_positions_are_told_as_the_reference_sees_them():
     found = read_layout(codec.observation_spec, codec.action_spec)
     cfg = RaggedTransformerConfig(translation=SHIP)
     observation = _seen_from((30.0, -40.0), 1.1, rocks)
-    shown = seen(found, cfg, observation)["features"]
+    shown = translated(found, cfg, observation)["features"]
     expected = [[k, x, y, math.hypot(x, y)] for k, x, y in rocks]
     np.testing.assert_allclose(shown["Rock"][0, :2], expected, atol=1e-4)
     np.testing.assert_array_equal(shown["Base"], observation["features"]["Base"])
     lost = dict(observation, count={**observation["count"], "Base": np.array([0])})
     np.testing.assert_allclose(
-        seen(found, cfg, lost)["features"]["Rock"][..., :3], observation["features"]["Rock"]
+        translated(found, cfg, lost)["features"]["Rock"][..., :3], observation["features"]["Rock"]
     )
     with pytest.raises(ValueError, match="reference must be a type of capacity 1"):
         ragged_transformer(
@@ -202,7 +202,7 @@ def test_pools_are_over_what_each_entity_may_see(kind):
     visible = jnp.array([[True, True, False, True, False]])
     x = jax.random.normal(jax.random.PRNGKey(0), (1, 5, 3))
     function = hk.without_apply_rng(hk.transform(lambda *a: Pool(kind, 3)(*a)))
-    sees = TokenRows(environment, visible).sees()
+    sees = TokenRows(environment, visible).attention_mask()
     params = function.init(jax.random.PRNGKey(1), x, sees)
     found = function.apply(params, x, sees)
     before, after = params["pooling/before"], params["pooling/after"]

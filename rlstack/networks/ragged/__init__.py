@@ -1,1 +1,1 @@
-"""The parts of `rlstack.networks.ragged.transformer`: a transformer over the entities of a step."""
+"""A transformer over the entities of a step; `transformer` builds it of the other modules."""

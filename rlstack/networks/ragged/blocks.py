@@ -1,4 +1,4 @@
-"""The transformer's blocks, over rows of entities of one or of several environments."""
+"""The transformer's blocks, over rows of tokens of one or of several environments."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from rlstack.networks.ragged.config import Pooling, RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import layer_norm
 from rlstack.networks.ragged.relative_positions import PairCodes
 
-_NOT_SEEN = -1e9  # finite, so that a row that sees nothing stays finite
+_MASKED = -1e9  # the logit of a masked token; finite, so that a fully masked row is not NaN
 
 
 class TokenRows(NamedTuple):
-    """Who stands where in rows of attention; a row without packing is an environment."""
+    """The environment and the visibility of each token of the rows; see `packed_rows`."""
 
-    environment: Array  # [R, L] int32, -1 where nobody stands
-    visible: Array  # [R, L] bool
+    environment: Array  # [R, L] int32, -1 at padding
+    visible: Array  # [R, L] bool, whether the policy may see the token
 
-    def sees(self) -> Array:
-        """Returns which entity may see which, bool ``[R, L, L]``.
+    def attention_mask(self) -> Array:
+        """Returns which token (second axis) may attend to which (last axis), bool ``[R, L, L]``.
 
-        Only those of its environment; and whoever the policy sees does not see the hidden, so that
-        what is hidden cannot reach an action.
+        A token attends to the tokens of its own environment. A visible token does not attend to
+        hidden ones, so that hidden information cannot reach an action.
         """
         same = self.environment[:, :, None] == self.environment[:, None, :]
-        there = (self.environment >= 0)[:, None, :]
-        return same & there & (self.visible[:, None, :] | ~self.visible[:, :, None])
+        present = (self.environment >= 0)[:, None, :]
+        return same & present & (self.visible[:, None, :] | ~self.visible[:, :, None])
 
 
 class Blocks(hk.Module):
-    """Blocks of attention (or pooling) and dense layers, each normalised before and added after.
+    """Blocks of attention (or pooling) and dense layers, with layer norm before each (pre-norm).
 
-    There is no norm at the end.
+    There is no layer norm after the last block.
     """
 
     def __init__(self, cfg: RaggedTransformerConfig) -> None:
         """Builds ``cfg.num_layers`` blocks."""
-        super().__init__(name="trunk")
+        super().__init__(name="trunk")  # the name of the params in checkpoints
         self._cfg = cfg
 
     def __call__(self, x: Array, rows: TokenRows, codes: PairCodes) -> Array:
-        """Returns ``[R, L, D]`` of embeddings ``[R, L, D]``."""
-        cfg, sees = self._cfg, rows.sees()
+        """Maps embeddings ``[R, L, D]`` to ``[R, L, D]``."""
+        cfg, mask = self._cfg, rows.attention_mask()
         for layer in range(cfg.num_layers):
             normed = layer_norm(f"norm_{layer}")(x)
             with hk.name_scope(f"block_{layer}"):
                 if cfg.pooling == "none":
-                    mixed = attention(normed, sees, codes, cfg.num_heads)
+                    mixed = attention(normed, mask, codes, cfg.num_heads)
                 else:
-                    mixed = Pool(cfg.pooling, cfg.d_model)(normed, sees)
+                    mixed = Pool(cfg.pooling, cfg.d_model)(normed, mask)
             x = x + mixed
             normed = layer_norm(f"norm_{layer}_dense")(x)
             hidden = jax.nn.gelu(_linear(4 * cfg.d_model, f"dense_{layer}_in")(normed))
@@ -62,14 +62,17 @@ class Blocks(hk.Module):
         return x
 
 
-def attention(x: Array, sees: Array, codes: PairCodes, num_heads: int) -> Array:
-    """Returns what each entity gathers of those it sees.
+def attention(x: Array, mask: Array, codes: PairCodes, num_heads: int) -> Array:
+    """Applies multi-head attention with relative positions (Shaw et al. 2018, arXiv:1803.02155).
 
     Args:
       x: ``[R, L, D]``.
-      sees: bool ``[R, L, L]``.
-      codes: of where they stand, as wide as a head.
-      num_heads: heads, a divisor of D.
+      mask: bool ``[R, L, L]``, see `TokenRows.attention_mask`.
+      codes: of relative positions, of size D / num_heads.
+      num_heads: number of heads, a divisor of D.
+
+    Returns:
+      ``[R, L, D]``.
     """
     num_rows, length, size = x.shape
     joined = _linear(3 * size, "query_key_value")(x)
@@ -80,7 +83,7 @@ def attention(x: Array, sees: Array, codes: PairCodes, num_heads: int) -> Array:
     if codes.key is not None:
         logits += jnp.einsum("rqhd,rqkd->rhqk", query, codes.key)
     logits *= 1 / np.sqrt(size // num_heads)
-    weights = jax.nn.softmax(jnp.where(sees[:, None], logits, _NOT_SEEN))
+    weights = jax.nn.softmax(jnp.where(mask[:, None], logits, _MASKED))
     gathered = jnp.einsum("rhqk,rkhd->rqhd", weights, value)
     if codes.value is not None:
         gathered += jnp.einsum("rhqk,rqkd->rqhd", weights, codes.value)
@@ -88,29 +91,24 @@ def attention(x: Array, sees: Array, codes: PairCodes, num_heads: int) -> Array:
 
 
 class Pool(hk.Module):
-    """A dense layer, the mean or maximum over what each entity may see, and a dense layer."""
+    """Replaces attention: a dense layer, the mean or maximum of visible tokens, a dense layer."""
 
     def __init__(self, kind: Pooling, d_model: int) -> None:
-        """Pools by ``kind``: mean, max or meanmax."""
+        """Makes the module; ``kind`` is mean, max or meanmax."""
         super().__init__(name="pooling")
         self._kind, self._d_model = kind, d_model
 
-    def __call__(self, x: Array, sees: Array) -> Array:
-        """Returns ``[R, L, D]``.
-
-        Args:
-          x: ``[R, L, D]``.
-          sees: bool ``[R, L, L]``, whether the first may see the second.
-        """
+    def __call__(self, x: Array, mask: Array) -> Array:
+        """Maps ``x`` ``[R, L, D]`` to ``[R, L, D]``; the bool ``mask`` is ``[R, L, L]``."""
         init = hk.initializers.RandomNormal(0.02)
         x = hk.Linear(self._d_model, w_init=init, name="before")(x)
         pooled = []
         if self._kind in ("mean", "meanmax"):
-            count = jnp.maximum(sees.sum(-1, keepdims=True), 1)
-            pooled.append((sees / count).astype(x.dtype) @ x)
+            count = jnp.maximum(mask.sum(-1, keepdims=True), 1)
+            pooled.append((mask / count).astype(x.dtype) @ x)
         if self._kind in ("max", "meanmax"):
-            largest = jnp.where(sees[..., None], x[:, None], -jnp.inf).max(axis=2)
-            pooled.append(jnp.where(sees.any(-1, keepdims=True), largest, 0.0))
+            largest = jnp.where(mask[..., None], x[:, None], -jnp.inf).max(axis=2)
+            pooled.append(jnp.where(mask.any(-1, keepdims=True), largest, 0.0))
         return hk.Linear(self._d_model, w_init=init, name="after")(jnp.concatenate(pooled, axis=-1))
 
 

@@ -1,4 +1,4 @@
-"""From the features of entities to tokens of one width."""
+"""Embedding of entities of different types as tokens of one width."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rlstack.types import PyTree
 
 
 class Embedding(hk.Module):
-    """A dense layer, ReLU and layer norm per type; a type without features is one learned vector.
+    """A dense layer, ReLU and layer norm per type; a type without features is a learned vector.
 
-    Global features join every entity's.
+    The global features are concatenated to the features of every entity.
     """
 
     def __init__(self, layout: EntityLayout, d_model: int) -> None:
-        """Embeds what ``layout`` describes in ``d_model`` numbers."""
+        """Makes the module; ``d_model`` is the width of a token."""
         super().__init__(name="embedding")
         self._layout, self._d_model = layout, d_model
 
     def __call__(self, observation: PyTree) -> Array:
-        """Returns all tokens, real or not, ``[B, E, D]``."""
+        """Returns the tokens of all slots, also of empty ones, ``[B, E, D]``."""
         features = observation["features"]
         (batch,) = leading_shape(observation)
         shared = features.get(GLOBAL)
@@ -44,7 +44,7 @@ class Embedding(hk.Module):
         return jnp.concatenate(parts, axis=1)
 
     def _embedded(self, name: str, x: Array) -> Array:
-        # Biases are random: without them the norm would leave of a single feature but its sign.
+        # Biases are random, because with zero biases the norm reduces a single feature to its sign.
         bound = 1 / np.sqrt(x.shape[-1])
         init = hk.initializers.RandomUniform(-bound, bound)
         x = jax.nn.relu(

@@ -1,4 +1,4 @@
-"""Positions and directions of entities, from features by name."""
+"""Positions and directions of entities, read from features by name."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from rlstack.networks.ragged.entity_layout import EntityLayout, EntityType, leading_shape, take
+from rlstack.networks.ragged.entity_layout import (
+    EntityLayout,
+    EntityType,
+    features_of,
+    leading_shape,
+)
 from rlstack.types import PyTree
 
 
 class Poses(NamedTuple):
-    """Where entities stand, and which way is forward for each."""
+    """The position and direction of each entity."""
 
     position: Array  # [..., E, 2] float32
     has_position: Array  # [..., E] bool
-    direction: Array  # [..., E, 2] float32, of length 1; (1, 0) where there is none
+    direction: Array  # [..., E, 2] float32, unit vectors; (1, 0) for entities without one
 
 
 def columns(kind: EntityType, names: Sequence[str]) -> list[int] | None:
-    """Returns where these features stand among a type's, or None unless it has them all."""
+    """Returns the indices of these features in a type, or None if it lacks one of them."""
     if not set(names) <= set(kind.features):
         return None
     return [kind.features.index(name) for name in names]
 
 
 def direction(kind: EntityType, features: Array, angle: str, vector: Sequence[str]) -> Array:
-    """Returns which way is forward, ``[..., 2]``, of length 1; (1, 0) where nothing tells.
+    """Returns the direction of entities as unit vectors, ``[..., 2]``; (1, 0) if they have none.
 
     Args:
-      kind: whose features these are.
+      kind: the type of the entities.
       features: ``[..., F]``.
-      angle: the name of a feature in radians, or "".
-      vector: the names of two features, or none.
+      angle: the name of a feature, an angle in radians, or "".
+      vector: the names of two features, a vector, or an empty sequence.
     """
     forward = jnp.zeros((*features.shape[:-1], 2)).at[..., 0].set(1.0)
     names = (angle,) if angle else tuple(vector)
@@ -49,28 +54,36 @@ def direction(kind: EntityType, features: Array, angle: str, vector: Sequence[st
     return jnp.where(length > 0, pair / jnp.maximum(length, 1e-12), forward)
 
 
-def turned(displacement: Array, forward: Array) -> Array:
-    """Returns displacements ``[..., 2]`` as seen by who looks ``forward`` ``[..., 2]``."""
+def rotated(displacement: Array, forward: Array) -> Array:
+    """Rotates displacements ``[..., 2]`` so that the unit vectors ``forward`` become (1, 0)."""
     x, y = displacement[..., 0], displacement[..., 1]
     cos, sin = forward[..., 0], forward[..., 1]
     return jnp.stack([cos * x + sin * y, cos * y - sin * x], axis=-1)
 
 
-def places(
+def poses(
     layout: EntityLayout,
     observation: PyTree,
     position_features: Sequence[str],
     angle: str,
     vector: Sequence[str],
 ) -> Poses:
-    """Reads the places of all tokens off their types' features.
+    """Reads the poses of all tokens from the features of their types.
+
+    Args:
+      layout: of the observation.
+      observation: with any leading axes.
+      position_features: the names of two features.
+      angle: the name of a feature, an angle in radians, or "".
+      vector: the names of two features, a vector, or an empty sequence.
 
     Raises:
       ValueError: no type has the position features.
     """
     if not any(columns(kind, position_features) for kind in layout.types):
         raise ValueError(
-            f"RelativePositionsConfig: some type must have the features {position_features}; got "
+            f"RelativePositionsConfig: at least one type must have the features "
+            f"{position_features}; got "
             f"{ {kind.name: kind.features for kind in layout.types} }."
         )
     leading = leading_shape(observation)
@@ -78,7 +91,7 @@ def places(
     for kind in layout.types:
         shape = (*leading, kind.capacity)
         found = columns(kind, position_features)
-        features = take(layout, observation, kind) if kind.features else jnp.zeros((*shape, 0))
+        features = features_of(kind, observation) if kind.features else jnp.zeros((*shape, 0))
         parts.append(
             Poses(
                 jnp.zeros((*shape, 2)) if found is None else features[..., jnp.array(found)],

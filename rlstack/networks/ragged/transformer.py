@@ -30,41 +30,46 @@ from rlstack.networks.ragged.embedding import Embedding
 from rlstack.networks.ragged.entity_layout import (
     EntityLayout,
     leading_shape,
+    present,
     read_layout,
-    real,
     token_types,
     visible,
 )
 from rlstack.networks.ragged.relative_positions import PairCodes, RelativePositions
-from rlstack.networks.ragged.translation import PLACES, seen, standardiser
+from rlstack.networks.ragged.translation import POSES, standardiser, translated
 from rlstack.types import PyTree
 
 
 def ragged_transformer(
     obs_spec: PyTree, action_spec: PyTree, cfg: RaggedTransformerConfig | None = None
 ) -> Network:
-    """Builds a policy and a value over entities, an `ActorCriticOutput`.
+    """Builds a policy and a value over entities; its output is an `ActorCriticOutput`.
 
     The policy's parameters are the logits of all actions in the order of ``jax.tree.leaves``,
-    ``[B, sum of capacity * choices]``; the observation's ``action_mask`` is applied by whoever
-    makes the distribution. The modules are named ``torso`` (or ``policy_torso`` and
-    ``value_torso``), ``policy_head_ACTION`` and ``value_head``.
+    ``[B, sum of capacity * choices]``, before the observation's ``action_mask`` is applied. The
+    modules are named ``torso`` (or ``policy_torso`` and ``value_torso``), ``policy_head_ACTION``
+    and ``value_head``.
+
+    Args:
+      obs_spec: of an entity environment, see `entity_layout`.
+      action_spec: dict of ``dm_env.specs``, one per action.
+      cfg: of the transformer; None takes the defaults.
 
     Raises:
       ValueError: the specs are not those of an entity environment, or cfg names a type or feature
-        that it lacks.
+        that the environment lacks.
     """
     cfg = cfg or RaggedTransformerConfig()
     layout = read_layout(obs_spec, action_spec)
 
     def forward(observation: PyTree) -> ActorCriticOutput:
-        observation = seen(layout, cfg, observation)
+        observation = translated(layout, cfg, observation)
         name = "policy_torso" if cfg.separate_value else "torso"
         tokens = _tokens(layout, cfg, observation, name)
         logits = heads.policy_logits(layout, cfg.d_qk, tokens, observation)
         if cfg.separate_value:
             tokens = _tokens(layout, cfg, observation, "value_torso")
-        return ActorCriticOutput(logits, heads.value(tokens, real(layout, observation)))
+        return ActorCriticOutput(logits, heads.value(tokens, present(layout, observation)))
 
     return _network(layout, cfg, obs_spec, forward)
 
@@ -72,16 +77,15 @@ def ragged_transformer(
 def ragged_policy(
     obs_spec: PyTree, action_spec: PyTree, cfg: RaggedTransformerConfig | None = None
 ) -> Network:
-    """Builds the policy alone; its output is the logits of all actions.
+    """Builds the policy without the value; its output is the logits of all actions.
 
-    Raises:
-      ValueError: as `ragged_transformer`.
+    Arguments and errors are those of `ragged_transformer`.
     """
     cfg = cfg or RaggedTransformerConfig()
     layout = read_layout(obs_spec, action_spec)
 
     def forward(observation: PyTree) -> Array:
-        observation = seen(layout, cfg, observation)
+        observation = translated(layout, cfg, observation)
         tokens = _tokens(layout, cfg, observation, "torso")
         return heads.policy_logits(layout, cfg.d_qk, tokens, observation)
 
@@ -103,15 +107,15 @@ def _network(
 def _tokens(
     layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree, name: str
 ) -> Array:
-    """Returns all tokens as the blocks leave them, ``[B, E, D]`` by slot."""
+    """Returns the tokens after the last block, ``[B, E, D]``, by slot."""
     with hk.name_scope(name):
         table = Embedding(layout, cfg.d_model)(observation)
         return packed_rows.in_rows(
-            lambda x, rows, more: _blocks(layout, cfg, x, rows, more),
+            lambda x, rows, extra: _blocks(layout, cfg, x, rows, extra),
             table,
             _rows(layout, observation),
             (
-                observation[PLACES],
+                observation[POSES],
                 jnp.broadcast_to(jnp.asarray(token_types(layout)), table.shape[:2]),
             ),
             observation.get(packed_rows.PACKING),
@@ -120,17 +124,21 @@ def _tokens(
 
 def _rows(layout: EntityLayout, observation: PyTree) -> TokenRows:
     (batch,) = leading_shape(observation)
-    environment = jnp.where(real(layout, observation), jnp.arange(batch)[:, None], -1)
+    environment = jnp.where(present(layout, observation), jnp.arange(batch)[:, None], -1)
     return TokenRows(environment, visible(layout, observation))
 
 
 def _blocks(
-    layout: EntityLayout, cfg: RaggedTransformerConfig, x: Array, rows: TokenRows, more: tuple
+    layout: EntityLayout,
+    cfg: RaggedTransformerConfig,
+    x: Array,
+    rows: TokenRows,
+    extra: tuple[PyTree, Array],
 ) -> Array:
-    places, kinds = more
+    poses, types = extra
     codes = PairCodes(None, None)
-    if jax.tree.leaves(places) and cfg.pooling == "none" and cfg.num_layers:
+    if jax.tree.leaves(poses) and cfg.pooling == "none" and cfg.num_layers:
         size = cfg.d_model // cfg.num_heads
         make = RelativePositions(cfg.relative_positions, size, len(layout.types))
-        codes = make(places, kinds, x)
+        codes = make(poses, types, x)
     return Blocks(cfg)(x, rows, codes)

@@ -1,11 +1,9 @@
-"""What the network sees of an observation: positions as seen from one entity.
+"""Translation of positions to the frame of one entity, and standardisation of features.
 
-And what is known of how its features are spread, by which they are standardised afterwards.
+Features are translated first; their running statistics are of the translated features.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,27 +16,27 @@ from rlstack.networks.ragged.entity_layout import (
     GLOBAL,
     EntityLayout,
     EntityType,
+    features_of,
     leading_shape,
-    observation_rows,
-    take,
+    present_of,
 )
-from rlstack.networks.ragged.geometry import columns, direction, places, turned
+from rlstack.networks.ragged.geometry import columns, direction, poses, rotated
 from rlstack.types import PyTree
 
-PLACES = "places"  # the entry of a seen observation that holds untouched positions
+POSES = "poses"  # the entry of a translated observation that holds the original poses
 
 
-def seen(layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree) -> PyTree:
-    """Returns an observation with translated features, and places where attention asks for them.
+def translated(layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree) -> PyTree:
+    """Returns an observation with translated features, and with poses if attention uses them.
 
-    One that has been seen already comes back as it is.
+    A translated observation is returned unchanged.
     """
-    if PLACES in observation:
+    if POSES in observation:
         return observation
-    asked: Any = ()
+    original: PyTree = ()
     relative = cfg.relative_positions
     if relative.kind != "none" or relative.project_keys or relative.project_values:
-        asked = places(
+        original = poses(
             layout,
             observation,
             relative.position_features,
@@ -47,30 +45,30 @@ def seen(layout: EntityLayout, cfg: RaggedTransformerConfig, observation: PyTree
         )
     features = dict(observation["features"])
     if cfg.translation.reference:
-        features = _translated(layout, cfg.translation, observation)
-    return {**observation, "features": features, PLACES: asked}
+        features = _translated_features(layout, cfg.translation, observation)
+    return {**observation, "features": features, POSES: original}
 
 
-def _translated(
+def _translated_features(
     layout: EntityLayout, cfg: TranslationConfig, observation: PyTree
 ) -> dict[str, Array]:
     reference = _reference(layout, cfg)
     features = dict(observation["features"])
-    own = take(layout, observation, reference)[..., :1, :]  # [..., 1, F]
+    own = features_of(reference, observation)[..., :1, :]  # [..., 1, F]
     found = columns(reference, cfg.position_features)
-    there = observation["count"][reference.name][..., None, None] > 0
-    origin = jnp.where(there, own[..., jnp.array(found)], 0.0)
+    present = observation["count"][reference.name][..., None, None] > 0
+    origin = jnp.where(present, own[..., jnp.array(found)], 0.0)
     forward = direction(reference, own, cfg.angle_feature, cfg.vector_features)
-    forward = jnp.where(there, forward, jnp.array([1.0, 0.0]))
+    forward = jnp.where(present, forward, jnp.array([1.0, 0.0]))
     for kind in layout.types:
         at = columns(kind, cfg.position_features)
         if at is None or kind.name == GLOBAL:
             continue
-        rows = take(layout, observation, kind)
+        rows = features_of(kind, observation)
         if kind.name == reference.name:
-            features[kind.name] = rows if cfg.keep_reference else _hidden(kind, cfg, rows)
+            features[kind.name] = rows if cfg.keep_reference else _without_pose(kind, cfg, rows)
             continue
-        offset = turned(rows[..., jnp.array(at)] - origin, forward)
+        offset = rotated(rows[..., jnp.array(at)] - origin, forward)
         rows = rows.at[..., jnp.array(at)].set(offset)
         if cfg.distance_feature:
             distance = jnp.sqrt((offset**2).sum(-1, keepdims=True))
@@ -86,43 +84,45 @@ def _reference(layout: EntityLayout, cfg: TranslationConfig) -> EntityType:
             return kind
     raise ValueError(
         f"TranslationConfig: reference must be a type of capacity 1 with the features "
-        f"{cfg.position_features}; got {cfg.reference!r}, of {[k.name for k in layout.types]}."
+        f"{cfg.position_features}; got {cfg.reference!r}. The types are "
+        f"{[k.name for k in layout.types]}."
     )
 
 
-def _hidden(kind: EntityType, cfg: TranslationConfig, rows: Array) -> Array:
+def _without_pose(kind: EntityType, cfg: TranslationConfig, rows: Array) -> Array:
     names = (*cfg.position_features, cfg.angle_feature, *cfg.vector_features)
-    hidden = jnp.array([name in names for name in kind.features])
-    return jnp.where(hidden, 0.0, rows)
+    is_pose = jnp.array([name in names for name in kind.features])
+    return jnp.where(is_pose, 0.0, rows)
 
 
 def standardiser(
     layout: EntityLayout, cfg: RaggedTransformerConfig, obs_spec: PyTree
 ) -> Standardiser:
-    """Returns how entity observations are standardised: by type and feature, over real entities.
+    """Returns the standardiser of entity observations, by type and feature.
 
-    A feature that never varies is only shifted. Positions that attention compares stay untouched.
+    Statistics are over the entities that are present. A feature that never varies is only centred.
+    The poses that attention compares are not standardised.
     """
 
     def initial() -> dict[str, RunningStatistics]:
         dummy = dummy_timestep(obs_spec).observation
-        shapes = jax.eval_shape(lambda x: seen(layout, cfg, x)["features"], dummy)
+        shapes = jax.eval_shape(lambda x: translated(layout, cfg, x)["features"], dummy)
         return {
             kind: initial_statistics(jax.ShapeDtypeStruct(x.shape[-1:], x.dtype))
             for kind, x in shapes.items()
         }
 
     def update(stats: dict[str, RunningStatistics], observation: PyTree) -> PyTree:
-        observation = seen(layout, cfg, observation)
+        observation = translated(layout, cfg, observation)
         return {
             kind: update_statistics(
-                stats[kind], features, _counted(layout, kind, features, observation)
+                stats[kind], features, _mask(layout, kind, features, observation)
             )
             for kind, features in observation["features"].items()
         }
 
     def apply(stats: dict[str, RunningStatistics], observation: PyTree, clip: float) -> PyTree:
-        observation = seen(layout, cfg, observation)
+        observation = translated(layout, cfg, observation)
         features = {
             kind: jnp.clip((x - stats[kind].mean[0]) * _scale(stats[kind].variance[0]), -clip, clip)
             for kind, x in observation["features"].items()
@@ -132,11 +132,11 @@ def standardiser(
     return Standardiser(initial, update, apply)
 
 
-def _counted(layout: EntityLayout, name: str, features: Array, observation: PyTree) -> Array:
+def _mask(layout: EntityLayout, name: str, features: Array, observation: PyTree) -> Array:
     if name == GLOBAL:
         return jnp.ones((*leading_shape(observation), 1), bool)
     (kind,) = (kind for kind in layout.types if kind.name == name)
-    return observation_rows(kind, observation)
+    return present_of(kind, observation)
 
 
 def _scale(variance: Array) -> Array:
