@@ -1,4 +1,4 @@
-"""Haiku torsos, cores and heads, and the `Network` through which agents call them.
+"""Haiku networks, and `Network`, the functions through which agents call any network.
 
 Pure.
 

@@ -1,4 +1,4 @@
-"""Policy and value in one network, for policy-gradient agents."""
+"""Policy and value in one network, or a policy alone."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from rlstack.types import PyTree
 def actor_critic(
     obs_spec: PyTree, action_spec: PyTree, cfg: NetworkConfig | None = None
 ) -> Network:
-    """Builds a policy and a value network, of separate torsos or a shared one.
+    """Builds a policy and a value, with separate torsos or a shared one.
 
-    The modules are named ``policy_torso``, ``value_torso`` (or ``torso``), ``core``,
-    ``policy_head`` and ``value_head``; optimizers of single components go by these names.
-    Observations of entities go through `ragged_transformer`, which is built of ``cfg.entities``.
+    The output is an `ActorCriticOutput`. The modules are named ``policy_torso`` and ``value_torso``
+    (or ``torso``), ``core``, ``policy_head`` and ``value_head``; configs of optimizers refer to
+    these names. Observations of entities use `ragged_transformer` with ``cfg.entities``.
+
+    Args:
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+      action_spec: pytree of ``dm_env.specs`` of one action.
+      cfg: the architecture; None takes the defaults.
 
     Raises:
-      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by; or for a
-        recurrent core over entities.
+      ValueError: cfg has noisy layers, or a recurrent core for observations of entities.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -37,7 +41,7 @@ def actor_critic(
     if cfg.noisy_sigma:
         raise ValueError(
             "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Leave it at 0, or use an agent such as dqn."
+            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
         )
 
     def features(observation: PyTree, name: str) -> jax.Array:
@@ -73,11 +77,8 @@ def policy_network(
 ) -> Network:
     """Builds a network whose output is the parameters of the action distribution, ``[B, n]``.
 
-    The modules are named ``torso``, ``core`` and ``policy_head``. Observations of entities go
-    through `ragged_policy`, which is built of ``cfg.entities``.
-
-    Raises:
-      ValueError: cfg asks for noisy layers, which agents of a policy do not explore by.
+    The modules are named ``torso``, ``core`` and ``policy_head``. Observations of entities use
+    `ragged_policy` with ``cfg.entities``. Arguments and errors are those of `actor_critic`.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -86,7 +87,7 @@ def policy_network(
     if cfg.noisy_sigma:
         raise ValueError(
             "policy_network: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Leave it at 0, or use an agent such as dqn."
+            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
         )
 
     def encode(observation: PyTree) -> jax.Array:
@@ -101,11 +102,11 @@ def policy_network(
 
 
 def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) -> jax.Array:
-    """Maps features to the parameters of the action distribution, ``[B, n]``.
+    """Maps features ``[B, D]`` to the parameters of the action distribution, ``[B, n]``.
 
-    The layers start near zero (gain 0.01), so that the first policy is near uniform. Log standard
-    deviations are parameters of their own, the same in every state, starting at ``log_std``
-    (Andrychowicz et al. 2021, arXiv:2006.05990, choices C56 and C59).
+    The initial weights are near zero (gain 0.01), so that the first policy is near uniform. Log
+    standard deviations are learned parameters that do not depend on the state and start at
+    ``log_std`` (Andrychowicz et al. 2021, arXiv:2006.05990, choices C56 and C59).
     """
 
     def leaf_parameters(spec: specs.Array, name: str) -> jax.Array:

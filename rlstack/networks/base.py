@@ -1,13 +1,13 @@
 """`Network`: the pure functions through which an agent calls any network.
 
-A user's own network is a Haiku function given to `feed_forward` or `recurrent`, or any other pure
-functions put into a `Network` by hand (Flax, Equinox, plain JAX).
+To use a network of your own, pass a Haiku function to `feed_forward` or `recurrent`, or construct a
+`Network` from any other pure functions (Flax, Equinox, plain JAX).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import haiku as hk
 import jax
@@ -17,49 +17,52 @@ from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
 
 
 class ActorCriticOutput(NamedTuple):
-    """What an actor-critic network says of each step."""
+    """The output of an actor-critic network."""
 
     policy: jax.Array  # [B, n] parameters of the action distribution
     value: jax.Array  # [B] float32
 
 
 class Standardiser(NamedTuple):
-    """How observations are standardised, where a network knows better than entry by entry.
+    """A network's own way to standardise observations; `rlstack.families.normalised` calls it.
 
-    `rlstack.families.normalised` uses it. Statistics are a pytree; observations have any leading
-    axes.
+    Statistics are a pytree. Observations have any leading axes.
     """
 
     initial: Callable[[], PyTree]  # () -> statistics
     update: Callable[[PyTree, PyTree], PyTree]  # (statistics, observation) -> statistics
-    # (statistics, observation, clip) -> what the network is to see
+    # (statistics, observation, clip) -> the observation for the network
     apply: Callable[[PyTree, PyTree, float], PyTree]
 
 
-class Network(NamedTuple):
-    """Pure functions over explicit params and state.
+Apply = Callable[[PRNGKey | None, Params, TimeStep, AgentState], tuple[PyTree, AgentState]]
 
-    ``rng_key`` may be None for networks that draw no noise.
+
+class Network(NamedTuple):
+    """Pure functions of explicit params and state.
+
+    ``rng_key`` may be None for networks without random numbers.
     """
 
     init: Callable[[PRNGKey], Params]
     # (rng_key, params, timestep [B, ...], state [B, ...]) -> (output [B, ...], state [B, ...])
-    apply: Callable[[PRNGKey | None, Params, TimeStep, AgentState], tuple[Any, AgentState]]
-    # The same over time: timesteps [T, B, ...]; state as of the first step; output [T, B, ...].
-    unroll: Callable[[PRNGKey | None, Params, TimeStep, AgentState], tuple[Any, AgentState]]
-    initial_state: Callable[[int], AgentState]
-    # None: the float entries are, each on its own.
+    apply: Apply
+    # The same over time: timesteps [T, B, ...], state [B, ...] before the first step, output
+    # [T, B, ...].
+    unroll: Apply
+    initial_state: Callable[[int], AgentState]  # batch size -> state [B, ...]
+    # How to standardise observations; None standardises each float entry by itself.
     standardiser: Standardiser | None = None
-    # Puts into observations [B, ...], on the host, what `apply` can make use of; see Agent.lay_out.
+    # Adds to observations [B, ...], on the host, what `apply` can use; see Agent.lay_out.
     lay_out: Callable[[PyTree], PyTree] | None = None
 
 
-def feed_forward(forward: Callable[[PyTree], Any], obs_spec: PyTree) -> Network:
-    """Makes a stateless network of a Haiku function.
+def feed_forward(forward: Callable[[PyTree], PyTree], obs_spec: PyTree) -> Network:
+    """Makes a stateless network from a Haiku function.
 
     Args:
-      forward: called inside ``hk.transform`` with an observation ``[B, ...]``; returns a pytree of
-        ``[B, ...]``.
+      forward: from an observation ``[B, ...]`` to a pytree of ``[B, ...]``; called inside
+        ``hk.transform``.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
     transformed = hk.transform(forward)
@@ -69,12 +72,12 @@ def feed_forward(forward: Callable[[PyTree], Any], obs_spec: PyTree) -> Network:
 
     def apply(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
-    ) -> Any:
+    ) -> tuple[PyTree, AgentState]:
         return transformed.apply(params, rng_key, timestep.observation), state
 
     def unroll(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
-    ) -> Any:
+    ) -> tuple[PyTree, AgentState]:
         merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
         output = transformed.apply(params, rng_key, merged)
         leading = timestep.step_type.shape
@@ -84,21 +87,22 @@ def feed_forward(forward: Callable[[PyTree], Any], obs_spec: PyTree) -> Network:
 
 
 def recurrent(
-    encode: Callable[[PyTree], Any],
+    encode: Callable[[PyTree], PyTree],
     core: Callable[[], hk.RNNCore],
-    decode: Callable[[Any, PyTree], Any],
+    decode: Callable[[PyTree, PyTree], PyTree],
     obs_spec: PyTree,
 ) -> Network:
-    """Makes a recurrent network of Haiku functions; the core starts afresh at every FIRST step.
+    """Makes a recurrent network from Haiku functions; the core's state is reset at FIRST steps.
 
     Args:
-      encode: observation ``[N, ...]`` to features ``[N, D]``.
+      encode: from an observation ``[N, ...]`` to features ``[N, D]``.
       core: makes the recurrent core.
-      decode: core output ``[N, D]`` and observation ``[N, ...]`` to the network's output.
+      decode: from the core's output ``[N, D]`` and the observation ``[N, ...]`` to the network's
+        output.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
 
-    def forward(timestep: TimeStep, state: AgentState) -> tuple[Any, AgentState]:
+    def forward(timestep: TimeStep, state: AgentState) -> tuple[PyTree, AgentState]:
         features = hk.BatchApply(encode)(timestep.observation)
         hidden, state = hk.dynamic_unroll(
             hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
@@ -117,12 +121,12 @@ def recurrent(
 
     def unroll(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
-    ) -> Any:
+    ) -> tuple[PyTree, AgentState]:
         return transformed.apply(params, rng_key, timestep, state)
 
     def apply(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
-    ) -> Any:
+    ) -> tuple[PyTree, AgentState]:
         output, state = unroll(rng_key, params, jax.tree.map(lambda x: x[None], timestep), state)
         return jax.tree.map(lambda x: x[0], output), state
 
@@ -130,7 +134,7 @@ def recurrent(
 
 
 def dummy_timestep(obs_spec: PyTree, batch_size: int = 1) -> TimeStep:
-    """Returns FIRST steps of zero observations, ``[B, ...]``, to initialise networks with."""
+    """Returns FIRST steps with zero observations, ``[B, ...]``, to initialise networks."""
     observation = jax.tree.map(
         lambda spec: jnp.zeros((batch_size, *spec.shape), spec.dtype), obs_spec
     )

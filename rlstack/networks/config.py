@@ -1,4 +1,4 @@
-"""The choice among the networks that ship with the stack."""
+"""The config of the networks that ship with rlstack."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ Core = Literal["none", "lstm", "gru"]
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig(Checked):
-    """The layers of the agents' default networks."""
+    """The architecture of an agent's default network."""
 
     torso: Torso = "mlp"
-    """mlp: dense layers. nature, impala: the convolutional networks of Nature DQN and IMPALA,
-    for images."""
+    """Layers before the heads: dense layers (mlp), or the convolutions of Nature DQN (nature) or of
+    IMPALA (impala) for images."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Sizes of the dense layers. Convolutional torsos use only the last one, as output size."""
+    """Sizes of the dense layers. Convolutional torsos use the last one as their output size."""
     activation: Activation = "tanh"
-    """Activation function of the dense layers."""
+    """Activation of the dense layers."""
     shared: bool = False
     """Whether policy and value share one torso. With a recurrent core they always do."""
     duelling: bool = False
-    """Whether action values are a state value plus advantages of mean 0 (duelling networks)."""
+    """Whether an action's value is a state value plus an advantage with mean 0 over actions."""
     noisy_sigma: float = 0.0
-    """Initial noise on the weights of dense layers, for exploration (noisy nets; their paper: 0.5).
-    For networks of action values only. 0 gives ordinary layers."""
+    """Initial standard deviation of the noise on the weights of dense layers, for agents that
+    explore by noisy nets (the paper has 0.5). 0 makes plain layers."""
     num_atoms: int = 51
-    """Number of atoms (C51) or quantiles (QR-DQN) in the distribution of each action's value."""
+    """Number of atoms (C51) or quantiles (QR-DQN) of the distribution of each action's value."""
     num_cosines: int = 64
-    """Number of cosines that embed a quantile fraction. IQN only."""
+    """Number of cosines in the embedding of a quantile fraction (IQN)."""
     policy_log_std: float = 0.0
     """Initial log standard deviation of a policy over continuous actions."""
     core: Core = "none"
-    """Recurrent core between torso and heads, for agents that support memory."""
+    """Recurrent core between torso and heads: none, lstm or gru. Set it for tasks that need
+    memory."""
     core_size: int = 64
     """Size of the recurrent core's state."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
-    """The transformer that replaces torso and core for observations of entities."""
+    """The transformer for observations of entities, which replaces torso and core."""
 
     def __post_init__(self) -> None:
         for field, names in (("torso", Torso), ("activation", Activation), ("core", Core)):
@@ -59,7 +60,7 @@ class NetworkConfig(Checked):
         self.require("hidden_sizes", bool(positive), "one or more positive sizes")
 
     def require_no_core(self) -> None:
-        """Raises a ValueError unless there is no recurrent core."""
+        """Raises a ValueError if there is a recurrent core."""
         self.require("core", self.core == "none", "none for observations of entities")
 
     def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:

@@ -1,4 +1,4 @@
-"""Dense layers that explore: noise on the weights, as large as learning wants it."""
+"""Dense layers with learned noise on their weights, for exploration."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class NoisyLinear(hk.Module):
     values of section 3.2: y = (w + w_sigma * f(p) f(q)^T) x + b + b_sigma * f(q), where p and q
     are standard normal and f(x) = sgn(x) sqrt|x|.
 
-    All rows of a batch have the noise of one draw, as in the paper (its section 3.1). Applied
-    without a key the layer uses its mean weights.
+    All rows of a batch share one draw of the noise, as in section 3.1 of the paper. Without an RNG
+    key the layer uses its mean weights.
     """
 
     def __init__(self, size: int, sigma: float, name: str | None = None) -> None:
         """Makes the layer.
 
         Args:
-          size: of the output.
-          sigma: initial scale of the noise, sigma_0 of the paper, which has 0.5.
-          name: of the module.
+          size: size of the output.
+          sigma: initial scale of the noise, sigma_0 in the paper (0.5 there).
+          name: name of the module.
         """
         super().__init__(name=name)
         self._size, self._sigma = size, sigma
@@ -57,7 +57,7 @@ def linear(
     w_init: hk.initializers.Initializer | None = None,
     name: str | None = None,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Makes a dense layer: a `NoisyLinear` of this sigma, or without noise a plain one."""
+    """Makes a dense layer: a `NoisyLinear` with sigma ``noise``, or a plain one if it is 0."""
     if noise:
         return NoisyLinear(size, noise, name)
     return hk.Linear(size, w_init=w_init, name=name)

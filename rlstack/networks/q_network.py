@@ -1,4 +1,4 @@
-"""Action values, plain or duelling."""
+"""Action values, plain or duelling, and distributions of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def q_network(
 ) -> Network:
     """Builds a network whose output is the action values, ``[B, A]``.
 
-    With ``cfg.duelling`` they are a state value plus mean-free advantages (Wang et al. 2016,
-    equation 9, arXiv:1511.06581).
+    With ``cfg.duelling`` they are a state value plus advantages whose mean over actions is 0 (Wang
+    et al. 2016, equation 9, arXiv:1511.06581).
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       action_spec: one discrete action.
-      cfg: the torso and, where wanted, the recurrent core.
+      cfg: the torso and the optional recurrent core.
 
     Raises:
       TypeError: the action is not a single discrete one.
@@ -44,8 +44,8 @@ def distributional_q_network(
 ) -> Network:
     """Builds a network whose output is ``cfg.num_atoms`` numbers an action, ``[B, A, N]``.
 
-    What they mean (logits of atoms, values at quantiles) is the agent's business. Arguments and
-    errors are those of `rlstack.networks.q_network`.
+    The agent decides what they mean: logits of atoms, or values at quantiles. Arguments and errors
+    are those of `q_network`.
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("distributional_q_network", action_spec)
@@ -55,10 +55,10 @@ def distributional_q_network(
 
 
 class AtFractions(NamedTuple):
-    """What an implicit network takes as its observation."""
+    """The observation of an implicit network."""
 
     observation: PyTree  # [B, ...]
-    fractions: Array  # [B, N] float32 in [0, 1], the quantiles wanted
+    fractions: Array  # [B, N] float32 in [0, 1], of the requested quantiles
 
 
 def implicit_q_network(
@@ -66,18 +66,18 @@ def implicit_q_network(
 ) -> Network:
     """Builds a network from `AtFractions` to the quantiles of each action's value, ``[B, A, N]``.
 
-    Dabney et al. (2018), https://arxiv.org/abs/1806.06923, section 3.1 and equation 4: features of
-    the observation times an embedding of the fraction by cosines, and layers of the product. The
-    product is taken of the torso's output, and one more layer of that size follows.
+    Dabney et al. (2018), https://arxiv.org/abs/1806.06923, section 3.1 and equation 4: the torso's
+    output is multiplied by an embedding of the fraction by cosines; one more layer of that size and
+    the head follow.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation, without fractions.
       action_spec: one discrete action.
-      cfg: the torso; a recurrent core is not taken.
+      cfg: the torso; recurrent cores are not supported.
 
     Raises:
       TypeError: the action is not a single discrete one.
-      ValueError: cfg asks for a recurrent core.
+      ValueError: cfg has a recurrent core.
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("implicit_q_network", action_spec)
@@ -89,10 +89,10 @@ def implicit_q_network(
     size, activation = cfg.hidden_sizes[-1], getattr(jax.nn, cfg.activation)
     gain = hk.initializers.Orthogonal(np.sqrt(2))
 
-    def forward(asked: AtFractions) -> jax.Array:
-        inputs = observation_features(obs_spec, asked.observation)
-        features = cfg.make_torso("torso")(inputs)[:, None]
-        angles = np.pi * jnp.arange(cfg.num_cosines) * asked.fractions[..., None]
+    def forward(inputs: AtFractions) -> jax.Array:
+        torso_input = observation_features(obs_spec, inputs.observation)
+        features = cfg.make_torso("torso")(torso_input)[:, None]
+        angles = np.pi * jnp.arange(cfg.num_cosines) * inputs.fractions[..., None]
         embed = linear(size, noise=cfg.noisy_sigma, name="fraction_embedding")
         embedding = jax.nn.relu(embed(jnp.cos(angles)))
         mix = linear(size, noise=cfg.noisy_sigma, w_init=gain, name="quantile_layer")
@@ -103,11 +103,11 @@ def implicit_q_network(
 
 
 def _count_actions(where: str, action_spec: specs.Array) -> int:
-    """Returns how many actions a spec has; TypeError unless it is one discrete choice."""
+    """Returns the number of actions; raises TypeError unless the spec is one discrete choice."""
     if not isinstance(action_spec, specs.DiscreteArray):
         raise TypeError(
-            f"{where}: the action must be one discrete choice; got {action_spec}. "
-            "Agents of a policy, such as ppo, take continuous and structured actions."
+            f"{where}: the action must be one discrete choice; got {action_spec}. Use an agent "
+            "with a policy, such as ppo, for continuous and structured actions."
         )
     return int(np.asarray(action_spec.num_values))
 
@@ -115,7 +115,7 @@ def _count_actions(where: str, action_spec: specs.Array) -> int:
 def _encoded(
     obs_spec: PyTree, cfg: NetworkConfig, decode: Callable[[jax.Array], jax.Array]
 ) -> Network:
-    """Builds the configured torso and, where wanted, core under what is made of features."""
+    """Builds a network: the configured torso, the optional core, and ``decode`` of their output."""
 
     def encode(observation: PyTree) -> jax.Array:
         return cfg.make_torso("torso")(observation_features(obs_spec, observation))
@@ -128,7 +128,7 @@ def _encoded(
 def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.Array) -> jax.Array:
     """Maps features ``[..., D]`` to ``[..., num_actions, num_atoms]``, plain or duelling.
 
-    Duelling is of every atom by itself (Hessel et al. 2018, arXiv:1710.02298, section 3).
+    Duelling applies to each atom separately (Hessel et al. 2018, arXiv:1710.02298, section 3).
     """
 
     def head(num_rows: int, name: str) -> jax.Array:

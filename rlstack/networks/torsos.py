@@ -1,7 +1,6 @@
-"""From observations to features: the torsos the field compares with.
+"""Torsos: Haiku modules from observations, a float array ``[B, ...]``, to features ``[B, D]``.
 
-Torsos are Haiku modules from a float array ``[B, ...]`` to features ``[B, D]``.
-`observation_features` turns any observation pytree into what a torso takes.
+`observation_features` converts any pytree of observations to such an array.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the le
 
 
 def action_mask(observation: PyTree) -> jax.Array | None:
-    """Returns the legal actions, bool ``[B, A]`` or a nest of it, when a dict observation tells."""
+    """Returns the action mask of a dict observation, bool ``[B, A]`` or a pytree, or None."""
     if isinstance(observation, Mapping) and ACTION_MASK in observation:
         return jax.tree.map(lambda mask: mask.astype(bool), observation[ACTION_MASK])
     return None
 
 
 def without_action_mask(tree: PyTree) -> PyTree:
-    """Drops the action mask from a dict observation or its spec."""
+    """Removes the action mask from a dict observation or its spec."""
     if isinstance(tree, Mapping) and ACTION_MASK in tree:
         return {name: value for name, value in tree.items() if name != ACTION_MASK}
     return tree
 
 
 def observation_features(obs_spec: PyTree, observation: PyTree) -> jax.Array:
-    """Turns an observation into one float array ``[B, ...]`` for a torso.
+    """Converts an observation to one float array ``[B, ...]`` for a torso.
 
-    Images (uint8 of rank 3) are scaled to [0, 1] and put channels-last; discrete entries become
-    one-hot; an observation of several entries is flattened and joined, without its action mask.
+    Images (uint8 of rank 3) are scaled to [0, 1] with the channels last. Discrete entries become
+    one-hot. Several entries are flattened and concatenated. The action mask is left out.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
@@ -57,7 +56,7 @@ def observation_features(obs_spec: PyTree, observation: PyTree) -> jax.Array:
 
 
 def is_image(spec: specs.Array) -> bool:
-    """Whether a spec describes an image: uint8 of rank 3."""
+    """Returns whether a spec describes an image: uint8 of rank 3."""
     return len(spec.shape) == 3 and spec.dtype == np.uint8
 
 
@@ -66,14 +65,14 @@ def _leaf_features(spec: specs.Array, x: jax.Array) -> jax.Array:
         return jax.nn.one_hot(x, spec.num_values)
     x = x.astype(jnp.float32)
     if is_image(spec):
-        # A side of an image is longer than its channels: the shortest axis is the channels'.
+        # The shortest axis is that of the channels.
         channels_first = spec.shape[0] == min(spec.shape)
         return (jnp.moveaxis(x, 1, -1) if channels_first else x) / 255.0
     return x
 
 
 class MLPTorso(hk.Module):
-    """Dense layers over the flattened input; orthogonal initialisation with gain sqrt(2)."""
+    """Dense layers over the flattened input; orthogonal initial weights with gain sqrt(2)."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class MLPTorso(hk.Module):
 
 
 class NatureTorso(hk.Module):
-    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, and a layer."""
+    """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, then dense."""
 
     def __init__(self, hidden_size: int = 512, noise: float = 0.0, name: str | None = None) -> None:
         super().__init__(name=name)

@@ -1,4 +1,4 @@
-"""The config of a ragged transformer."""
+"""The configs of the ragged transformer."""
 
 from __future__ import annotations
 
@@ -14,60 +14,66 @@ PackingMode = Literal["auto", "never", "always"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Oriented(Checked):
-    """Names of the features with an entity's position and heading."""
+class _PoseFeatures(Checked):
+    """Names of the features that hold an entity's position and direction."""
 
     position_features: tuple[str, ...] = ("x", "y")
-    """Names of the two features with an entity's position. Types without them have no position."""
+    """Names of the two features that hold a position. Types without them have no position."""
     angle_feature: str = ""
-    """Name of the feature with an entity's heading, in radians. If set, positions are rotated
-    into the frame of the observing entity."""
+    """Name of the feature that holds an entity's direction, as an angle in radians. Positions are
+    rotated into the frame of the observing entity. Empty for no rotation."""
     vector_features: tuple[str, ...] = ()
-    """Names of two features with an entity's heading as a vector, instead of angle_feature."""
+    """Names of the two features that hold an entity's direction, as a vector. An alternative to
+    angle_feature."""
 
     def __post_init__(self) -> None:
         self.require("position_features", len(self.position_features) == 2, "two names")
         self.require("vector_features", len(self.vector_features) in (0, 2), "two names or none")
         one = not (self.angle_feature and self.vector_features)
-        self.require("vector_features", one, "empty where there is an angle_feature")
+        self.require("vector_features", one, "empty if angle_feature is set")
 
     @property
-    def is_turned(self) -> bool:
-        """Whether positions are rotated by a heading."""
+    def is_rotated(self) -> bool:
+        """Whether positions are rotated by a direction."""
         return bool(self.angle_feature or self.vector_features)
 
 
 @dataclasses.dataclass(frozen=True)
-class RelativePositionsConfig(_Oriented):
-    """Relative positions in attention: learned codes of the displacement between two entities.
+class RelativePositionsConfig(_PoseFeatures):
+    """How attention uses the positions of entities relative to each other.
 
-    The displacement is the attending entity's position minus the attended one's, divided by
-    ``scale``. It falls into a bucket. Each bucket has one code that is added to the keys and one
-    that is added to the values. With a heading, displacements are rotated into the frame of the
-    attending entity; a grid has none.
+    The displacement (the attending entity's position minus the attended one's, divided by
+    ``scale``) falls into a bucket. Each bucket has a learned code that is added to the keys and one
+    that is added to the values. With an angle or direction feature, displacements are in the frame
+    of the attending entity; a grid does not support this.
     """
 
     kind: BucketKind = "none"
-    """How displacements are divided into buckets: by grid cell, direction (radial), distance, or
-    direction and distance (polar). none turns relative positions off."""
+    """Buckets of displacements: cells of a grid (grid), directions (radial), distances (distance),
+    or directions and distances (polar). none disables the codes."""
     extent: tuple[int, int] = (1, 1)
-    """grid: number of cells to each side, along x and y. Farther entities count as at the edge."""
+    """For grid: number of cells to either side, along x and y. Displacements beyond the edge fall
+    into the cells at the edge."""
     sectors: int = 8
-    """radial, polar: number of directions."""
+    """For radial and polar: number of directions."""
     rings: int = 2
-    """distance, polar: number of distances, from 0 to scale. Farther entities count as at scale."""
+    """For distance and polar: number of distances, from 0 to scale. Larger distances fall into the
+    last ring."""
     scale: float = 1.0
-    """grid: side length of a cell. distance, polar: distance of the outermost ring."""
+    """Side of a grid cell, or distance of the outermost ring, in units of the position features.
+    Set it to the distance at which positions still matter."""
     interpolate: bool = False
-    """Whether to interpolate between the codes of neighbouring buckets. Not for grid."""
+    """Whether to interpolate the codes of neighbouring buckets, so that they vary smoothly with the
+    displacement. Not supported for grid."""
     per_type_values: bool = False
-    """Whether the codes added to the values differ by the type of the attended entity."""
+    """Whether each type of attended entity has its own codes for the values."""
     value_gate: Gate = "none"
-    """Function of the attended entity's embedding that multiplies the codes added to the values."""
+    """Activation of a linear function of the entity's embedding that multiplies the codes for the
+    values. none disables the gate."""
     project_keys: bool = False
-    """Whether to add a linear function of displacement and distance to the codes of the keys."""
+    """Whether to add a linear function of displacement and distance to the codes for the keys."""
     project_values: bool = False
-    """Whether to add a linear function of displacement and distance to the codes of the values."""
+    """Whether to add a linear function of displacement and distance to the codes for the values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,12 +84,12 @@ class RelativePositionsConfig(_Oriented):
         self.require_at_least(1, "sectors")
         self.require_at_least(2, "rings")
         self.require("scale", self.scale > 0, "positive")
-        fits = self.kind != "grid" or not (self.is_turned or self.interpolate)
-        self.require("kind", fits, "other than grid, which is neither turned nor interpolated")
+        fits = self.kind != "grid" or not (self.is_rotated or self.interpolate)
+        self.require("kind", fits, "other than grid, which is neither rotated nor interpolated")
 
     @property
     def num_buckets(self) -> int:
-        """The number of buckets."""
+        """Number of buckets."""
         width, height = self.extent
         return {
             "none": 0,
@@ -95,17 +101,18 @@ class RelativePositionsConfig(_Oriented):
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationConfig(_Oriented):
-    """Positions relative to one reference entity."""
+class TranslationConfig(_PoseFeatures):
+    """Whether to translate positions to the frame of one entity, the reference."""
 
     reference: str = ""
-    """The type of the reference entity, of which there is at most one. If empty, positions stay
-    absolute. They also stay absolute in steps without such an entity."""
+    """Entity type of the reference, which must have capacity 1. Its angle or direction, if a
+    feature is named, rotates the positions. At steps without the reference, positions are
+    unchanged. Empty disables the translation."""
     distance_feature: bool = False
-    """Whether to add the distance from the reference as a feature, to types with a position."""
+    """Whether to add the distance to the reference as a feature of each type with a position."""
     keep_reference: bool = True
-    """Whether the reference keeps its own absolute position and heading. Otherwise they become 0,
-    and the network cannot depend on where the reference stands."""
+    """Whether the reference keeps its own position and direction. If not, they are 0, which makes
+    the policy independent of absolute positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,24 +120,25 @@ class RaggedTransformerConfig(Checked):
     """A transformer over the entities of a step."""
 
     d_model: int = 32
-    """Width of an entity's embedding."""
+    """Size of an entity's embedding."""
     num_layers: int = 2
-    """Number of transformer blocks. With 0 the embeddings go straight to the heads."""
+    """Number of blocks, each of attention and dense layers. 0 uses the embeddings directly."""
     num_heads: int = 2
-    """Number of attention heads. It must divide d_model."""
+    """Number of attention heads; must divide d_model."""
     d_qk: int = 16
-    """Width of the queries and keys with which actors select entities."""
+    """Size of the queries and keys of actions that select an entity."""
     pooling: Pooling = "none"
-    """Replaces attention by the mean, the maximum, or both, of the visible entities."""
+    """Replaces attention by the mean, the maximum or both (meanmax) over the visible entities. none
+    keeps attention."""
     separate_value: bool = False
-    """Whether the value function has its own embeddings and blocks."""
+    """Whether the value has its own embeddings and blocks instead of those of the policy."""
     relative_positions: RelativePositionsConfig = RelativePositionsConfig()
-    """Positions of entities relative to each other, as a part of attention."""
+    """Positions of entities relative to each other, in attention."""
     translation: TranslationConfig = TranslationConfig()
-    """Positions of all entities relative to one of them, as input features."""
+    """Positions of entities relative to one of them, in the features."""
     packing: PackingMode = "auto"
-    """Whether the entities of several environments share one row of attention.
-    auto does so where it saves enough padding."""
+    """Whether short environments share a row of attention, which saves padding: auto (if it saves
+    enough), never or always. It does not change results."""
 
     def __post_init__(self) -> None:
         for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(PackingMode))):
@@ -140,4 +148,4 @@ class RaggedTransformerConfig(Checked):
         splits = self.d_model % self.num_heads == 0
         self.require("d_model", splits, f"a multiple of the {self.num_heads} heads")
         mixes = self.pooling == "none" or self.relative_positions.kind == "none"
-        self.require("pooling", mixes, "none with relative positions, which are of attention")
+        self.require("pooling", mixes, "none with relative positions, which need attention")
