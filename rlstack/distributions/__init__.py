@@ -1,12 +1,12 @@
 """Distributions over actions, as pytrees with methods.
 
-A distribution is a ``NamedTuple`` of arrays, so it goes through jit, vmap, scan and replay like any
-other record. Every field of one distribution has the same leading axes, so slicing its leaves
+A distribution is a ``NamedTuple`` of arrays, so jit, vmap, scan and replay handle it like any other
+record. Every field of one distribution has the same leading axes, so slicing its leaves
 (``jax.tree.map(lambda x: x[:-1], distribution)``) slices the distribution. Discrete actions are
 int32. ``sample`` of ``Normal`` and ``TanhNormal`` is reparameterised: gradients flow through it.
 
-An agent gets its distribution from a network's output: ``num_parameters(action_spec)`` says how
-many numbers the head must give and ``from_parameters`` turns them into the distribution.
+An agent gets its distribution from a network's output: ``num_parameters(action_spec)`` is the size
+of that output, and ``from_parameters`` converts it to the distribution.
 
 Pure.
 

@@ -1,8 +1,8 @@
-"""The bounds of continuous actions, and the way between them and [-1, 1]."""
+"""The bounds of continuous actions, and the conversion of actions to and from [-1, 1]."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,21 +12,21 @@ from rlstack.types import Array, PyTree
 
 
 class Bounds(NamedTuple):
-    """A box of actions; agents that live in [-1, 1] need not know what an environment counts in."""
+    """The bounds of an action; they let an agent work in [-1, 1] with any environment."""
 
     minimum: np.ndarray  # [D] float32
     maximum: np.ndarray  # [D] float32
 
     def unit_spec(self) -> specs.BoundedArray:
-        """Returns the spec of the same actions moved to [-1, 1]."""
+        """Returns the spec of the same actions, scaled to [-1, 1]."""
         return specs.BoundedArray(self.minimum.shape, np.float32, -1.0, 1.0)
 
     def to_unit(self, action: Array) -> Array:
-        """Moves actions ``[..., D]`` to [-1, 1]."""
+        """Scales actions ``[..., D]`` to [-1, 1]."""
         return 2.0 * (action - self.minimum) / (self.maximum - self.minimum) - 1.0
 
     def from_unit(self, action: Array) -> Array:
-        """Moves actions ``[..., D]`` from [-1, 1] to the bounds; clipped against rounding."""
+        """Scales actions ``[..., D]`` from [-1, 1] to the bounds, and clips rounding errors."""
         moved = self.minimum + 0.5 * (action + 1.0) * (self.maximum - self.minimum)
         return jnp.clip(moved, self.minimum, self.maximum)
 
@@ -36,13 +36,13 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
 
     Args:
       action_spec: one float array [D] with finite bounds.
-      where: who needs them, for the error.
+      where: the caller, named in the error.
 
     Raises:
-      TypeError: the spec is no such array.
+      TypeError: the spec is not such an array.
     """
-    low: Any = getattr(action_spec, "minimum", None)
-    high: Any = getattr(action_spec, "maximum", None)
+    low: PyTree = getattr(action_spec, "minimum", None)
+    high: PyTree = getattr(action_spec, "maximum", None)
     if (
         low is None
         or high is None
@@ -52,6 +52,6 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
     ):
         raise TypeError(
             f"{where}: the action must be one float array of rank 1 with finite bounds; got "
-            f"{action_spec}. Bound it in an environment adapter, or use ppo."
+            f"{action_spec}. Bound the action in an environment adapter, or use ppo."
         )
     return Bounds(*(np.broadcast_to(x, action_spec.shape).astype(np.float32) for x in (low, high)))

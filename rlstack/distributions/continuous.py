@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +13,25 @@ from rlstack.types import Array, PRNGKey
 
 _LOG_2 = math.log(2.0)
 _LOG_2_PI = math.log(2.0 * math.pi)
-# The largest |tanh| that is inverted: in float32 anything closer to 1 carries no information.
+# The largest |tanh| that is inverted: closer to 1, float32 has no information left.
 _TANH_LIMIT = 1.0 - 1e-6
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 _NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
 
 
 class Normal(NamedTuple):
-    """A diagonal Gaussian over the last axis, D; unbounded, so drivers clip to the spec."""
+    """A diagonal Gaussian over the last axis, D; unbounded, so environment pools clip it."""
 
     mean: Array  # [..., D] float32
     log_std: Array  # [..., D] float32
 
     def sample(self, rng_key: PRNGKey) -> Array:
-        """Draws one reparameterised action a row, [..., D]."""
+        """Draws one reparameterised action per row, [..., D]."""
         noise = jax.random.normal(rng_key, jnp.shape(self.mean), jnp.float32)
         return self.mean + jnp.exp(self.log_std) * noise
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[Array, Array]:
-        """Draws one action a row and gives its log density."""
+        """Draws one action per row and returns it with its log density."""
         action = self.sample(rng_key)
         return action, self.log_prob(action)
 
@@ -58,10 +58,10 @@ class Normal(NamedTuple):
 
 
 class TanhNormal(NamedTuple):
-    """A diagonal Gaussian put through tanh and moved to [minimum, maximum] (SAC's policy).
+    """A diagonal Gaussian squashed by tanh and scaled to [minimum, maximum] (SAC's policy).
 
     Haarnoja et al. 2018, "Soft Actor-Critic", appendix C; log(1 - tanh(u)^2) is computed as
-    2 (log 2 - u - softplus(-2u)), which loses nothing at large |u|.
+    2 (log 2 - u - softplus(-2u)), which loses no precision at large |u|.
     """
 
     mean: Array  # [..., D] float32, before tanh
@@ -74,18 +74,18 @@ class TanhNormal(NamedTuple):
         return Normal(self.mean, self.log_std)
 
     def sample(self, rng_key: PRNGKey) -> Array:
-        """Draws one reparameterised action a row, [..., D], within the closed bounds."""
+        """Draws one reparameterised action per row, [..., D], within the closed bounds."""
         return self._bound(self.base().sample(rng_key))
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[Array, Array]:
-        """Draws one action a row and gives its log density, without inverting tanh."""
+        """Draws one action per row and returns it with its log density, without inverting tanh."""
         raw = self.base().sample(rng_key)
         return self._bound(raw), self.base().log_prob(raw) - jnp.sum(self._log_slope(raw), axis=-1)
 
     def log_prob(self, action: Array) -> Array:
         """Returns the log density, [...].
 
-        Finite at and beyond the bounds: such actions count as lying 1e-6 half-ranges inside.
+        It is finite at and beyond the bounds, where an action counts as 1e-6 half-ranges inside.
         """
         half = 0.5 * (self.maximum - self.minimum)
         unit = (action - self.minimum) / half - 1.0
@@ -95,9 +95,9 @@ class TanhNormal(NamedTuple):
     def entropy(self) -> Array:
         """Returns the differential entropy, [...].
 
-        There is no closed form. It is the entropy of the base plus the expected log slope of the
-        squashing, E[log da/du], where the field takes one sample; here it is a 32-point
-        Gauss-Hermite quadrature, which needs no key and has no noise.
+        There is no closed form: it is the entropy of the base plus the expected log slope of the
+        squashing, E[log da/du]. Other implementations estimate the expectation from one sample.
+        Here it is a 32-point Gauss-Hermite quadrature, which needs no key and has no noise.
         """
         raw = self.mean[..., None] + jnp.exp(self.log_std)[..., None] * _NODES.astype(np.float32)
         log_slope = self._log_slope(raw, (0.5 * (self.maximum - self.minimum))[..., None])
@@ -105,11 +105,11 @@ class TanhNormal(NamedTuple):
         return self.base().entropy() + jnp.sum(expected, axis=-1)
 
     def kl(self, other: TanhNormal) -> Array:
-        """Returns KL(self || other), [...], for equal bounds: it is that of the bases."""
+        """Returns KL(self || other), [...], that of the bases; the bounds must be equal."""
         return self.base().kl(other.base())
 
     def mode(self) -> Array:
-        """Returns the squashed mean (the median; what the field acts on), [..., D]."""
+        """Returns the squashed mean, which is the median and the usual greedy action, [..., D]."""
         return self._bound(self.mean)
 
     def _bound(self, raw: Array) -> Array:
@@ -122,7 +122,7 @@ class TanhNormal(NamedTuple):
 
 
 class Deterministic(NamedTuple):
-    """One certain action (DDPG's policy); it has no density, so only ``sample`` and ``mode``."""
+    """A single action (DDPG's policy). It has no density, so only ``sample`` and ``mode`` work."""
 
     value: Array  # [..., *action]
 
@@ -143,7 +143,7 @@ class Deterministic(NamedTuple):
         """Raises TypeError: there is no density."""
         raise self._no("entropy")
 
-    def kl(self, other: Any) -> Array:
+    def kl(self, other: Deterministic) -> Array:
         """Raises TypeError: there is no density."""
         raise self._no("kl")
 
@@ -153,12 +153,12 @@ class Deterministic(NamedTuple):
 
     def _no(self, name: str) -> TypeError:
         return TypeError(
-            f"Deterministic.{name}: needs a density; a certain action has none. "
-            "Use Normal or TanhNormal."
+            f"Deterministic.{name}: the distribution must have a density; a single action has "
+            "none. Use Normal or TanhNormal."
         )
 
 
 def tanh_to_bounds(raw: Array, minimum: Array, maximum: Array) -> Array:
-    """Squashes ``raw`` by tanh and moves it to [minimum, maximum]; clipped against rounding."""
+    """Squashes ``raw`` by tanh and scales it to [minimum, maximum]; clips rounding errors."""
     unit = 0.5 * (jnp.tanh(raw) + 1.0)
     return jnp.clip(minimum + (maximum - minimum) * unit, minimum, maximum)

@@ -1,4 +1,4 @@
-"""Distributions over finite choices, with masks."""
+"""Distributions over discrete choices, with masks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 
 from rlstack.types import Array, PRNGKey
 
-# The logit of an illegal action. Finite, so that 0 * log 0 is 0 and not NaN; so low that its
-# exponential is exactly 0.
+# The logit of an illegal action. It is finite, so that 0 * log 0 is 0 and not NaN, and so low that
+# its exponential is exactly 0.
 ILLEGAL = -1e9
 
 
 class Categorical(NamedTuple):
     """One choice among A actions; build it with ``categorical``, which also takes a mask."""
 
-    logits: Array  # [..., A] float32, unnormalised; ILLEGAL where an action may not be taken
+    logits: Array  # [..., A] float32, unnormalised; ILLEGAL where an action is masked
 
     def sample(self, rng_key: PRNGKey) -> Array:
-        """Draws one action a row, [...] int32."""
+        """Draws one action per row, [...] int32."""
         return jax.random.categorical(rng_key, self.logits).astype(jnp.int32)
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[Array, Array]:
-        """Draws one action a row and gives its log probability."""
+        """Draws one action per row and returns it with its log probability."""
         action = self.sample(rng_key)
         return action, self.log_prob(action)
 
     def log_prob(self, action: Array) -> Array:
         """Returns log p(action), [...]; about ``ILLEGAL`` for an illegal action."""
-        # A product with one-hot rows, not an indexed read: its gradient is a product too, where
-        # the other's is a scatter, on which XLA's older CPU runtime aborts inside long loops.
+        # A product with one-hot rows: the gradient of an indexed read is a scatter, on which XLA's
+        # older CPU runtime aborts inside long loops.
         chosen = jnp.arange(self.logits.shape[-1]) == jnp.asarray(action, jnp.int32)[..., None]
         return jnp.where(chosen, self.log_probs(), 0.0).sum(-1)
 
@@ -46,7 +46,7 @@ class Categorical(NamedTuple):
         return jax.nn.softmax(self.logits)
 
     def legal(self) -> Array:
-        """Returns which actions may be taken, [..., A] bool."""
+        """Returns which actions are legal, [..., A] bool."""
         return jnp.asarray(self.logits) > 0.5 * ILLEGAL
 
     def entropy(self) -> Array:
@@ -54,18 +54,18 @@ class Categorical(NamedTuple):
         return -jnp.sum(self.probs() * self.log_probs(), axis=-1)
 
     def kl(self, other: Categorical) -> Array:
-        """Returns KL(self || other), [...]; about 1e9 where other forbids what self may do."""
+        """Returns KL(self || other), [...]; about 1e9 where other masks an action of self."""
         return jnp.sum(self.probs() * (self.log_probs() - other.log_probs()), axis=-1)
 
     def mode(self) -> Array:
-        """Returns the action with the largest logit (the first of equals), [...] int32."""
+        """Returns the action with the largest logit (the first of several), [...] int32."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
 
 class MultiCategorical(NamedTuple):
     """K independent choices of different sizes; an action is int32 [..., K].
 
-    Sizes are padded with illegal entries to the largest, A, so all K are computed at once.
+    Smaller components are padded with illegal entries to the largest size, A.
     """
 
     logits: Array  # [..., K, A] float32, ILLEGAL where masked or beyond a component's size
@@ -76,11 +76,11 @@ class MultiCategorical(NamedTuple):
         return Categorical(self.logits)
 
     def sample(self, rng_key: PRNGKey) -> Array:
-        """Draws one action a row, [..., K] int32."""
+        """Draws one action per row, [..., K] int32."""
         return self.categorical().sample(rng_key) + self.minimum
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[Array, Array]:
-        """Draws one action a row and gives its log probability."""
+        """Draws one action per row and returns it with its log probability."""
         action = self.sample(rng_key)
         return action, self.log_prob(action)
 
@@ -89,7 +89,7 @@ class MultiCategorical(NamedTuple):
         return jnp.sum(self.categorical().log_prob(action - self.minimum), axis=-1)
 
     def legal(self) -> Array:
-        """Returns which choices may be taken, [..., K, A] bool."""
+        """Returns which choices are legal, [..., K, A] bool."""
         return self.categorical().legal()
 
     def entropy(self) -> Array:
@@ -110,8 +110,8 @@ def categorical(logits: Array, mask: Array | None = None) -> Categorical:
 
     Args:
       logits: [..., A]; -inf counts as illegal.
-      mask: [..., A], True where the action is legal. A row without any legal action counts as all
-        legal, because padding rows have such masks and must stay finite.
+      mask: [..., A], True where the action is legal. In a row without a legal action all actions
+        count as legal, because padding rows have such masks and must stay finite.
     """
     logits = jnp.maximum(jnp.asarray(logits, jnp.float32), ILLEGAL)
     if mask is not None:
@@ -130,10 +130,11 @@ def multi_categorical(
     """Makes a ``MultiCategorical`` from concatenated logits.
 
     Args:
-      logits: [..., sum(num_values)], one component after the other.
+      logits: [..., sum(num_values)], the concatenated logits of the components.
       num_values: the sizes of the K components.
       minimum: [K] int, the smallest action of each component; zeros by default.
-      mask: [..., sum(num_values)], True where legal; a component without any counts as all legal.
+      mask: [..., sum(num_values)], True where legal; in a component without a legal choice all
+        choices count as legal.
     """
     ends = np.cumsum(num_values)[:-1].tolist()
     parts = jnp.split(jnp.asarray(logits, jnp.float32), ends, axis=-1)

@@ -1,24 +1,28 @@
-"""What distributions have in common, and nests of them."""
+"""The interface of all distributions, and ``Joint``, a pytree of independent distributions."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from rlstack.distributions.continuous import Deterministic, Normal, TanhNormal
 from rlstack.distributions.discrete import Categorical, MultiCategorical
 from rlstack.types import Array, PRNGKey, PyTree
 
+Self = TypeVar("Self")
+
 
 class Distribution(Protocol):
-    """What every distribution here offers; [...] are the leading (batch, time) axes."""
+    """The interface of all distributions; [...] are the leading (batch, time) axes."""
 
     def sample(self, rng_key: PRNGKey) -> PyTree:
-        """Draws one action a row, [..., *action]."""
+        """Draws one action per row, [..., *action]."""
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[PyTree, Array]:
-        """Draws one action a row and gives its log probability, [...]."""
+        """Draws one action per row and returns it with its log probability, [...]."""
 
     def log_prob(self, action: PyTree) -> Array:
         """Returns the log probability (density) of ``action``, [...] float32."""
@@ -26,8 +30,8 @@ class Distribution(Protocol):
     def entropy(self) -> Array:
         """Returns the entropy in nats, [...] float32."""
 
-    def kl(self, other: Any) -> Array:
-        """Returns KL(self || other) in nats, [...] float32; ``other`` is of the same kind."""
+    def kl(self: Self, other: Self) -> Array:
+        """Returns KL(self || other) in nats, [...] float32; ``other`` is of the same class."""
 
     def mode(self) -> PyTree:
         """Returns the greedy action, [..., *action]."""
@@ -36,14 +40,14 @@ class Distribution(Protocol):
 class Joint(NamedTuple):
     """Independent distributions in a pytree; an action is a pytree of the same structure."""
 
-    components: PyTree  # a dict, tuple or nest of distributions
+    components: PyTree  # a dict, tuple or other pytree of distributions
 
     def sample(self, rng_key: PRNGKey) -> PyTree:
-        """Draws one action a row from every component, each with a key of its own."""
+        """Draws one action per row from every component, each with its own key."""
         return self.map(lambda component, key: component.sample(key), self.split(rng_key))
 
     def sample_and_log_prob(self, rng_key: PRNGKey) -> tuple[PyTree, Array]:
-        """Draws one action a row and gives its log probability."""
+        """Draws one action per row and returns it with its log probability."""
         leaves, treedef = _flatten(self.components)
         keys = jax.random.split(rng_key, len(leaves))
         pairs = [leaf.sample_and_log_prob(key) for leaf, key in zip(leaves, keys, strict=True)]
@@ -67,31 +71,31 @@ class Joint(NamedTuple):
         return self.map(lambda component: component.mode())
 
     def split(self, rng_key: PRNGKey) -> PyTree:
-        """Returns one key a component, in the components' structure."""
+        """Returns one key per component, in the structure of the components."""
         leaves, treedef = _flatten(self.components)
         return jax.tree.unflatten(treedef, list(jax.random.split(rng_key, len(leaves))))
 
-    def map(self, function: Any, *rest: PyTree) -> PyTree:
-        """Returns ``function(component, *parts)`` of every component, in the same structure."""
+    def map(self, function: Callable[..., PyTree], *rest: PyTree) -> PyTree:
+        """Applies ``function(component, *parts)`` to every component; keeps the structure."""
         leaves, treedef = _flatten(self.components)
         parts = [treedef.flatten_up_to(tree) for tree in rest]
         return jax.tree.unflatten(
             treedef, [function(*row) for row in zip(leaves, *parts, strict=True)]
         )
 
-    def _sum(self, function: Any, *rest: PyTree) -> Array:
+    def _sum(self, function: Callable[..., Array], *rest: PyTree) -> Array:
         leaves, treedef = _flatten(self.components)
         parts = [treedef.flatten_up_to(tree) for tree in rest]
         return _total([function(*row) for row in zip(leaves, *parts, strict=True)])
 
 
-def _is_distribution(x: Any) -> bool:
+def _is_distribution(x: object) -> bool:
     kinds = (Categorical, MultiCategorical, Normal, TanhNormal, Deterministic, Joint)
     return isinstance(x, kinds)
 
 
-def _flatten(components: PyTree) -> tuple[list[Any], Any]:
-    """The distributions in a nest, and the nest's structure."""
+def _flatten(components: PyTree) -> tuple[list[Distribution], PyTreeDef]:
+    """Returns the distributions in a pytree, and its structure."""
     return jax.tree.flatten(components, is_leaf=_is_distribution)
 
 

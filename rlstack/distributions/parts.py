@@ -1,8 +1,8 @@
-"""A distribution's independent parts: of several numbers chosen at once, each on its own."""
+"""The independent parts of a distribution, such as each choice of a ``MultiCategorical``."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -12,19 +12,18 @@ from rlstack.types import Array, PyTree
 
 
 class Parts(NamedTuple):
-    """What the parts of a distribution say of an action, K of them, in order of the leaves.
+    """Log probability and entropy of each of the K parts of a distribution, in order of the leaves.
 
-    Sums over the last axis, without regard to ``decides``, are ``log_prob`` and ``entropy`` of the
-    whole.
+    Their sums over the last axis are the ``log_prob`` and ``entropy`` of the distribution.
     """
 
     log_prob: Array  # [..., K] float32
     entropy: Array  # [..., K] float32
-    decides: Array  # [..., K] bool, False where a part has no choice, such as that of nobody
+    decides: Array  # [..., K] bool, False where a part has only one legal choice
 
 
 def parts(distribution: Distribution, action: PyTree) -> Parts:
-    """Returns the parts: one a number of a MultiCategorical, one each of the other kinds."""
+    """Returns the parts of a distribution: K for a MultiCategorical, one for the other classes."""
     if isinstance(distribution, Joint):
         found: list[Parts] = []
         distribution.map(lambda component, part: found.append(parts(component, part)), action)
@@ -37,7 +36,7 @@ def parts(distribution: Distribution, action: PyTree) -> Parts:
     return _one(Parts(log_prob, distribution.entropy(), jnp.ones(log_prob.shape, bool)))
 
 
-def _of_choices(distribution: Categorical, action: Any) -> Parts:
+def _of_choices(distribution: Categorical, action: Array) -> Parts:
     decides = distribution.legal().sum(-1) > 1
     return Parts(distribution.log_prob(action), distribution.entropy(), decides)
 

@@ -1,11 +1,11 @@
-"""How a distribution becomes an action: policies, and schedules for their parameters.
+"""Policies, which choose an action from a distribution, and schedules for their parameters.
 
-A policy is any callable ``(rng_key, distribution, counts) -> action`` on ``[B, ...]``; the ones
+A policy is any callable ``(rng_key, distribution, counts) -> action`` on ``[B, ...]``. The policies
 here are frozen dataclasses, so an agent that holds one can be pickled. Row i of the action depends
-on row i of the distribution and of the counts, and on the key. Parameters of policies are floats or
-schedules, ``counts -> [B] float32``, so every environment of a batch explores by its own progress.
+on row i of the distribution, row i of the counts, and the key. A parameter of a policy is a float
+or a schedule, ``counts -> [B] float32``, so that it may follow the progress of each environment.
 
-Evaluation is the same agent with ``Greedy`` in place of its policy.
+Evaluation runs the same agent with ``Greedy`` instead of its policy.
 
 Pure.
 

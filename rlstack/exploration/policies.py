@@ -1,10 +1,10 @@
-"""Policies: from a distribution to an action."""
+"""Policies: functions from a distribution to an action."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from rlstack.distributions import (
 from rlstack.exploration.schedules import Constant, Counts, Schedule
 from rlstack.types import Array, PRNGKey, PyTree
 
-Policy = Callable[[PRNGKey, Any, Counts], PyTree]
+Policy = Callable[[PRNGKey, Distribution, Counts], PyTree]
 Bound = float | tuple[float, ...] | None
+NoiseType = TypeVar("NoiseType", bound="_Noise")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Takes the mode."""
+    """Takes the mode of the distribution."""
 
     def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
@@ -48,20 +49,20 @@ class Greedy:
 
 
 def explores(policy: Policy) -> bool:
-    """Whether a policy is there to explore, as all but `Greedy` are.
+    """Returns whether a policy explores, as all except `Greedy` do.
 
-    An agent whose network draws noise lets it do so only then: with `Greedy` it is judged, by the
-    mean weights.
+    An agent with a noisy network uses the noise only if its policy explores. With `Greedy`, as in
+    evaluation, it uses the mean weights.
     """
     return not isinstance(policy, Greedy)
 
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonGreedy(Checked):
-    """Takes the mode, or with probability epsilon any legal action, all alike.
+    """Takes the mode, or with probability epsilon a uniformly random legal action.
 
-    For several discrete choices one coin a row decides for all of them: the whole action is greedy
-    or the whole action is random.
+    For several discrete choices, one draw per row decides for all of them: the whole action is
+    greedy or the whole action is random.
     """
 
     epsilon: float | Schedule
@@ -71,7 +72,7 @@ class EpsilonGreedy(Checked):
         if not callable(self.epsilon):
             self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
 
-    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
         coin_key, action_key = jax.random.split(rng_key)
         epsilon = _value(self.epsilon, counts)
@@ -86,16 +87,16 @@ class EpsilonGreedy(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Softmax(Checked):
-    """Draws from discrete choices after dividing their logits (or Q-values) by a temperature."""
+    """Draws discrete actions after dividing the logits (or Q-values) by a temperature."""
 
     temperature: float | Schedule = 1.0
-    "Positive; a float or a schedule. Small is greedy, large is uniform."
+    "Temperature, positive; a float or a schedule. Small is near greedy, large near uniform."
 
     def __post_init__(self):
         if not callable(self.temperature):
             self.require("temperature", self.temperature > 0, "positive")
 
-    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
         temperature = _value(self.temperature, counts)
         return _retemper(distribution, temperature, "Softmax").sample(rng_key)
@@ -103,37 +104,42 @@ class Softmax(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class _Noise(Checked):
-    """The mode of a continuous distribution with noise added, clipped to bounds."""
+    """The mode of a continuous distribution plus noise, clipped to bounds."""
 
     scale: float | Schedule
-    "Size of the noise, in the action's units; a float or a schedule."
+    "Scale of the noise, in units of the action; a float or a schedule."
     relative: bool = False
-    "Whether the scale is multiplied by the absolute value of the mode."
+    "Whether to multiply the scale by the absolute value of the mode."
     minimum: Bound = None
-    "Lower bound of the action, a number or one a dimension; None takes a TanhNormal's own."
+    "Lower bound of the action, a number or one per dimension; None takes that of a TanhNormal."
     maximum: Bound = None
-    "Upper bound of the action, likewise."
+    "Upper bound of the action, a number or one per dimension; None takes that of a TanhNormal."
 
     def __post_init__(self):
         if not callable(self.scale):
             self.require_at_least(0, "scale")
 
-    def bounded_by(self, action_spec: specs.Array) -> Any:
-        """Returns this policy with the bounds of a float spec (none where it has none)."""
+    def bounded_by(self: NoiseType, action_spec: specs.Array) -> NoiseType:
+        """Returns this policy with the bounds of a float spec, or without if it has none.
+
+        Raises:
+          ValueError: the spec is not a single array.
+        """
         if not isinstance(action_spec, specs.Array):
             raise ValueError(
-                f"{type(self).__name__}.bounded_by: needs the spec of one array; got "
-                f"{type(action_spec).__name__}. Give minimum and maximum."
+                f"{type(self).__name__}.bounded_by: the spec must be that of one array; got "
+                f"{type(action_spec).__name__}. Set minimum and maximum instead."
             )
-        bounds: dict[str, Any] = {}
-        for name in ("minimum", "maximum"):
-            bound = getattr(action_spec, name, None)
-            if bound is not None:
-                bound = tuple(np.broadcast_to(bound, action_spec.shape).ravel().tolist())
-            bounds[name] = bound
-        return dataclasses.replace(self, **bounds)
 
-    def __call__(self, rng_key: PRNGKey, distribution: Any, counts: Counts) -> PyTree:
+        def bound(name: str) -> Bound:
+            values = getattr(action_spec, name, None)
+            if values is None:
+                return None
+            return tuple(np.broadcast_to(values, action_spec.shape).ravel().tolist())
+
+        return dataclasses.replace(self, minimum=bound("minimum"), maximum=bound("maximum"))
+
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ..., D]."""
         if isinstance(distribution, Joint):
             return distribution.map(
@@ -142,14 +148,14 @@ class _Noise(Checked):
         mode = distribution.mode()
         if not jnp.issubdtype(mode.dtype, jnp.floating):
             raise TypeError(
-                f"{type(self).__name__}: adds noise to continuous actions; got "
+                f"{type(self).__name__}: the action must be continuous; got "
                 f"{type(distribution).__name__}. Use EpsilonGreedy or Softmax."
             )
         scale = _rows(_value(self.scale, counts), mode.ndim)
         scale = scale * jnp.abs(mode) if self.relative else scale
         action = mode + scale * self._draw(rng_key, mode.shape)
-        low: Any = self.minimum
-        high: Any = self.maximum
+        low: Bound | Array = self.minimum
+        high: Bound | Array = self.maximum
         if isinstance(distribution, TanhNormal):
             low = distribution.minimum if low is None else low
             high = distribution.maximum if high is None else high
@@ -161,26 +167,26 @@ class _Noise(Checked):
 
 
 class GaussianNoise(_Noise):
-    """The mode plus ``scale`` times a standard normal, clipped (DDPG, TD3)."""
+    """The mode plus ``scale`` times a standard normal draw, clipped (DDPG, TD3)."""
 
     def _draw(self, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
         return jax.random.normal(rng_key, shape)
 
 
 class UniformNoise(_Noise):
-    """The mode plus ``scale`` times a number from [-1, 1], all alike, clipped."""
+    """The mode plus ``scale`` times a uniform draw from [-1, 1], clipped."""
 
     def _draw(self, rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
         return jax.random.uniform(rng_key, shape, minval=-1.0, maxval=1.0)
 
 
-def _retemper(distribution: Any, temperature: Array, where: str) -> Any:
-    """The same legal choices with logits divided by ``temperature`` [B], even at infinity."""
+def _retemper(distribution: Distribution, temperature: Array, where: str) -> Distribution:
+    """Divides the logits of legal choices by ``temperature`` [B], which may be infinite."""
     if isinstance(distribution, Joint):
         return Joint(distribution.map(lambda d: _retemper(d, temperature, where)))
     if not isinstance(distribution, Categorical | MultiCategorical):
         raise TypeError(
-            f"{where}: needs discrete choices; got {type(distribution).__name__}. "
+            f"{where}: the action must be discrete; got {type(distribution).__name__}. "
             "Use Sample, GaussianNoise or UniformNoise."
         )
     # The best logit becomes 0 first, so that a small temperature cannot push all below ILLEGAL.
@@ -190,11 +196,11 @@ def _retemper(distribution: Any, temperature: Array, where: str) -> Any:
 
 
 def _rows(values: Array, ndim: int) -> Array:
-    """Gives [B] values trailing axes up to ``ndim``."""
+    """Adds trailing axes to [B] values, up to ``ndim`` axes."""
     return values.reshape(values.shape + (1,) * (ndim - values.ndim))
 
 
 def _value(parameter: float | Schedule, counts: Counts) -> Array:
-    """A policy's parameter for every row, [B] float32."""
+    """Returns a policy's parameter for every row, [B] float32."""
     schedule = parameter if callable(parameter) else Constant(parameter)
     return schedule(counts)

@@ -1,11 +1,11 @@
-"""How far environments have come, and numbers that change with it."""
+"""Counts of an environment's progress, and schedules that depend on them."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ from rlstack.types import Array, PyTree, TimeStep
 
 
 class Counts(NamedTuple):
-    """How far each environment of a batch has come."""
+    """The progress of each environment of a batch."""
 
-    env_steps: Array  # [B] int32, transitions this environment has made
-    episodes: Array  # [B] int32, episodes it has ended
-    env_ids: Array | None = None  # [B] int32, which environment it is; needed by EpsilonLadder
+    env_steps: Array  # [B] int32, number of transitions
+    episodes: Array  # [B] int32, number of finished episodes
+    env_ids: Array | None = None  # [B] int32, environment ids; EpsilonLadder needs them
 
 
 Schedule = Callable[[Counts], Array]
@@ -28,31 +28,32 @@ Over = Literal["env_steps", "episodes"]
 
 
 def initial_counts(batch_size: int) -> Counts:
-    """Returns the counts of ``batch_size`` environments that have not begun; ids are 0, 1, ..."""
+    """Returns counts of zero for ``batch_size`` environments with the ids 0, 1, ..."""
     zeros = jnp.zeros(batch_size, jnp.int32)
     return Counts(zeros, zeros, jnp.arange(batch_size, dtype=jnp.int32))
 
 
 def with_env_ids(state: PyTree, env_ids: Array) -> PyTree:
-    """Returns an agent's state with its counts, where it has any, under these ids.
+    """Returns an agent's state with these ids in its `Counts`, if it contains any.
 
     Args:
-      state: pytree of ``[B, ...]``, with or without `Counts` somewhere in it.
-      env_ids: int ``[B]``, which environments of the whole experiment the rows are.
+      state: pytree of ``[B, ...]``, with or without `Counts`.
+      env_ids: int ``[B]``, the id of each row's environment in the whole experiment.
     """
 
-    def name(node: Any) -> Any:
+    def replaced(node: PyTree) -> PyTree:
         if isinstance(node, Counts) and node.env_ids is not None:
             return node._replace(env_ids=jnp.asarray(env_ids, jnp.int32))
         return node
 
-    return jax.tree.map(name, state, is_leaf=lambda node: isinstance(node, Counts))
+    return jax.tree.map(replaced, state, is_leaf=lambda node: isinstance(node, Counts))
 
 
 def next_counts(counts: Counts, timestep: TimeStep) -> Counts:
     """Returns the counts after an agent has answered ``timestep`` ([B, ...]).
 
-    The answer to LAST is ignored by the environment: it ends an episode and is no env step.
+    The environment ignores the answer to LAST, so it counts as the end of an episode and not as a
+    step.
     """
     last = jnp.asarray(timestep.last())
     return counts._replace(
@@ -63,7 +64,7 @@ def next_counts(counts: Counts, timestep: TimeStep) -> Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A schedule that stays where it is."""
+    """A constant schedule."""
 
     value: float
     "The value."
@@ -74,13 +75,13 @@ class Constant:
 
 
 class _Counting(Checked):
-    """A schedule along steps or episodes; subclasses are dataclasses with both fields."""
+    """A schedule that depends on steps or episodes; subclasses are dataclasses with both fields."""
 
     over: Over
     num_envs: int
 
     def _progress(self, counts: Counts) -> Array:
-        """What it counts, [B] float32 (int32 would overflow when multiplied)."""
+        """Returns the progress, [B] float32 (the product could overflow int32)."""
         return jnp.asarray(getattr(counts, self.over), jnp.float32) * self.num_envs
 
     def _check_progress(self) -> None:
@@ -90,20 +91,20 @@ class _Counting(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(_Counting):
-    """A schedule that goes from ``start`` to ``end`` in a straight line, and stays there."""
+    """A schedule that changes linearly from ``start`` to ``end`` and stays there."""
 
     start: float
-    "The value up to `begin`."
+    "The value until `begin`."
     end: float
     "The value from `begin + steps` on."
     steps: int
-    "How many steps (or episodes) the way takes."
+    "Number of steps (or episodes) from start to end."
     over: Over = "env_steps"
-    "What is counted."
+    "The unit of progress: env_steps or episodes."
     begin: int = 0
-    "Where the way begins."
+    "The step (or episode) at which the change begins."
     num_envs: int = 1
-    "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
+    "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self):
         self.require("steps", self.steps > 0, "positive")
@@ -120,14 +121,14 @@ class Linear(_Counting):
 
 @dataclasses.dataclass(frozen=True)
 class MultiPhaseLinear(_Counting):
-    """A schedule of straight lines from point to point, constant outside them."""
+    """A piecewise linear schedule through points, constant before the first and after the last."""
 
     points: tuple[tuple[int, float], ...]
-    "(step, value) pairs with increasing steps, no step twice."
+    "(step, value) pairs with strictly increasing steps."
     over: Over = "env_steps"
-    "What is counted."
+    "The unit of progress: env_steps or episodes."
     num_envs: int = 1
-    "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
+    "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self):
         self.require("points", len(self.points) > 0, "one or more")
@@ -150,13 +151,13 @@ class Exponential(_Counting):
     start: float
     "The first value."
     end: float
-    "The value that is approached."
+    "The value that the schedule approaches."
     half_life: float
-    "Steps (or episodes) in which the distance to `end` halves."
+    "Number of steps (or episodes) in which the distance to `end` halves."
     over: Over = "env_steps"
-    "What is counted."
+    "The unit of progress: env_steps or episodes."
     num_envs: int = 1
-    "Environments of the experiment, where steps count all of theirs: counts are multiplied by it."
+    "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self):
         self.require("half_life", self.half_life > 0, "positive")
@@ -169,10 +170,10 @@ class Exponential(_Counting):
 
 
 def epsilon_ladder(i: Array | int, n: int, base: float = 0.4, alpha: float = 7.0) -> Array:
-    """Returns actor i's epsilon of n, ``base ** (1 + alpha * i / (n - 1))``, in i's shape.
+    """Returns the epsilon of actor i of n, ``base ** (1 + alpha * i / (n - 1))``, in i's shape.
 
     Horgan et al. 2018, "Distributed prioritized experience replay" (Ape-X), section 4.1, with its
-    base and alpha. One actor alone gets ``base``.
+    base and alpha. A single actor gets ``base``.
     """
     rung = jnp.asarray(i, jnp.float32) / max(n - 1, 1)
     return jnp.power(jnp.float32(base), 1.0 + alpha * rung)
@@ -180,10 +181,10 @@ def epsilon_ladder(i: Array | int, n: int, base: float = 0.4, alpha: float = 7.0
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonLadder(Checked):
-    """A schedule that gives every environment an epsilon of its own, for ever (Ape-X, R2D2)."""
+    """A schedule that gives every environment its own constant epsilon (Ape-X, R2D2)."""
 
     num_envs: int
-    "Environments of the experiment; environment ids are taken modulo it."
+    "Number of environments of the experiment; environment ids are taken modulo it."
     base: float = 0.4
     "The largest epsilon (Ape-X)."
     alpha: float = 7.0
@@ -198,6 +199,6 @@ class EpsilonLadder(Checked):
         """Returns [B] float32."""
         if counts.env_ids is None:
             raise ValueError(
-                "EpsilonLadder: needs counts with env_ids; got None. Start from initial_counts."
+                "EpsilonLadder: the counts must have env_ids; got None. Start from initial_counts."
             )
         return epsilon_ladder(counts.env_ids % self.num_envs, self.num_envs, self.base, self.alpha)

@@ -1,4 +1,4 @@
-"""Functions of arrays: returns, n-step transitions, value distributions, statistics, shuffles.
+"""Functions of arrays: returns, n-step transitions, value distributions, statistics, permutations.
 
 Pure.
 

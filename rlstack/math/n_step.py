@@ -1,4 +1,4 @@
-"""The n-step transition at the start of a replayed item, for agents that learn by bootstrapping."""
+"""The n-step transition at the start of a replayed item, for agents that bootstrap."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from rlstack.types import Array, PyTree, TimeStep, Trajectory
 class NStep(NamedTuple):
     """The n-step transition that each item of a batch begins with."""
 
-    timestep: TimeStep  # [B, ...] the step that it begins at
-    action: PyTree  # [B, ...] the action taken there
-    reward: Array  # [B] float32, discounted sum of the rewards up to its end
-    discount: Array  # [B] float32, what the value of its end is worth; 0 after a termination
-    end: TimeStep  # [B, ...] the step that is bootstrapped from
+    timestep: TimeStep  # [B, ...] the first step
+    action: PyTree  # [B, ...] the action taken at the first step
+    reward: Array  # [B] float32, discounted sum of the rewards
+    discount: Array  # [B] float32, factor of the value of `end`; 0 after a termination
+    end: TimeStep  # [B, ...] the step to bootstrap from
     valid: Array  # [B] bool, False where the item begins at the end of an episode
 
 
 def n_step(trajectory: Trajectory, discount: float) -> NStep:
-    """Takes the n-step transition from the start of each item, ``[T+1, B, ...]``.
+    """Returns the n-step transition at the start of each item.
 
-    The sum of rewards ends where the item does, or at the end of the episode inside it; the value
-    of that step alone is bootstrapped from, so that networks are run on it alone.
+    Sutton and Barto (2018), "Reinforcement learning", equation 7.1. The sum of rewards ends at the
+    end of the item, or of the episode if that comes first. Only this step is bootstrapped from, so
+    networks need not be evaluated on the steps before it.
+
+    Args:
+      trajectory: ``[T+1, B, ...]``.
+      discount: the agent's discount per step.
     """
     first = jax.tree.map(lambda x: x[0], trajectory)
     after = jax.tree.map(lambda x: x[1:], trajectory.timestep)

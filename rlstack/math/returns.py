@@ -5,13 +5,13 @@ Everything is time-major. Transition t (0 <= t < T) goes from step t to step t +
 - ``rewards[t]``, ``discounts[t]`` [T, B] answer the action of step t. They are the reward and the
   agent's discount times the discount of TimeStep t + 1: 0 after a termination, else positive.
 - ``values`` [T + 1, B] belong to the steps; ``values[T]`` is where the unroll bootstraps.
-- ``mask`` [T, B] is False (0) where transition t is LAST -> FIRST and so no transition, that is
+- ``mask`` [T, B] is False (0) where t goes from LAST to FIRST and is not a transition, that is
   ``trajectory.timestep.step_type[1:] != FIRST``. There every function drops the TD error *and*
-  stops the trace: what follows a boundary never reaches what precedes it. Rewards, discounts and
-  values of the next episode are not read at such a t.
+  stops the trace, so that no episode affects the results of the episode before it. At such a t the
+  rewards, discounts and values of the next episode are not read.
 
-A truncated episode (time limit) needs nothing more: its last step is in the unroll, so its last
-true transition bootstraps from ``values`` there, and the masked transition after it ends the sum.
+A truncated episode (time limit) needs no special case: its last step is in the unroll, so its last
+transition bootstraps from ``values`` there, and the masked transition after it ends the sum.
 
 Where ``mask`` is False the results are defined: advantages and TD errors are 0 and a target is the
 value itself (``values[t]``, or ``q_taken[t]`` for ``retrace``), so an unmasked squared loss is 0.
@@ -24,23 +24,23 @@ itself. Computation is in float32.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import Array
+from rlstack.types import Array, PyTree
 
 
 class GAE(NamedTuple):
-    """What ``gae`` returns."""
+    """The result of ``gae``."""
 
     advantages: Array  # [T, B] float32, 0 where masked
     targets: Array  # [T, B] float32, advantages + values, for the critic
 
 
 class VTrace(NamedTuple):
-    """What ``vtrace`` returns."""
+    """The result of ``vtrace``."""
 
     vs: Array  # [T, B] float32, targets for the critic
     pg_advantages: Array  # [T, B] float32, weights of grad log pi, 0 where masked
@@ -66,7 +66,7 @@ def gae(
       Advantages and targets.
 
     Raises:
-      ValueError: shapes do not fit.
+      ValueError: the shapes do not match.
     """
     rewards, discounts, values, valid = _check("gae", rewards, discounts, values, mask)
     deltas = _td_errors(rewards, discounts, values, valid)
@@ -107,14 +107,14 @@ def vtrace(
       vtrace_lambda: in [0, 1].
 
     Raises:
-      ValueError: shapes do not fit.
+      ValueError: the shapes do not match.
     """
     _same_shape("vtrace", "log_rhos", log_rhos, rewards)
     rewards, discounts, values, valid = _check("vtrace", rewards, discounts, values, mask)
     ratios = jnp.exp(jnp.asarray(log_rhos, jnp.float32))
     deltas = jnp.minimum(clip_rho, ratios) * _td_errors(rewards, discounts, values, valid)
     trace = jnp.where(valid, discounts * vtrace_lambda * jnp.minimum(clip_c, ratios), 0.0)
-    # A masked ratio may be anything, also inf, and inf * 0 is NaN.
+    # A masked ratio may be infinite, and inf * 0 is NaN.
     errors = _accumulate(jnp.where(valid, deltas, 0.0), trace)
     vs = errors + values[:-1]
     mixed = vtrace_lambda * vs[1:] + (1.0 - vtrace_lambda) * values[1:-1]
@@ -163,7 +163,7 @@ def n_step_returns(
       mask: [T, B], False where there is no transition.
 
     Raises:
-      ValueError: shapes do not fit, or n < 1.
+      ValueError: the shapes do not match, or n < 1.
     """
     if n < 1:
         raise ValueError(f"n_step_returns: n must be at least 1; got {n}.")
@@ -205,7 +205,7 @@ def retrace(
       mask: [T, B], False where there is no transition.
 
     Raises:
-      ValueError: shapes do not fit.
+      ValueError: the shapes do not match.
     """
     _same_shape("retrace", "log_rhos", log_rhos, rewards)
     _same_shape("retrace", "q_taken", q_taken, rewards)
@@ -246,7 +246,7 @@ def signed_parabolic(x: Array, eps: float = 1e-3) -> Array:
 def _accumulate(deltas: Array, trace: Array) -> Array:
     """Solves x_t = delta_t + trace_t x_{t+1} with x_T = 0, over [T, B]."""
 
-    def body(following: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
+    def body(following: jax.Array, now: PyTree) -> tuple[jax.Array, jax.Array]:
         current = now[0] + now[1] * following
         return current, current
 

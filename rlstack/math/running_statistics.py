@@ -1,6 +1,6 @@
-"""Running mean and variance of observations (and of rewards, which are one number).
+"""Running mean and variance of observations, or of rewards.
 
-`rlstack.families.normalised` puts them around any agent.
+`rlstack.families.normalised` uses them to normalise the inputs of any agent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from rlstack.types import Array, PyTree
 
 
 class RunningStatistics(NamedTuple):
-    """Mean and variance of every float entry of an observation; other entries hold None."""
+    """Mean and variance of every float entry of an observation; other entries have none."""
 
-    num_seen: Array  # [] float32, observations seen
+    num_seen: Array  # [] float32, number of observations
     mean: PyTree  # [...] float32 per entry
     variance: PyTree  # [...] float32 per entry
 
 
 def initial_statistics(obs_spec: PyTree) -> RunningStatistics:
-    """Returns the statistics before any observation: mean 0, variance 1."""
+    """Returns the statistics of no observations: mean 0, variance 1."""
     return RunningStatistics(
         num_seen=jnp.zeros(()),
         mean=[jnp.zeros(s.shape) for s in _float_leaves(obs_spec)],
@@ -39,7 +39,7 @@ def update_statistics(
     Args:
       stats: the statistics so far.
       observation: pytree of ``[N, ...]``, or of any leading axes that all entries share.
-      mask: bool, of the leading axes: which rows count; all by default.
+      mask: bool, of the shape of the leading axes, which rows to add; all by default.
     """
     leaves = _float_leaves(observation)
     if not leaves:

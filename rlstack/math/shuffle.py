@@ -1,7 +1,7 @@
-"""Random orders without sorting.
+"""Random permutations without sorting.
 
 ``jax.random.permutation`` sorts, and XLA's sort on the CPU takes longer than the gradients of a
-small network: 10 ms for four orders of 8,192 rows, where this takes 0.2 ms.
+small network: 10 ms for four permutations of 8,192 rows. This takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from rlstack.types import Array, PRNGKey
 
 _NUM_ROUNDS = 8
-_SORTED_BELOW = 64  # so few rows that sorting is cheap, and so few bits that a cipher is poor
+_SORTED_BELOW = 64  # sorting so few rows is cheap, and a cipher of so few bits is poor
 
 
 def permutations(rng_key: PRNGKey, count: int, size: int) -> Array:
-    """Draws ``count`` orders of ``range(size)``, int32 ``[count, size]``.
+    """Draws ``count`` permutations of ``range(size)``, int32 ``[count, size]``.
 
     Each is a keyed bijection: an alternating Feistel network (Luby and Rackoff 1988,
-    https://doi.org/10.1137/0217022) over the next power of two, whose results outside of
-    ``range(size)`` are enciphered again until they fall into it. It reaches a vast number of
-    orders, not every one of the ``size!``: enough to shuffle minibatches.
+    https://doi.org/10.1137/0217022) over the next power of two. Results outside ``range(size)`` are
+    enciphered again until they are inside. Not all ``size!`` permutations can occur, but enough to
+    shuffle minibatches.
     """
     if size < _SORTED_BELOW:
         keys = jax.random.split(rng_key, count)
@@ -47,7 +47,7 @@ def permutations(rng_key: PRNGKey, count: int, size: int) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """Spreads every bit over the word, by the finaliser of MurmurHash3."""
+    """Mixes the bits of a word with the finaliser of MurmurHash3."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""Distributions of returns: their projection on fixed atoms, and losses of their quantiles."""
+"""Distributions of returns: projection onto fixed atoms, and losses of atoms and quantiles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rlstack.types import Array
 
 
 def project(values: Array, probs: Array, atoms: Array) -> Array:
-    """Projects distributions on evenly spaced atoms.
+    """Projects distributions onto evenly spaced atoms.
 
     Bellemare et al. (2017), https://arxiv.org/abs/1707.06887, equation 7: a value beyond the atoms
-    counts as the outermost, and the probability of one between two atoms is shared by them in
-    proportion to nearness.
+    is moved to the outermost atom, and the probability of a value between two atoms is
+    divided between them in proportion to their nearness.
 
     Args:
-      values: ``[..., M]``, where the probability lies.
-      probs: ``[..., M]``.
+      values: ``[..., M]``, the values of the distributions.
+      probs: ``[..., M]``, their probabilities.
       atoms: ``[N]``, increasing by equal steps, N >= 2.
 
     Returns:
@@ -32,7 +32,7 @@ def project(values: Array, probs: Array, atoms: Array) -> Array:
 def categorical_kl(target_probs: Array, logits: Array) -> Array:
     """Returns KL(target || softmax(logits)) in nats, ``[...]``, of arrays ``[..., N]``.
 
-    As a loss it has the gradient of the cross-entropy, and as a priority it falls to 0.
+    It has the gradient of the cross-entropy, and unlike it falls to 0, which suits a priority.
     """
     entropy = -jax.scipy.special.xlogy(target_probs, target_probs).sum(axis=-1)
     return -(target_probs * jax.nn.log_softmax(logits)).sum(axis=-1) - entropy
@@ -46,7 +46,7 @@ def midpoints(num_quantiles: int) -> Array:
 def quantile_huber_loss(
     quantiles: Array, fractions: Array, targets: Array, huber_delta: float
 ) -> Array:
-    """Returns the loss whose minimum has the quantiles of the targets.
+    """Returns the loss that is minimal at the quantiles of the targets.
 
     Dabney et al. (2018b), https://arxiv.org/abs/1806.06923, equation 3, and for fixed fractions
     Dabney et al. (2018a), https://arxiv.org/abs/1710.10044, equation 10 divided by kappa: the sum
@@ -55,12 +55,12 @@ def quantile_huber_loss(
 
     Args:
       quantiles: ``[..., N]``.
-      fractions: ``[..., N]`` in [0, 1], which quantiles they are.
-      targets: ``[..., M]`` samples of the distribution; gradients do not pass through them.
-      huber_delta: kappa, the error beyond which the loss is linear; 0 makes it linear throughout.
+      fractions: ``[..., N]`` in [0, 1], the fraction of each quantile.
+      targets: ``[..., M]``, samples of the target distribution; their gradients are stopped.
+      huber_delta: kappa, the error beyond which the loss is linear; 0 makes it linear everywhere.
 
     Returns:
-      ``[...]``.
+      The loss, ``[...]``.
     """
     errors = jax.lax.stop_gradient(targets)[..., None, :] - quantiles[..., :, None]
     size = jnp.abs(errors)

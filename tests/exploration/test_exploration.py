@@ -169,15 +169,17 @@ def test_noise_respects_bounds_from_itself_the_spec_or_the_distribution(kind):
 def test_policies_name_what_they_cannot_do():
     real = repeated(dist.Normal(jnp.zeros(2), jnp.zeros(2)), 3)
     progress = counts(np.zeros(3))
-    with pytest.raises(TypeError, match="EpsilonGreedy: needs discrete choices; got Normal"):
+    with pytest.raises(TypeError, match="EpsilonGreedy: the action must be discrete; got Normal"):
         ex.EpsilonGreedy(0.1)(KEY, real, progress)
-    with pytest.raises(TypeError, match="Softmax: needs discrete choices; got Normal"):
+    with pytest.raises(TypeError, match="Softmax: the action must be discrete; got Normal"):
         ex.Softmax()(KEY, dist.Joint((real,)), progress)
-    with pytest.raises(TypeError, match=r"GaussianNoise: adds noise .* Categorical"):
+    with pytest.raises(
+        TypeError, match="GaussianNoise: the action must be continuous; got Categorical"
+    ):
         ex.GaussianNoise(0.1)(KEY, discrete(3), progress)
-    with pytest.raises(ValueError, match="needs the spec of one array; got dict"):
+    with pytest.raises(ValueError, match="the spec must be that of one array; got dict"):
         ex.UniformNoise(0.1).bounded_by({})
-    with pytest.raises(ValueError, match="needs counts with env_ids; got None"):
+    with pytest.raises(ValueError, match="the counts must have env_ids; got None"):
         ex.EpsilonLadder(3)(progress._replace(env_ids=None))
 
 

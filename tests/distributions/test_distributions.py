@@ -270,7 +270,7 @@ def test_deterministic():
         lambda: d.kl(d),
         lambda: d.sample_and_log_prob(KEY),
     ):
-        with pytest.raises(TypeError, match="certain action has none"):
+        with pytest.raises(TypeError, match="a single action has none"):
             call()
 
 
@@ -328,12 +328,12 @@ def test_from_parameters_builds_what_the_spec_asks_for():
 @pytest.mark.parametrize(
     "spec, message",
     [
-        (specs.Array((2,), np.int32), "DiscreteArray or a BoundedArray"),
+        (specs.Array((2,), np.int32), "must be a DiscreteArray, or a BoundedArray"),
         (specs.BoundedArray((2, 2), np.int32, 0, 1), "rank 0 or 1"),
-        (specs.BoundedArray((), np.int32, 1, 3), "counts from 0"),
+        (specs.BoundedArray((), np.int32, 1, 3), "minimum of a scalar integer action must be 0"),
         (specs.Array((2, 2), np.float32), "rank 1"),
         (specs.Array((), np.float32), "rank 1"),
-        ({"a": 3}, "nest of dm_env specs"),
+        ({"a": 3}, "pytree of dm_env specs"),
     ],
 )
 def test_specs_without_a_distribution_raise(spec, message):
