@@ -1,12 +1,12 @@
-"""Environments that show only part of their state, so that acting well takes memory.
+"""Partially observed environments, in which a good policy needs memory.
 
-A function here is a builder: ``SyncEnv("rlstack.envs.partial:cartpole_without_velocities", 8)``.
+A function of this module is a builder:
+``SyncEnv("rlstack.envs.partial:cartpole_without_velocities", 8)``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,16 +20,16 @@ _POLE_MASS, _TOTAL_MASS = 0.1, 1.1
 _HALF_LENGTH = 0.5
 _POLE_MOMENT = _POLE_MASS * _HALF_LENGTH
 _X_LIMIT, _ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
-_START = 0.05  # each number of the first state is at most this far from 0
+_START = 0.05  # each number of the first state is uniform in [-_START, _START]
 
 
 def cartpole_without_velocities(length: int = 500) -> gymnasium.Env:
-    """Builds CartPole-v1 of which only the cart's position and the pole's angle are seen.
+    """Builds CartPole-v1 with only the cart's position and the pole's angle in the observation.
 
     The task of Wierstra et al. (2007), "Solving deep memory POMDPs with recurrent policy
-    gradients", on the dynamics and starts of Gymnasium's CartPole-v1: given the same seed and
-    actions they go through the same states. Each step pays 1; an episode ends when the cart leaves
-    the track or the pole falls, and is truncated after ``length`` steps.
+    gradients", with the dynamics and initial states of Gymnasium's CartPole-v1: the same seed and
+    actions give the same states. The reward is 1 per step. An episode terminates when the cart
+    leaves the track or the pole falls, and is truncated after ``length`` steps.
 
     Args:
       length: the time limit, in steps.
@@ -45,7 +45,7 @@ def cartpole_without_velocities(length: int = 500) -> gymnasium.Env:
 
 
 class _CartPole(gymnasium.Env):
-    """CartPole in plain Python floats, which is several times faster than arrays of four."""
+    """CartPole in plain Python floats, which are several times faster than arrays of size 4."""
 
     def __init__(self, length: int):
         if length < 1:
@@ -58,16 +58,16 @@ class _CartPole(gymnasium.Env):
         self._length, self._time = length, 0
         self._state = (0.0, 0.0, 0.0, 0.0)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Starts near the middle, at rest but for a little."""
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Draws an initial state near the middle of the track, almost at rest."""
         super().reset(seed=seed)
         self._time = 0
-        # One draw of four, as Gymnasium's does, for the same starts.
+        # One draw of four numbers, like Gymnasium's, for the same initial states.
         self._state = tuple(self.np_random.uniform(-_START, _START, 4).tolist())
         return self._observe(), {}
 
     def step(self, action: int):
-        """Pushes the cart for one fiftieth of a second (explicit Euler)."""
+        """Pushes the cart for 0.02 s (explicit Euler integration)."""
         x, x_dot, angle, angle_dot = self._state
         cosine, sine = math.cos(angle), math.sin(angle)
         force = _FORCE if action == 1 else -_FORCE

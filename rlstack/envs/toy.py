@@ -5,8 +5,6 @@ Every class here is a builder: ``SyncEnv(Catch, 8)`` or ``SyncEnv(Catch, 8, opti
 
 from __future__ import annotations
 
-from typing import Any
-
 import dm_env
 import gymnasium
 import numpy as np
@@ -24,7 +22,7 @@ __all__ = [
 
 
 class Catch(dm_env.Environment):
-    """A ball falls, one row a step; the paddle in the last row moves left, stays or moves right.
+    """A ball falls one row per step; a paddle in the last row moves left, stays or moves right.
 
     After bsuite's and DeepMind's Catch. The reward at the end is +1 for a catch and -1 for a miss;
     the best policy scores 1. Observation: ``[rows, columns]`` float32, 1 at ball and paddle.
@@ -32,17 +30,19 @@ class Catch(dm_env.Environment):
 
     def __init__(self, rows: int = 10, columns: int = 5, seed: int = 0):
         if rows < 2 or columns < 1:
-            raise ValueError(f"Catch: needs 2 rows and 1 column at least; got {rows} x {columns}.")
+            raise ValueError(
+                f"Catch: rows must be at least 2 and columns at least 1; got {rows} and {columns}."
+            )
         self._rows, self._columns = rows, columns
         self._rng = np.random.default_rng(seed)
         self._ball, self._paddle = (0, 0), 0
 
     def observation_spec(self) -> specs.BoundedArray:
-        """The board."""
+        """Returns the spec of the board."""
         return specs.BoundedArray((self._rows, self._columns), np.float32, 0.0, 1.0, "board")
 
     def action_spec(self) -> specs.DiscreteArray:
-        """Left, stay, right."""
+        """Returns the spec of the three moves: left, stay, right."""
         return specs.DiscreteArray(3, np.int32, "move")
 
     def reset(self) -> dm_env.TimeStep:
@@ -51,7 +51,7 @@ class Catch(dm_env.Environment):
         self._paddle = self._columns // 2
         return dm_env.restart(self._board())
 
-    def step(self, action: Any) -> dm_env.TimeStep:
+    def step(self, action: int) -> dm_env.TimeStep:
         """Moves the paddle, then lets the ball fall by one row."""
         self._paddle = min(max(self._paddle + int(action) - 1, 0), self._columns - 1)
         row, column = self._ball[0] + 1, self._ball[1]
@@ -68,28 +68,30 @@ class Catch(dm_env.Environment):
 
 
 class MemoryCue(dm_env.Environment):
-    """Shows a cue once, is blank for ``delay`` steps, then asks for it.
+    """Shows a cue once, shows nothing for ``delay`` steps, then asks for the cue.
 
-    The answer scores +1 when it is the cue, else ``-1 / (num_cues - 1)``, so that chance scores 0
-    in expectation; a policy without memory cannot do better, one with memory scores 1.
-    Observation: ``[num_cues + 1]`` float32, the cue one-hot on the first step, the last entry 1
-    when the answer is due. Earlier actions do nothing. An episode has ``delay + 2`` observations
-    before the end.
+    The right answer scores +1, a wrong one ``-1 / (num_cues - 1)``. The expected score of a policy
+    without memory is 0, a policy with memory can score 1. Observation: ``[num_cues + 1]`` float32,
+    the cue one-hot on the first step; the last entry is 1 when the answer is due. Earlier actions
+    have no effect. An episode has ``delay + 2`` observations before the last.
     """
 
     def __init__(self, delay: int = 3, num_cues: int = 2, seed: int = 0):
         if delay < 0 or num_cues < 2:
-            raise ValueError(f"MemoryCue: delay >= 0, num_cues >= 2; got {delay}, {num_cues}.")
+            raise ValueError(
+                f"MemoryCue: delay must be at least 0 and num_cues at least 2; got {delay} and "
+                f"{num_cues}."
+            )
         self._delay, self._num_cues = delay, num_cues
         self._rng = np.random.default_rng(seed)
         self._cue = self._time = 0
 
     def observation_spec(self) -> specs.BoundedArray:
-        """Cue and question mark."""
+        """Returns the spec of the cue and the question mark."""
         return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, "cue")
 
     def action_spec(self) -> specs.DiscreteArray:
-        """The answer."""
+        """Returns the spec of the answer."""
         return specs.DiscreteArray(self._num_cues, np.int32, "answer")
 
     def reset(self) -> dm_env.TimeStep:
@@ -97,7 +99,7 @@ class MemoryCue(dm_env.Environment):
         self._cue, self._time = int(self._rng.integers(self._num_cues)), 0
         return dm_env.restart(self._show(self._cue))
 
-    def step(self, action: Any) -> dm_env.TimeStep:
+    def step(self, action: int) -> dm_env.TimeStep:
         """Waits, asks, or scores the answer."""
         self._time += 1
         if self._time <= self._delay:
@@ -115,10 +117,10 @@ class MemoryCue(dm_env.Environment):
 
 
 class TruncatingChain(dm_env.Environment):
-    """Pays 1 at every step and is cut off by a time limit of ``length`` steps; nothing else.
+    """Gives reward 1 at every step until a time limit of ``length`` steps truncates the episode.
 
-    The observation is always ``[1.0]`` and tells nothing about time, so that the only consistent
-    value is ``1 / (1 - discount)``. Who takes the truncation for a termination finds less.
+    The observation is always ``[1.0]``, independent of time, so that the only consistent value is
+    ``1 / (1 - discount)``. An agent that treats the truncation as a termination finds a lower one.
     """
 
     def __init__(self, length: int = 10):
@@ -127,11 +129,11 @@ class TruncatingChain(dm_env.Environment):
         self._length, self._time = length, 0
 
     def observation_spec(self) -> specs.BoundedArray:
-        """A constant."""
+        """Returns the spec of a constant."""
         return specs.BoundedArray((1,), np.float32, 0.0, 1.0, "constant")
 
     def action_spec(self) -> specs.DiscreteArray:
-        """Two actions without effect."""
+        """Returns the spec of two actions without effect."""
         return specs.DiscreteArray(2, np.int32, "ignored")
 
     def reset(self) -> dm_env.TimeStep:
@@ -139,8 +141,8 @@ class TruncatingChain(dm_env.Environment):
         self._time = 0
         return dm_env.restart(np.ones(1, np.float32))
 
-    def step(self, action: Any) -> dm_env.TimeStep:
-        """Pays 1."""
+    def step(self, action: int) -> dm_env.TimeStep:
+        """Gives reward 1."""
         del action
         self._time += 1
         observation = np.ones(1, np.float32)
@@ -150,7 +152,7 @@ class TruncatingChain(dm_env.Environment):
 
 
 class PointMass(gymnasium.Env):
-    """A point in the square [-1, 1]^2 is to go to the origin; it moves by ``0.1 * action``.
+    """A point in the square [-1, 1]^2 moves by ``0.1 * action`` and should reach the origin.
 
     The reward is minus the distance to the origin after the move; truncated after ``length`` steps.
     Observation: position, ``[2]`` float32. Action: ``[2]`` float32 in [-1, 1].
@@ -163,7 +165,7 @@ class PointMass(gymnasium.Env):
         self._position = np.zeros(2)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Puts the point somewhere."""
+        """Draws a random position."""
         super().reset(seed=seed)
         self._time = 0
         self._position = self.np_random.uniform(-1.0, 1.0, 2)
@@ -179,7 +181,7 @@ class PointMass(gymnasium.Env):
 
 
 class MaskedDict(gymnasium.Env):
-    """Asks for the one legal action that is the target; some actions are forbidden at each step.
+    """Shows a target action; at each step some other actions are illegal.
 
     Observation: a dict of ``target``, one-hot ``[num_actions]`` float32 over the legal actions,
     and ``action_mask``, ``[num_actions]`` int8, 1 where an action is legal. The target scores 1,
@@ -201,7 +203,7 @@ class MaskedDict(gymnasium.Env):
         self._mask = np.ones(num_actions, np.int8)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Draws a first mask and target."""
+        """Draws the first mask and target."""
         super().reset(seed=seed)
         self._time = 0
         return self._draw(), {}
@@ -225,10 +227,10 @@ class MaskedDict(gymnasium.Env):
 
 
 class MultiDiscrete(gymnasium.Env):
-    """Asks for several numbers at once: the reward is the share that equals the observed ones.
+    """Shows several numbers; the reward is the fraction of them that the action repeats.
 
-    Observation: the numbers as shares of their ranges, ``[k]`` float32. One step after the other
-    is independent; terminates after ``length`` steps.
+    Observation: the numbers divided by the sizes of their ranges, ``[k]`` float32. Steps are
+    independent. An episode terminates after ``length`` steps.
     """
 
     def __init__(self, sizes: tuple[int, ...] = (3, 2, 4), length: int = 5):
@@ -236,20 +238,20 @@ class MultiDiscrete(gymnasium.Env):
         self.action_space = spaces.MultiDiscrete(np.asarray(sizes))
         self._sizes = np.asarray(sizes)
         self._length, self._time = length, 0
-        self._asked = np.zeros(len(sizes), np.int64)
+        self._numbers = np.zeros(len(sizes), np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Asks for the first numbers."""
+        """Draws the first numbers."""
         super().reset(seed=seed)
         self._time = 0
-        return self._ask(), {}
+        return self._draw(), {}
 
     def step(self, action: np.ndarray):
-        """Scores the numbers and asks for the next ones."""
-        reward = float(np.mean(action == self._asked))
+        """Scores the action and draws the next numbers."""
+        reward = float(np.mean(action == self._numbers))
         self._time += 1
-        return self._ask(), reward, self._time >= self._length, False, {}
+        return self._draw(), reward, self._time >= self._length, False, {}
 
-    def _ask(self) -> np.ndarray:
-        self._asked = self.np_random.integers(0, self._sizes)
-        return (self._asked / self._sizes).astype(np.float32)
+    def _draw(self) -> np.ndarray:
+        self._numbers = self.np_random.integers(0, self._sizes)
+        return (self._numbers / self._sizes).astype(np.float32)

@@ -47,7 +47,7 @@ class Faulty(gymnasium.Env):
         return np.array([self._seed, self._time], np.float32)
 
     def step(self, action: int) -> Any:
-        """Behaves, or does not."""
+        """Steps, or fails as configured."""
         del action
         self._time += 1
         fault = self._fault if self._time == self._at or self._fault == "sleep" else "none"
