@@ -58,12 +58,13 @@ class PPOConfig(PolicyGradientConfig):
     normalise_advantages: bool = True
     """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
     advantage_epsilon: float = 1e-8
-    """Added to the deviation that they are divided by. The surer a policy, the smaller its
-    advantages; division by their own deviation blows them up again, which no entropy bonus
-    outweighs. With a return's size added, the bonus keeps a policy trying."""
+    """Added to the standard deviation that advantages are divided by. Advantages shrink as a policy
+    becomes more certain, and the division undoes that. Raise this to the size of a return when the
+    policy stops exploring too early in spite of the entropy bonus."""
     ratio: Literal["joint", "per_actor"] = "joint"
-    """Of an action of several numbers, such as one an actor: clip the ratio of the whole, and let
-    steps weigh alike; or clip each number's own, and let numbers weigh alike."""
+    """For actions of several numbers, such as one per actor. joint clips the ratio of the whole
+    action, and every step has the same weight; per_actor clips the ratio of each number, and every
+    number has the same weight."""
     entropy_anneal_steps: int = 0
     """Optimizer steps over which entropy_cost falls linearly to 0; 0 keeps it."""
 
@@ -93,7 +94,11 @@ class PPORows(NamedTuple):
 
 @register(PPOConfig, network=actor_critic)
 class PPO(PolicyGradientAgent, EpochAgent):
-    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
+    """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network.
+
+    `EpochAgent` goes over a batch: `prepare` makes rows of it, and each minibatch of rows is one
+    gradient step on `loss`.
+    """
 
     cfg: PPOConfig
 
@@ -148,41 +153,53 @@ class PPO(PolicyGradientAgent, EpochAgent):
 
     def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
+        cfg = self.cfg
         if self._is_recurrent:
             state, rows = rows.state, _swap_axes(rows._replace(state=()))
-            run = self.network.unroll
+            output, _ = self.network.unroll(None, params, rows.timestep, state)
         else:
-            state, run = (), self.network.apply
-        output, _ = run(None, params, rows.timestep, state)
+            output, _ = self.network.apply(None, params, rows.timestep, ())
         distribution = self.distribution(output, rows.timestep)
+
         advantage = rows.advantage
-        if self.cfg.normalise_advantages:
-            advantage = standardised(advantage, rows.mask, self.cfg.advantage_epsilon)
-        parts = self._parts(distribution, rows)
+        if cfg.normalise_advantages:
+            advantage = standardised(advantage, rows.mask, cfg.advantage_epsilon)
+        annealed = not isinstance(rows.entropy_cost, tuple)
+        entropy_cost = rows.entropy_cost if annealed else cfg.entropy_cost
+        # Ratios are of whole actions, [N]; or of the parts of actions that decide, [N, K].
+        if cfg.ratio == "joint":
+            log_prob = distribution.log_prob(rows.output.action)
+            parts = distributions.Parts(log_prob, distribution.entropy(), rows.mask)
+        else:
+            parts = distributions.parts(distribution, rows.output.action)
+            parts = parts._replace(decides=parts.decides & rows.mask[..., None])
+            advantage = advantage[..., None]
+            entropy_cost = entropy_cost[..., None] if annealed else entropy_cost
+
         log_ratio = parts.log_prob - rows.output.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
-        clipped = jnp.clip(ratio, 1 - self.cfg.clip_ratio, 1 + self.cfg.clip_ratio)
+        clipped = jnp.clip(ratio, 1 - cfg.clip_ratio, 1 + cfg.clip_ratio)
+        surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+        policy_loss = -masked_mean(surrogate, parts.decides)
 
-        def mean(x: Array) -> Array:
-            return masked_mean(x, parts.decides)
+        value_error = (output.value - rows.target) ** 2
+        if cfg.value_clip:
+            move = jnp.clip(output.value - rows.output.value, -cfg.value_clip, cfg.value_clip)
+            clipped_error = (rows.output.value + move - rows.target) ** 2
+            value_error = jnp.maximum(value_error, clipped_error)
+        value_loss = 0.5 * masked_mean(value_error, rows.mask)
 
-        def by_part(x: Array) -> Array:
-            return x[..., None] if self.cfg.ratio == "per_actor" else x
-
-        advantage = by_part(advantage)
-        policy_loss = -mean(jnp.minimum(ratio * advantage, clipped * advantage))
-        value_loss = 0.5 * masked_mean(self._value_error(output.value, rows), rows.mask)
-        cost = rows.entropy_cost
-        entropy_cost = self.cfg.entropy_cost if isinstance(cost, tuple) else by_part(cost)
-        entropy = mean(parts.entropy)
-        loss = policy_loss + self.cfg.value_cost * value_loss - mean(entropy_cost * parts.entropy)
+        entropy_bonus = masked_mean(entropy_cost * parts.entropy, parts.decides)
+        loss = policy_loss + cfg.value_cost * value_loss - entropy_bonus
+        kl = ratio - 1 - log_ratio  # Schulman's k3 estimator, always >= 0
+        is_clipped = jnp.abs(ratio - 1) > cfg.clip_ratio
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
-            "entropy": entropy,
-            "kl": mean(ratio - 1 - log_ratio),  # Schulman's k3 estimator, always >= 0
-            "clip_fraction": mean(jnp.abs(ratio - 1) > self.cfg.clip_ratio),
+            "entropy": masked_mean(parts.entropy, parts.decides),
+            "kl": masked_mean(kl, parts.decides),
+            "clip_fraction": masked_mean(is_clipped, parts.decides),
         }
 
     def log_prob(self, distribution: distributions.Distribution, action: PyTree) -> Array:
@@ -190,23 +207,6 @@ class PPO(PolicyGradientAgent, EpochAgent):
         if self.cfg.ratio == "joint":
             return super().log_prob(distribution, action)
         return distributions.parts(distribution, action).log_prob
-
-    def _parts(
-        self, distribution: distributions.Distribution, rows: PPORows
-    ) -> distributions.Parts:
-        """Returns what is clipped and averaged over: whole actions, or the parts that decide."""
-        if self.cfg.ratio == "joint":
-            log_prob = distribution.log_prob(rows.output.action)
-            return distributions.Parts(log_prob, distribution.entropy(), rows.mask)
-        parts = distributions.parts(distribution, rows.output.action)
-        return parts._replace(decides=parts.decides & rows.mask[..., None])
-
-    def _value_error(self, value: Array, rows: PPORows) -> Array:
-        error = (value - rows.target) ** 2
-        if not self.cfg.value_clip:
-            return error
-        move = jnp.clip(value - rows.output.value, -self.cfg.value_clip, self.cfg.value_clip)
-        return jnp.maximum(error, (rows.output.value + move - rows.target) ** 2)
 
 
 def _swap_axes(tree: PyTree) -> PyTree:
