@@ -1,7 +1,8 @@
 """Agents over every kind of environment, and data for them: what the agent tests share."""
 
-import dataclasses
 import functools
+import importlib
+import pkgutil
 from typing import Any, NamedTuple
 
 import jax
@@ -9,27 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+import tests.agents
 from agents import AGENTS
-from agents.a2c import A2CConfig
-from agents.bc import BCConfig
-from agents.c51 import C51Config
-from agents.ddpg import DDPGConfig
-from agents.dqn import DQNConfig
-from agents.fixed import RandomConfig, ScriptedConfig
-from agents.impala import ImpalaConfig
-from agents.iqn import IQNConfig
-from agents.munchausen import MunchausenConfig
-from agents.ppo import PPO, PPOConfig
-from agents.qr_dqn import QRDQNConfig
-from agents.r2d2 import R2D2Config
-from agents.reinforce import ReinforceConfig
-from agents.sac import SACConfig
-from agents.td3 import TD3Config
-from rlstack.agent import Agent
+from rlstack.agent import Agent, EpochAgent
 from rlstack.exploration import Greedy
 from rlstack.families.normalised import NormalisationConfig, normalised
 from rlstack.families.policy_gradient import PolicyGradientAgent
-from rlstack.networks import NetworkConfig, RaggedTransformerConfig
+from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Batch, StepType, TimeStep, Transition
 from tests.networks import ragged_cases
@@ -50,21 +37,10 @@ STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
 ENTITIES = ragged_cases.CODEC.observation_spec  # of three kinds of actions
 
 FAST = OptimizerConfig(learning_rate=3e-3)
-PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
-IMPALA_SMALL = ImpalaConfig(optimizer=FAST, entropy_cost=0.0)
-A2C_SMALL = A2CConfig(optimizer=FAST, entropy_cost=0.0)
-REINFORCE_SMALL = ReinforceConfig(optimizer=FAST, entropy_cost=0.0)
-DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
-R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
-NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
-BC_SMALL = BCConfig(optimizer=FAST)
-SAC_SMALL = SACConfig(optimizer=FAST, temperature=0.01)
 SMALL = NetworkConfig(hidden_sizes=(8,))
 NOISY = NetworkConfig(hidden_sizes=(8,), noisy_sigma=0.1, num_cosines=6)
-C51_SMALL = C51Config(optimizer=FAST, target_period=1000, min_value=-4.0, max_value=4.0)
-IQN_SMALL = IQNConfig(
-    optimizer=FAST, num_acting_fractions=4, num_fractions=8, num_target_fractions=6
-)
+LSTM, GRU = (NetworkConfig(hidden_sizes=(8,), core=core, core_size=6) for core in ("lstm", "gru"))
+NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 
 
 class CountingAgent(Agent):
@@ -103,10 +79,6 @@ class Setting(NamedTuple):
     is_chance: bool = False  # whether even the greedy agent draws its actions
 
 
-def _with(cfg, **changes):
-    return dataclasses.replace(cfg, **changes)
-
-
 def largest(observation):
     """A rule: the number of the largest of three observed values."""
     return jnp.argmax(observation, axis=-1)
@@ -117,92 +89,14 @@ def towards(observation):
     return {"aim": jnp.tanh(observation["place"][:, :2]), "move": observation["flag"]}
 
 
-SETTINGS = {
-    "bc": Setting(BC_SMALL, VECTOR, ONE_OF_4),
-    "bc-masked": Setting(BC_SMALL, MASKED, ONE_OF_4),
-    "bc-several": Setting(BC_SMALL, VECTOR, SEVERAL),
-    "bc-structured": Setting(BC_SMALL, NESTED, STRUCTURED),
-    "bc-gru": Setting(BC_SMALL, VECTOR, REAL, _with(SMALL, core="gru", core_size=6)),
-    "random-masked": Setting(RandomConfig(), MASKED, ONE_OF_4, learns=False, is_chance=True),
-    "random-several": Setting(RandomConfig(), VECTOR, SEVERAL, learns=False, is_chance=True),
-    "random-structured": Setting(RandomConfig(), VECTOR, STRUCTURED, learns=False, is_chance=True),
-    "scripted": Setting(
-        ScriptedConfig("tests.agent_cases:largest"), VECTOR, ONE_OF_4, learns=False
-    ),
-    "scripted-structured": Setting(
-        ScriptedConfig("tests.agent_cases:towards"), NESTED, STRUCTURED, learns=False
-    ),
-    "ppo-separate": Setting(PPO_SMALL, VECTOR, ONE_OF_4),
-    "ppo-masked": Setting(_with(PPO_SMALL, value_clip=0.5), MASKED, ONE_OF_4),
-    "ppo-normalised": Setting(PPO_SMALL, MASKED, ONE_OF_4, normalisation=NORMALISED),
-    "ppo-gru-normalised": Setting(
-        PPO_SMALL,
-        VECTOR,
-        REAL,
-        _with(SMALL, core="gru", core_size=6),
-        _with(NORMALISED, rewards="reward"),
-    ),
-    "dqn-normalised": Setting(DQN_SMALL, VECTOR, ONE_OF_4, normalisation=NORMALISED),
-    "ppo-image": Setting(PPO_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature", shared=True)),
-    "ppo-shared": Setting(PPO_SMALL, NESTED, ONE_OF_4, _with(SMALL, shared=True)),
-    "ppo-several": Setting(PPO_SMALL, VECTOR, SEVERAL),
-    "ppo-continuous": Setting(PPO_SMALL, VECTOR, REAL),
-    "ppo-structured": Setting(PPO_SMALL, VECTOR, STRUCTURED),
-    "ppo-entities": Setting(
-        _with(PPO_SMALL, ratio="per_actor"),
-        ENTITIES,
-        ragged_cases.CODEC.action_spec,
-        NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
-    ),
-    "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
-    "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="gru", core_size=6)),
-    "impala": Setting(IMPALA_SMALL, VECTOR, ONE_OF_4),
-    "impala-lstm": Setting(IMPALA_SMALL, MASKED, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
-    "impala-shared": Setting(IMPALA_SMALL, VECTOR, REAL, _with(SMALL, shared=True)),
-    "a2c": Setting(_with(A2C_SMALL, gae_lambda=0.9), NESTED, STRUCTURED),
-    "a2c-gru": Setting(
-        _with(A2C_SMALL, normalise_advantages=True),
-        VECTOR,
-        SEVERAL,
-        _with(SMALL, core="gru", core_size=6),
-    ),
-    "reinforce": Setting(REINFORCE_SMALL, MASKED, ONE_OF_4),
-    "reinforce-gru": Setting(
-        _with(REINFORCE_SMALL, baseline=False), VECTOR, REAL, _with(SMALL, core="gru", core_size=6)
-    ),
-    "dqn": Setting(DQN_SMALL, VECTOR, ONE_OF_4),
-    "dqn-duelling": Setting(
-        _with(DQN_SMALL, double=False, target_rate=0.01),
-        MASKED,
-        ONE_OF_4,
-        _with(SMALL, duelling=True),
-    ),
-    "munchausen": Setting(MunchausenConfig(optimizer=FAST), MASKED, ONE_OF_4),
-    "sac": Setting(SAC_SMALL, VECTOR, UNEVEN),
-    "sac-discrete": Setting(_with(SAC_SMALL, num_critics=3), MASKED, ONE_OF_4),
-    "td3": Setting(TD3Config(optimizer=FAST, num_critics=3), VECTOR, UNEVEN),
-    "ddpg": Setting(DDPGConfig(optimizer=FAST), NESTED, UNEVEN),
-    "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, _with(SMALL, torso="nature")),
-    "dqn-noisy": Setting(DQN_SMALL, VECTOR, ONE_OF_4, NOISY),
-    "c51": Setting(C51_SMALL, VECTOR, ONE_OF_4, _with(SMALL, num_atoms=7)),
-    "rainbow": Setting(C51_SMALL, MASKED, ONE_OF_4, _with(NOISY, duelling=True, num_atoms=7)),
-    "qr-dqn": Setting(QRDQNConfig(optimizer=FAST), VECTOR, ONE_OF_4, _with(SMALL, num_atoms=5)),
-    "qr-dqn-masked": Setting(
-        QRDQNConfig(optimizer=FAST, double=False, huber_delta=0.0),
-        MASKED,
-        ONE_OF_4,
-        _with(SMALL, duelling=True, num_atoms=5),
-    ),
-    "iqn": Setting(IQN_SMALL, VECTOR, ONE_OF_4, _with(SMALL, num_cosines=6)),
-    "iqn-noisy": Setting(_with(IQN_SMALL, double=False), MASKED, ONE_OF_4, NOISY),
-    "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, _with(SMALL, core="lstm", core_size=6)),
-    "r2d2-masked": Setting(
-        _with(R2D2_SMALL, rescale_values=False, target_rate=0.01),
-        MASKED,
-        ONE_OF_4,
-        _with(SMALL, core="gru", core_size=6, duelling=True),
-    ),
-}
+@functools.cache
+def settings():
+    """Returns the settings of all agents, by name: each agent's test has its own as SETTINGS."""
+    found = {}
+    for module in pkgutil.iter_modules(tests.agents.__path__):
+        tested = importlib.import_module(f"tests.agents.{module.name}")
+        found |= getattr(tested, "SETTINGS", {})
+    return found
 
 
 class Case:
@@ -223,7 +117,7 @@ class Case:
         self.act = jit(self.agent.actor_step)
         self.act_greedily = jit(self.greedy.actor_step)
         self.learn = jit(self.agent.learner_step)
-        if isinstance(self.agent, PPO):
+        if isinstance(self.agent, EpochAgent):
             self.prepare = jit(self.agent.prepare)
         if isinstance(self.agent, PolicyGradientAgent):
             self.loss = jit(self.agent.loss)
@@ -247,7 +141,7 @@ class Case:
 
 @functools.cache
 def case(name):
-    return Case(SETTINGS[name])
+    return Case(settings()[name])
 
 
 def step_types():

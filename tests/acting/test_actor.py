@@ -15,7 +15,7 @@ from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.storage.loggers import InMemoryLogger
 from rlstack.types import EnvSpec, TimeStep
-from tests.agent_cases import FIRST, LAST, MID, SETTINGS, case
+from tests.agent_cases import FIRST, LAST, MID, case, settings
 
 
 class Output(NamedTuple):
@@ -249,7 +249,7 @@ def test_run_waits_for_room_until_told_to_stop_or_the_replay_is_closed():
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-structured", "dqn"])
 def test_the_transition_spec_is_what_an_actor_writes(name):
     c = case(name)
-    spec = EnvSpec(SETTINGS[name].obs_spec, SETTINGS[name].action_spec)
+    spec = EnvSpec(settings()[name].obs_spec, settings()[name].action_spec)
 
     class Source:
         def get_params(self, newer_than=-1):

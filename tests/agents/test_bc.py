@@ -18,20 +18,42 @@ from rlstack.networks.actor_critic import policy_network
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
     BATCH,
+    FAST,
     FIRST,
+    GRU,
     LAST,
     MASKED,
     MID,
+    NESTED,
     ONE_OF_4,
     REAL,
-    SETTINGS,
     SEVERAL,
     STRUCTURED,
     VECTOR,
+    Setting,
     case,
     quick_jit,
     random_timesteps,
 )
+
+SMALL_BC = BCConfig(optimizer=FAST)
+RANDOM = RandomConfig()
+SETTINGS = {
+    "bc": Setting(SMALL_BC, VECTOR, ONE_OF_4),
+    "bc-masked": Setting(SMALL_BC, MASKED, ONE_OF_4),
+    "bc-several": Setting(SMALL_BC, VECTOR, SEVERAL),
+    "bc-structured": Setting(SMALL_BC, NESTED, STRUCTURED),
+    "bc-gru": Setting(SMALL_BC, VECTOR, REAL, GRU),
+    "random-masked": Setting(RANDOM, MASKED, ONE_OF_4, learns=False, is_chance=True),
+    "random-several": Setting(RANDOM, VECTOR, SEVERAL, learns=False, is_chance=True),
+    "random-structured": Setting(RANDOM, VECTOR, STRUCTURED, learns=False, is_chance=True),
+    "scripted": Setting(
+        ScriptedConfig("tests.agent_cases:largest"), VECTOR, ONE_OF_4, learns=False
+    ),
+    "scripted-structured": Setting(
+        ScriptedConfig("tests.agent_cases:towards"), NESTED, STRUCTURED, learns=False
+    ),
+}
 
 
 def parrot(obs_spec, action_spec):

@@ -16,18 +16,29 @@ from rlstack.families.q_learning import preferences
 from rlstack.math.n_step import n_step
 from rlstack.networks import Network, NetworkConfig, distributional_q_network, q_network
 from rlstack.optimizers import OptimizerConfig
+from tests import agent_cases
 from tests.agent_cases import (
+    FAST,
     LAST,
     MASKED,
     MID,
     ONE_OF_4,
+    SMALL,
     VECTOR,
+    Setting,
     assert_close,
     leaves_differ,
     quick_jit,
     random_timesteps,
 )
 from tests.agents.test_dqn import make_batch
+
+C51_SMALL = C51Config(optimizer=FAST, target_period=1000, min_value=-4.0, max_value=4.0)
+RAINBOW = dataclasses.replace(agent_cases.NOISY, duelling=True, num_atoms=7)
+SETTINGS = {
+    "c51": Setting(C51_SMALL, VECTOR, ONE_OF_4, dataclasses.replace(SMALL, num_atoms=7)),
+    "rainbow": Setting(C51_SMALL, MASKED, ONE_OF_4, RAINBOW),
+}
 
 KEY = jax.random.PRNGKey(0)
 NUM_ATOMS = 5

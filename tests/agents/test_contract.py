@@ -27,18 +27,18 @@ from tests.agent_cases import (
     LAST,
     MASKED,
     ONE_OF_4,
-    SETTINGS,
     acted_batch,
     assert_close,
     case,
     leaves_differ,
     quick_jit,
     random_timesteps,
+    settings,
     step_types,
 )
 
 
-@pytest.fixture(scope="module", params=sorted(SETTINGS))
+@pytest.fixture(scope="module", params=sorted(settings()))
 def c(request):
     return case(request.param)
 
@@ -52,7 +52,7 @@ def shapes(tree):
 
 
 def test_every_registered_agent_has_cases():
-    assert {type(setting.cfg) for setting in SETTINGS.values()} == set(agents.AGENTS)
+    assert {type(setting.cfg) for setting in settings().values()} == set(agents.AGENTS)
 
 
 def test_actions_fit_the_spec_and_states_keep_their_shape(c):
@@ -263,7 +263,7 @@ def judged(c, params):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, setting in SETTINGS.items() if setting.obs_spec is MASKED]
+    "name", [name for name, setting in settings().items() if setting.obs_spec is MASKED]
 )
 def test_masked_actions_are_never_taken(name):
     c = case(name)

@@ -7,7 +7,19 @@ import pytest
 from agents.ddpg import DDPG, DDPGConfig
 from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise, WarmUp
 from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
-from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
+from tests.agent_cases import (
+    FAST,
+    FIRST,
+    LAST,
+    MID,
+    NESTED,
+    ONE_OF_4,
+    UNEVEN,
+    VECTOR,
+    Setting,
+    assert_close,
+    quick_jit,
+)
 from tests.agents.linear_control import (
     DISCOUNT,
     SGD,
@@ -18,6 +30,8 @@ from tests.agents.linear_control import (
     unit,
     values_of,
 )
+
+SETTINGS = {"ddpg": Setting(DDPGConfig(optimizer=FAST), NESTED, UNEVEN)}
 
 KEY = jax.random.PRNGKey(7)
 

@@ -17,16 +17,32 @@ from rlstack.networks import Network, NetworkConfig, q_network
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
+    FAST,
     FIRST,
+    IMAGE,
     LAST,
     MASKED,
     MID,
+    NOISY,
+    NORMALISED,
     ONE_OF_4,
     REAL,
+    SMALL,
     VECTOR,
+    Setting,
     assert_close,
     quick_jit,
 )
+
+DQN_SMALL = DQNConfig(optimizer=FAST, target_period=1000)
+SINGLE = dataclasses.replace(DQN_SMALL, double=False, target_rate=0.01)
+SETTINGS = {
+    "dqn": Setting(DQN_SMALL, VECTOR, ONE_OF_4),
+    "dqn-normalised": Setting(DQN_SMALL, VECTOR, ONE_OF_4, normalisation=NORMALISED),
+    "dqn-duelling": Setting(SINGLE, MASKED, ONE_OF_4, dataclasses.replace(SMALL, duelling=True)),
+    "dqn-image": Setting(DQN_SMALL, IMAGE, ONE_OF_4, dataclasses.replace(SMALL, torso="nature")),
+    "dqn-noisy": Setting(DQN_SMALL, VECTOR, ONE_OF_4, NOISY),
+}
 
 KEY = jax.random.PRNGKey(0)
 DISCOUNT = 0.9

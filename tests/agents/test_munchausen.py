@@ -7,8 +7,10 @@ import pytest
 from agents.munchausen import Munchausen, MunchausenConfig
 from rlstack.exploration import Greedy
 from rlstack.math.n_step import n_step
-from tests.agent_cases import LAST, MID, ONE_OF_4, VECTOR, quick_jit
+from tests.agent_cases import FAST, LAST, MASKED, MID, ONE_OF_4, VECTOR, Setting, quick_jit
 from tests.agents.test_dqn import DISCOUNT, KEY, ONLINE, TARGET, linear_network, make_batch
+
+SETTINGS = {"munchausen": Setting(MunchausenConfig(optimizer=FAST), MASKED, ONE_OF_4)}
 
 TEMPERATURE, CLIP = 0.5, -1.0
 

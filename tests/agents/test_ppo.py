@@ -12,17 +12,33 @@ from agents.ppo import PPO, PPOConfig, PPORows
 from rlstack.exploration import Sample
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.learning.learner import Learner, LearnerConfig
-from rlstack.networks import ActorCriticOutput, Network, NetworkConfig, actor_critic
+from rlstack.networks import (
+    ActorCriticOutput,
+    Network,
+    NetworkConfig,
+    RaggedTransformerConfig,
+    actor_critic,
+)
 from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import Sample as ReplaySample
 from rlstack.types import TimeStep
 from tests.agent_cases import (
+    ENTITIES,
     FAST,
     FIRST,
+    GRU,
+    IMAGE,
     LAST,
+    LSTM,
+    MASKED,
     MID,
+    NESTED,
+    NORMALISED,
     ONE_OF_4,
-    PPO_SMALL,
+    REAL,
+    SEVERAL,
+    SMALL,
+    STRUCTURED,
     VECTOR,
     Case,
     Setting,
@@ -32,6 +48,31 @@ from tests.agent_cases import (
     quick_jit,
     step_types,
 )
+from tests.networks import ragged_cases
+
+PPO_SMALL = PPOConfig(num_epochs=2, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
+BY_REWARD = dataclasses.replace(NORMALISED, rewards="reward")
+SETTINGS = {
+    "ppo-separate": Setting(PPO_SMALL, VECTOR, ONE_OF_4),
+    "ppo-masked": Setting(dataclasses.replace(PPO_SMALL, value_clip=0.5), MASKED, ONE_OF_4),
+    "ppo-normalised": Setting(PPO_SMALL, MASKED, ONE_OF_4, normalisation=NORMALISED),
+    "ppo-gru-normalised": Setting(PPO_SMALL, VECTOR, REAL, GRU, BY_REWARD),
+    "ppo-image": Setting(
+        PPO_SMALL, IMAGE, ONE_OF_4, dataclasses.replace(SMALL, torso="nature", shared=True)
+    ),
+    "ppo-shared": Setting(PPO_SMALL, NESTED, ONE_OF_4, dataclasses.replace(SMALL, shared=True)),
+    "ppo-several": Setting(PPO_SMALL, VECTOR, SEVERAL),
+    "ppo-continuous": Setting(PPO_SMALL, VECTOR, REAL),
+    "ppo-structured": Setting(PPO_SMALL, VECTOR, STRUCTURED),
+    "ppo-entities": Setting(
+        dataclasses.replace(PPO_SMALL, ratio="per_actor"),
+        ENTITIES,
+        ragged_cases.CODEC.action_spec,
+        NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1)),
+    ),
+    "ppo-lstm": Setting(PPO_SMALL, VECTOR, ONE_OF_4, LSTM),
+    "ppo-gru": Setting(PPO_SMALL, MASKED, ONE_OF_4, GRU),
+}
 
 
 def linear_network():

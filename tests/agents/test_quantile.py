@@ -1,5 +1,6 @@
 """QR-DQN and IQN: targets and losses by slow plain Python, and the fractions that IQN asks for."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,9 +12,37 @@ from agents.iqn import IQN, IQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
 from rlstack.networks import Network, NetworkConfig, implicit_q_network
-from tests.agent_cases import LAST, MID, ONE_OF_4, VECTOR, assert_close, quick_jit, random_timesteps
+from tests.agent_cases import (
+    FAST,
+    LAST,
+    MASKED,
+    MID,
+    NOISY,
+    ONE_OF_4,
+    SMALL,
+    VECTOR,
+    Setting,
+    assert_close,
+    quick_jit,
+    random_timesteps,
+)
 from tests.agents.test_dqn import make_batch
 from tests.math.test_value_distributions import slow_quantile_loss
+
+QR_ABSOLUTE = QRDQNConfig(optimizer=FAST, double=False, huber_delta=0.0)
+FIVE_ATOMS = dataclasses.replace(SMALL, num_atoms=5)
+IQN_SMALL = IQNConfig(
+    optimizer=FAST, num_acting_fractions=4, num_fractions=8, num_target_fractions=6
+)
+IQN_SINGLE = dataclasses.replace(IQN_SMALL, double=False)
+SETTINGS = {
+    "qr-dqn": Setting(QRDQNConfig(optimizer=FAST), VECTOR, ONE_OF_4, FIVE_ATOMS),
+    "qr-dqn-masked": Setting(
+        QR_ABSOLUTE, MASKED, ONE_OF_4, dataclasses.replace(FIVE_ATOMS, duelling=True)
+    ),
+    "iqn": Setting(IQN_SMALL, VECTOR, ONE_OF_4, dataclasses.replace(SMALL, num_cosines=6)),
+    "iqn-noisy": Setting(IQN_SINGLE, MASKED, ONE_OF_4, NOISY),
+}
 
 KEY = jax.random.PRNGKey(0)
 N = 3

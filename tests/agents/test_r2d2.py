@@ -19,15 +19,27 @@ from rlstack.optimizers import OptimizerConfig
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.types import Batch, TimeStep, Transition
 from tests.agent_cases import (
+    FAST,
     FIRST,
+    GRU,
     LAST,
+    LSTM,
+    MASKED,
     MID,
     ONE_OF_4,
     VECTOR,
+    Setting,
     assert_close,
     case,
     quick_jit,
 )
+
+R2D2_SMALL = R2D2Config(optimizer=FAST, discount=0.9, burn_in=2, n_step=2)
+UNSCALED = dataclasses.replace(R2D2_SMALL, rescale_values=False, target_rate=0.01)
+SETTINGS = {
+    "r2d2": Setting(R2D2_SMALL, VECTOR, ONE_OF_4, LSTM),
+    "r2d2-masked": Setting(UNSCALED, MASKED, ONE_OF_4, dataclasses.replace(GRU, duelling=True)),
+}
 
 DISCOUNT, ETA = 0.9, 0.7
 SGD = OptimizerConfig(name="sgd", learning_rate=0.5)

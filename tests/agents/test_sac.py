@@ -14,6 +14,7 @@ from rlstack.exploration import Greedy, Sample, initial_counts
 from rlstack.networks import NetworkConfig, policy_and_critic
 from rlstack.types import TimeStep
 from tests.agent_cases import (
+    FAST,
     FIRST,
     LAST,
     MASKED,
@@ -22,6 +23,7 @@ from tests.agent_cases import (
     STRUCTURED,
     UNEVEN,
     VECTOR,
+    Setting,
     assert_close,
     quick_jit,
 )
@@ -37,6 +39,12 @@ from tests.agents.linear_control import (
     unit,
     values_of,
 )
+
+SAC_SMALL = SACConfig(optimizer=FAST, temperature=0.01)
+SETTINGS = {
+    "sac": Setting(SAC_SMALL, VECTOR, UNEVEN),
+    "sac-discrete": Setting(dataclasses.replace(SAC_SMALL, num_critics=3), MASKED, ONE_OF_4),
+}
 
 KEY = jax.random.PRNGKey(7)
 ITEMS = [

@@ -12,7 +12,18 @@ from rlstack.exploration import GaussianNoise, Greedy, Sample, UniformNoise
 from rlstack.families.off_policy import DeterministicOutput, behaviour_policy
 from rlstack.networks import NetworkConfig, deterministic_policy_and_critic
 from rlstack.optimizers import OptimizerConfig
-from tests.agent_cases import FIRST, LAST, MID, ONE_OF_4, UNEVEN, VECTOR, assert_close, quick_jit
+from tests.agent_cases import (
+    FAST,
+    FIRST,
+    LAST,
+    MID,
+    ONE_OF_4,
+    UNEVEN,
+    VECTOR,
+    Setting,
+    assert_close,
+    quick_jit,
+)
 from tests.agents.linear_control import (
     DISCOUNT,
     SGD,
@@ -23,6 +34,8 @@ from tests.agents.linear_control import (
     unit,
     values_of,
 )
+
+SETTINGS = {"td3": Setting(TD3Config(optimizer=FAST, num_critics=3), VECTOR, UNEVEN)}
 
 KEY = jax.random.PRNGKey(7)
 

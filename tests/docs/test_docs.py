@@ -18,6 +18,8 @@ def test_the_files_shown_are_the_files_there():
         assert (ROOT / path).read_text() == text, path
     (line,) = re.findall(r"^```python\n(@register\(.*\))\n```$", ALGORITHMS, re.M)
     assert f"\n{line}\nclass Munchausen(" in (ROOT / shown[0][0]).read_text()
+    (line,) = re.findall(r"^```python\n(SETTINGS = .*)\n```$", ALGORITHMS, re.M)
+    assert f"\n{line}\n" in (ROOT / "tests" / "agents" / "test_munchausen.py").read_text()
 
 
 def test_every_agent_and_every_preset_has_a_row():

@@ -21,13 +21,11 @@ from rlstack.families.normalised import (
 from rlstack.math.running_statistics import RunningStatistics
 from rlstack.networks import actor_critic, q_network
 from tests.agent_cases import (
-    DQN_SMALL,
     FIRST,
     LAST,
     MASKED,
     MID,
     ONE_OF_4,
-    PPO_SMALL,
     SMALL,
     VECTOR,
     Case,
@@ -39,6 +37,8 @@ from tests.agent_cases import (
     random_timesteps,
     step_types,
 )
+from tests.agents.test_dqn import DQN_SMALL
+from tests.agents.test_ppo import PPO_SMALL
 
 DISCOUNT = 0.9
 ALL = NormalisationConfig(
