@@ -164,8 +164,9 @@ class PPO(PolicyGradientAgent, EpochAgent):
         advantage = rows.advantage
         if cfg.normalise_advantages:
             advantage = standardised(advantage, rows.mask, cfg.advantage_epsilon)
-        annealed = not isinstance(rows.entropy_cost, tuple)
-        entropy_cost = rows.entropy_cost if annealed else cfg.entropy_cost
+        entropy_cost: Array | float = cfg.entropy_cost
+        if not isinstance(rows.entropy_cost, tuple):
+            entropy_cost = rows.entropy_cost
         # Ratios are of whole actions, [N]; or of the parts of actions that decide, [N, K].
         if cfg.ratio == "joint":
             log_prob = distribution.log_prob(rows.output.action)
@@ -174,7 +175,8 @@ class PPO(PolicyGradientAgent, EpochAgent):
             parts = distributions.parts(distribution, rows.output.action)
             parts = parts._replace(decides=parts.decides & rows.mask[..., None])
             advantage = advantage[..., None]
-            entropy_cost = entropy_cost[..., None] if annealed else entropy_cost
+            if not isinstance(entropy_cost, int | float):
+                entropy_cost = entropy_cost[..., None]
 
         log_ratio = parts.log_prob - rows.output.behaviour_log_prob
         ratio = jnp.exp(log_ratio)
