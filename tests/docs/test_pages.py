@@ -123,6 +123,20 @@ def test_every_path_in_the_architecture_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_every_path_in_the_text_exists():
+    paths = {
+        (page, path)
+        for page in (*PAGES, "BUILD_NOTES.md")
+        for span in code_spans(page)
+        for path in re.findall(
+            r"^((?:rlstack|agents|programs|tests|docs|benchmarks|clients)/[\w./-]*)$", span
+        )
+        if "NAME" not in path and "my_" not in path
+    }
+    assert len(paths) > 40
+    assert {(page, path) for page, path in paths if not (ROOT / path).exists()} == set()
+
+
 def test_the_contract_has_the_signatures_of_the_code():
     stated = dict(re.findall(r"`(\w+)\(([^`)]*)\)`", text_of("docs/agent_contract.md")))
     del stated["LearnerOutput"]
