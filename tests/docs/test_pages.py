@@ -50,7 +50,7 @@ def test_pages_have_blocks_that_run():
     assert len(PAGES) > 15
     assert len(RUNNABLE) > 25
     assert len({block.page for block in RUNNABLE}) > 8
-    assert len(OUTPUTS) >= 3
+    assert len(OUTPUTS) >= 2
 
 
 @runs_blocks
@@ -110,7 +110,7 @@ def test_every_command_and_preset_exists():
     known = set(re.findall(r"^  (\w+) ", USAGE, re.M))
     words = [span for page in PAGES for span in code_spans(page)]
     words += [block.text for block in BLOCKS if block.language == "sh"]
-    named = set(re.findall(r"\brlstack ([a-z]+)\b", "\n".join(words)))
+    named = set(re.findall(r"(?<!from )\brlstack ([a-z]+)\b", "\n".join(words)))
     assert named == known
     trained = set(re.findall(r"\brlstack train ([a-z][\w-]+)", "\n".join(words)))
     assert trained <= set(PRESETS)

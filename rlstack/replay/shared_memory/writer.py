@@ -52,7 +52,9 @@ class SharedMemWriter:
         """Claims nothing yet; `SharedMemHandle` makes writers.
 
         Args:
-          cfg, num_envs, shared: of the buffer.
+          cfg: rules of the table.
+          num_envs: environments of all writers.
+          shared: the steps of the buffer.
           where: the buffer's name, for messages.
           resumes: whether the first steps of an environment follow on loaded ones, if no writer
             has claimed it since the buffer was made or loaded.
