@@ -2,13 +2,14 @@
 
 `serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers for an object; a
 `RemoteObject` calls it. Arguments and results are what `rlstack.rpc.codec` carries. Courier alone
-would hang on array arguments, wait for ever by default, and silently run a call again whose server
-died; here every call has a deadline, a call that is not idempotent runs at most once, and errors
-name the node, the method and what happened there.
+hangs on array arguments, waits for ever by default, and silently repeats a call whose server died.
+Here every call has a deadline, a call that is not idempotent runs at most once, and errors name the
+node, the method and the failure there.
 
-Safety: nothing of ours is pickled; the worst bytes make an error. Courier's server itself listens
-without authentication, and unpickles arguments that are not plain bytes: whoever reaches its port
-can run code. `rlstack.rpc.socket_filter` keeps it to one address; use only networks you trust.
+Safety: these messages are not pickled; malformed bytes raise an error. But Courier's own server
+listens without authentication and unpickles arguments that are not plain bytes: anyone who can
+reach its port can run code. `rlstack.rpc.socket_filter` restricts it to one address; use only
+networks you trust.
 
 Courier itself is imported at the first server or call, by `rlstack.rpc.courier`.
 """
@@ -27,7 +28,6 @@ from typing import Any
 
 from rlstack.rpc import codec
 from rlstack.rpc.courier import Channel, Server
-from rlstack.rpc.futures import Futures, Threads
 from rlstack.rpc.service import (
     ERROR,
     HELLO,
@@ -44,7 +44,7 @@ from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.types import PyTree
 
 _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a node that is away
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to reach a node
 
 
 def serve(
@@ -53,22 +53,22 @@ def serve(
     port: int | None = None,
     bind_address: str = ALL_ADDRESSES,
 ) -> Server:
-    """Starts to answer calls of an object's remote methods, from other threads.
+    """Starts to answer calls of an object's remote methods, in other threads.
 
     Args:
       instance: the object.
       interface: the class whose marked methods to serve, or rules by name; its own by default.
-      port: where to listen; a free port by default.
-      bind_address: the address of this host at which to answer, and at loopback; any by default.
+      port: the port to listen on; a free one by default.
+      bind_address: the address of this host to answer at, besides loopback; all by default.
     """
     return Server(Service(instance, interface), port, bind_address)
 
 
 class RemoteObject:
-    """Another node's object: its remote methods are methods here.
+    """A client of another node's object: its remote methods are methods here.
 
-    ``remote.method(...)`` calls and waits; ``remote.futures.method(...)`` returns a
-    ``concurrent.futures.Future``. Safe to use from many threads; pickles as a fresh client.
+    ``remote.method(...)`` calls and waits. Safe to use from many threads; pickles as a fresh
+    client.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class RemoteObject:
         """Connects at the first call.
 
         Args:
-          address: ``"host:port"``, or a ``courier.Client``, whose address is taken.
+          address: ``"host:port"``, or a ``courier.Client``, whose address is used.
           interface: the class whose marked methods the node serves, or rules by name.
-          name: the node's, for errors.
-          timeout: seconds a call may take, waiting for the node to be up and retries included.
+          name: the node's name, for errors.
+          timeout: seconds that a call may take, including retries and the wait for the node.
           retries: how often a call is sent again when the connection breaks.
           likes: by method, examples of answers for ``codec.decode(like=)``.
-          find: returns the address where the node is now, or nothing; asked when it did not answer.
+          find: returns the node's present address, or ""; called when the node does not answer.
         """
         self._address = str(getattr(address, "address", address))
         self._methods = methods_of(interface)
@@ -103,14 +103,13 @@ class RemoteObject:
         self._name, self._timeout, self._retries = name, timeout, retries
         self._likes, self._find = dict(likes or {}), find
         self._client_id = 1 + secrets.randbits(62)
-        self._incarnation = 0  # of the service, 0 until it has said so
+        self._incarnation = 0  # of the service; 0 until known
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._unsettled: set[int] = set()
         self._channel: Channel | None = None
         self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # calls may still use old ones
         self._closed = threading.Event()
-        self._threads = Threads(name)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in self.__dict__.get("_methods", ()):
@@ -127,9 +126,9 @@ class RemoteObject:
         """Calls a method and waits for its answer, for at most `timeout` seconds.
 
         Raises:
-          RemoteError: it raised there.
-          UnavailableError: no answer in time, or the node went down and, where the call is not
-            idempotent, may have run it. After a deadline the call may still be running there.
+          RemoteError: the method raised on its node.
+          UnavailableError: no answer in time; or the node went down, and may have run a call that
+            is not idempotent. After a deadline the call may still be running there.
           ClosedError: this object was closed.
           ValueError: an argument cannot be sent, or the answer does not fit its example.
         """
@@ -147,19 +146,13 @@ class RemoteObject:
             with self._lock:
                 self._unsettled.discard(number)
 
-    @property
-    def futures(self) -> Futures:
-        """The same methods, which return futures."""
-        return Futures(self, self._threads)
-
     def close(self) -> None:
-        """Ends the waiting of all threads, with `ClosedError`, and takes no more calls."""
+        """Ends the calls of all threads with `ClosedError`, and refuses later ones."""
         with self._lock:
             self._closed.set()
             channels = list(self._channels)
         for channel in channels:
             channel.cancel()
-        self._threads.close()  # what is queued runs, and finds this closed
 
     def _open_channel(self) -> Channel:
         channel = self._channel
@@ -174,9 +167,9 @@ class RemoteObject:
         return channel
 
     def _drop_channel(self, channel: Channel) -> None:
-        """Has later calls connect anew, perhaps elsewhere.
+        """Makes later calls connect again, perhaps to another address.
 
-        On the old channel gRPC would wait the longer the longer the node was away.
+        The old channel would wait longer and longer between its attempts to reconnect.
         """
         if self._find is not None:
             with contextlib.suppress(UnavailableError, RemoteError):
@@ -199,7 +192,7 @@ class RemoteObject:
 
 
 class _Call:
-    """One call: its deadline, and what it does when the connection breaks."""
+    """One call, with its deadline and its retries."""
 
     def __init__(self, remote: RemoteObject, method: str, timeout: float) -> None:
         self._remote, self._method = remote, method
@@ -207,10 +200,10 @@ class _Call:
         self._timeout = timeout
 
     def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:
-        """Calls until there is an answer; `identity` is that of a call that may run only once."""
+        """Calls until there is an answer; `identity` is (0, 0, 0) for an idempotent call."""
         once, breaks, restarted = identity[0] != 0, 0, "the node was restarted and may have run it"
         known = self._remote._incarnation or self._hello()
-        incarnation = known if once else 0  # 0: any may run it
+        incarnation = known if once else 0  # 0: any incarnation may run it
         while True:
             data = codec.encode((incarnation, *identity, *body))
             code, answer = self._send(self._method, data)
@@ -220,7 +213,7 @@ class _Call:
                     return self._result(value)
                 if breaks:
                     raise self._unavailable(restarted)
-                # Meant for an earlier incarnation and refused, so it has not run.
+                # The call was addressed to an earlier incarnation and refused: it has not run.
                 incarnation = self._remote._incarnation = value
                 continue
             breaks += 1
@@ -230,7 +223,7 @@ class _Call:
                 raise self._unavailable(restarted)
 
     def _hello(self) -> int:
-        """Waits until the node is up, and returns its incarnation."""
+        """Waits until the node answers, and returns its incarnation."""
         remote, pause = self._remote, _FIRST_PAUSE
         while True:
             code, answer = self._send(HELLO, b"")
@@ -243,7 +236,7 @@ class _Call:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _send(self, method: str, data: bytes) -> tuple[str, Any]:
-        """Returns OK or UNAVAILABLE, and raises what else can happen."""
+        """Returns ("OK", answer) or ("UNAVAILABLE", message), and raises all other failures."""
         remote = self._remote
         seconds = self._seconds_left()
         if seconds <= 0:
@@ -253,7 +246,7 @@ class _Call:
         if remote._closed.is_set() and code != "OK":
             raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
         if code == "DEADLINE_EXCEEDED":
-            if remote._find is not None:  # a host that was cut off does not say so
+            if remote._find is not None:  # an unreachable host gives no other sign
                 remote._drop_channel(channel)
             late = "it could not be reached" if method == HELLO else "it may still run there"
             raise self._unavailable(f"the deadline has passed; {late}")
@@ -264,15 +257,20 @@ class _Call:
         return code, answer
 
     def _read(self, answer: Any) -> tuple:
-        """Raises what was raised there."""
+        """Returns the record of an answer, or raises the error that the node reports."""
         try:
             if not isinstance(answer, bytes):
-                raise ValueError(f"bytes must come; got {type(answer).__name__}.")
+                raise ValueError(f"it must be bytes; got {type(answer).__name__}.")
             record = codec.decode(answer)
             if record[0] not in (OK, ERROR, RESTARTED) or len(record) != _FIELDS[record[0]]:
-                raise ValueError(f"no answer begins with {record[0]!r}.")
+                raise ValueError(f"it begins with {record[0]!r}.")
         except (ValueError, TypeError, LookupError) as error:
-            record = (ERROR, "ValueError", f"the answer is none of a rlstack service: {error}", "")
+            record = (
+                ERROR,
+                "ValueError",
+                f"the answer is not from an rlstack service: {error}",
+                "",
+            )
         if record[0] == ERROR:
             raise RemoteError(self._remote._name, self._method, *record[1:])
         return record
@@ -290,5 +288,5 @@ class _Call:
         waited = time.monotonic() - self._began
         return UnavailableError(
             f"{self._remote._name}.{self._method}: no answer from {self._remote._address}: "
-            f"{reason}; waited {waited:.1f} of {self._timeout:g} s. Does the node run?"
+            f"{reason}; waited {waited:.1f} of {self._timeout:g} s. Check that the node runs."
         )

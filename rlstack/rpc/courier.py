@@ -1,7 +1,7 @@
 """Bytes to and from other nodes by Courier: the only file of rlstack that imports it.
 
-Courier is imported when first needed. Of its client the asynchronous half is used, since a thread
-in the synchronous one can neither be stopped nor handle signals before its deadline.
+Courier is imported when first needed. Calls use its asynchronous client: in the synchronous one a
+thread can neither be stopped nor handle signals before the deadline.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from rlstack.rpc.service import Service
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 
-_GRACE = 2.0  # seconds beyond its deadline after which a call is given up in any case
+_GRACE = 2.0  # seconds after its deadline at which a call is abandoned in any case
 
 
 class Server:
-    """A Courier server that answers for one object, from now until `close`."""
+    """A Courier server that answers for one object until `close`."""
 
     def __init__(
         self, service: Service, port: int | None = None, bind_address: str = ALL_ADDRESSES
     ) -> None:
-        """Serves on `port`, or on a free one, to those who call at an address of this host."""
+        """Listens on `port`, or on a free one, at an address of this host."""
         self._server = _courier()[0].Server(port=port)
         for name in dir(service):
             self._server.Bind(name, getattr(service, name))
@@ -41,7 +41,7 @@ class Server:
             raise
 
     def close(self) -> None:
-        """Takes no more calls, and returns when those under way have been answered."""
+        """Refuses new calls, and returns when those under way have been answered."""
         if not self._closed:
             self._closed = True
             self._server.Stop()
@@ -63,24 +63,24 @@ class Channel:
         self._client = _courier()[1].PyClient(address)
         self._cancelled = False
         self._cancellers: set[Any] = set()
-        # Weak references to the callbacks that Courier holds. While there are any, the client
-        # must not be freed: freeing waits for its thread, and that thread for the GIL.
+        # Weak references to the callbacks that Courier holds. While any exist, the client must not
+        # be freed: freeing waits for Courier's thread, which waits for the GIL.
         self._callbacks: set[weakref.ref] = set()
 
     def call(self, method: str, data: bytes, timeout: float) -> tuple[str, Any]:
-        """Calls once, without waiting for a node that is away.
+        """Calls once, without waiting for a node that does not listen.
 
         Args:
-          method: what to call.
+          method: name of the method.
           data: its one argument.
-          timeout: seconds until the call is given up.
+          timeout: seconds until the call is abandoned.
 
         Returns:
-          ``("OK", answer)``, or the gRPC name of what went wrong and its message: UNAVAILABLE
-          when there is no connection or it broke, DEADLINE_EXCEEDED, CANCELLED after `cancel`.
+          ``("OK", answer)``, or the gRPC status and its message: UNAVAILABLE when there is no
+          connection or it broke, DEADLINE_EXCEEDED, CANCELLED after `cancel`.
         """
         answers: queue.SimpleQueue = queue.SimpleQueue()
-        callback = functools.partial(answers.put)  # Courier takes no builtin method
+        callback = functools.partial(answers.put)  # Courier does not accept a builtin method
         self._callbacks.add(weakref.ref(callback, self._callbacks.discard))
         wait_for_ready = compress = chunk_tensors = False
         canceller = self._client.AsyncPyCall(
@@ -90,7 +90,7 @@ class Channel:
             callback,
             callback,
             wait_for_ready,
-            datetime.timedelta(seconds=max(timeout, 0.001)),  # 0 would be no deadline
+            datetime.timedelta(seconds=max(timeout, 0.001)),  # 0 would mean no deadline
             compress,
             chunk_tensors,
         )
@@ -102,7 +102,7 @@ class Channel:
             answer = answers.get(timeout=timeout + _GRACE)
         except queue.Empty:
             canceller.Cancel()
-            return "DEADLINE_EXCEEDED", "gave up waiting"
+            return "DEADLINE_EXCEEDED", "abandoned after the deadline"
         except BaseException:
             canceller.Cancel()
             raise
@@ -111,18 +111,18 @@ class Channel:
         return ("OK", answer) if not hasattr(answer, "code") else (_name(answer), answer.message())
 
     def cancel(self) -> None:
-        """Ends all calls under way, and each later one at once."""
+        """Cancels all calls under way and all later ones."""
         self._cancelled = True
         for canceller in list(self._cancellers):
             canceller.Cancel()
 
     def is_idle(self) -> bool:
-        """Whether Courier is done with all that it was given."""
+        """Whether Courier holds no callback any more."""
         return not self._callbacks
 
     def __del__(self) -> None:
-        # Whichever thread collects garbage would free the client: perhaps the client's own, which
-        # cannot wait for itself, so that the process aborts. Who opens the next channel frees it.
+        # Garbage collection may run in any thread, even the client's own, which cannot wait for
+        # itself: the process would abort. So the next channel that is opened frees the client.
         if hasattr(self, "_client"):
             _retired.append(self)
 
@@ -156,7 +156,7 @@ def is_client(x: object) -> bool:
     return courier is not None and isinstance(x, courier.Client)
 
 
-_retired: list[Channel] = []  # those that nobody uses, to be freed
+_retired: list[Channel] = []  # unused, to be freed
 
 
 def _free_retired() -> None:
@@ -171,7 +171,7 @@ def _name(status: Any) -> str:
 
 
 def _courier() -> tuple[Any, Any]:
-    """Courier, and the binding of its client."""
+    """Returns Courier and the binding of its client."""
     try:
         import courier
         from courier.python import py_client

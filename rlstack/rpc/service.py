@@ -1,18 +1,18 @@
-"""What may be called from afar, and how a call is answered; no transport here (`rlstack.rpc`).
+"""Which methods are remote, and how calls of them are answered, without a transport.
 
 A class marks its remote methods with `remote`. A `Service` answers for one object: each call is
 bytes in, bytes out, read and written by `rlstack.rpc.codec`. An answer is the result, or an error
-record with the type, message and traceback of what was raised, or the news that the request was
-meant for an earlier incarnation of this service.
+record with the type, message and traceback of the exception, or a notice that the request was
+addressed to an earlier incarnation of this service.
 
-Transports repeat calls: a client that lost the connection cannot know whether its call ran. A
-method declared idempotent may simply run again. Any other call carries the client's id and a
-number, and the service keeps its answer until the client says that it has it, so a repeated call
-is answered, not run. The call is also addressed to one incarnation, so that a service started
-afresh, which remembers nothing, never runs what its predecessor may have run.
+Transports repeat calls: a client that lost the connection cannot know whether its call ran. An
+idempotent method may run again. Any other call carries the client's id and a number, and the
+service keeps the answer until the client acknowledges it, so that a repeated call is answered
+without running again. The call is also addressed to one incarnation, so that a restarted service,
+which has no stored answers, never repeats a call that its predecessor may have run.
 
-Every call is answered in a thread of its own, as many at once as there are callers, and there is
-no limit: methods that share state must lock, and may block.
+Calls run in threads of the transport, many at once: methods that share state must lock, and may
+block.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from rlstack.rpc import codec
 
-OK, ERROR, RESTARTED = 0, 1, 2  # how an answer begins
+OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
 HELLO = "rpc_hello"  # answers with the incarnation; Courier's node hides names with a leading _
 _MARK = "_remote_method"
-_PASSED_ON = ("run", "set_courier_server")  # what Launchpad asks a node for, never remote
+_PASSED_ON = ("run", "set_courier_server")  # Launchpad calls these in the node; never remote
 _MAX_TRACEBACK = 20_000  # characters
 _MAX_CLIENTS = 1024
 
@@ -38,9 +38,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Remote(NamedTuple):
-    """What callers of a remote method need to know."""
+    """The rules of a remote method."""
 
-    idempotent: bool = False  # running it twice is as good as running it once
+    idempotent: bool = False  # running it twice has the effect of running it once
 
 
 Interface = Mapping[str, Remote] | type
@@ -51,10 +51,10 @@ class RemoteError(RuntimeError):
 
     Args:
       node: the node's name.
-      method: the method's.
-      type_name: of what was raised there, such as ``"KeyError"``.
-      message: its type and message in one, as tracebacks end.
-      remote_traceback: the text of the traceback there.
+      method: the method's name.
+      type_name: type of the exception there, such as ``"KeyError"``.
+      message: its type and message, as in the last line of a traceback.
+      remote_traceback: text of the traceback there.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RemoteError(RuntimeError):
         self.message, self.remote_traceback = message, remote_traceback
 
     def __str__(self) -> str:
-        return f"{self.node}.{self.method}: {self.message}\nThere:\n{self.remote_traceback}"
+        return f"{self.node}.{self.method}: {self.message}\nOn the node:\n{self.remote_traceback}"
 
 
 class UnavailableError(TimeoutError, ConnectionError):
@@ -73,14 +73,15 @@ class UnavailableError(TimeoutError, ConnectionError):
 
 
 class ClosedError(RuntimeError):
-    """The `RemoteObject` was closed, before the call or while it waited."""
+    """The `RemoteObject` was closed before or during the call."""
 
 
 def remote(*, idempotent: bool = False) -> Callable[[Function], Function]:
-    """Marks a method as one to be called from afar.
+    """Marks a method as one that other nodes may call.
 
     Args:
-      idempotent: whether running it twice is as good as once; then nothing is kept of its answers.
+      idempotent: whether running it twice has the effect of running it once; its answers are then
+        not kept.
     """
 
     def mark(function: Function) -> Function:
@@ -91,10 +92,10 @@ def remote(*, idempotent: bool = False) -> Callable[[Function], Function]:
 
 
 def methods_of(interface: Interface) -> dict[str, Remote]:
-    """Returns the remote methods by name: of a class those marked, itself or in a base.
+    """Returns the remote methods by name; of a class, those marked in it or in a base class.
 
     Raises:
-      ValueError: there are none, or one has a name that is taken.
+      ValueError: there are none, or one has a reserved name.
     """
     if isinstance(interface, type):
         methods = {
@@ -108,8 +109,8 @@ def methods_of(interface: Interface) -> dict[str, Remote]:
     taken = [name for name in methods if name.startswith("_") or name in (HELLO, *_PASSED_ON)]
     if not methods or taken:
         raise ValueError(
-            f"remote: an interface needs public methods marked with @remote(), called neither "
-            f"{HELLO} nor {' nor '.join(_PASSED_ON)}; {interface!r} has {sorted(methods)}."
+            f"remote: an interface needs public methods marked with @remote(), with names other "
+            f"than {HELLO}, {', '.join(_PASSED_ON)}; {interface!r} has {sorted(methods)}."
         )
     return methods
 
@@ -117,12 +118,12 @@ def methods_of(interface: Interface) -> dict[str, Remote]:
 class Service:
     """Answers calls of an object's remote methods.
 
-    Its only visible attributes are handlers that take and return bytes, one a remote method, so
-    that ``launchpad.CourierNode``, which exposes all it sees, exposes these alone.
+    Its only public attributes are handlers from bytes to bytes, one per remote method:
+    ``launchpad.CourierNode`` exposes all public attributes.
     """
 
     def __init__(self, instance: Any, interface: Interface | None = None) -> None:
-        """Serves `instance`; `interface` is its own class unless given."""
+        """Answers for `instance`; `interface` is its own class unless given."""
         self._instance = instance
         self._incarnation = 1 + secrets.randbits(62)
         self._memory = _Memory()
@@ -143,7 +144,7 @@ class Service:
         raise AttributeError(f"Service: no remote method is called {name!r}.")
 
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
-        """Never raises, whatever comes: Courier would leave the caller to read its stderr."""
+        """Never raises: of an exception, Courier would tell the caller nothing but its type."""
         try:
             incarnation, client, number, settled, args, kwargs = _request(*arguments)
             if incarnation not in (0, self._incarnation):
@@ -163,24 +164,24 @@ class Service:
 def _request(*arguments: Any) -> tuple[int, int, int, int, tuple, dict[str, Any]]:
     if len(arguments) != 1 or not isinstance(arguments[0], bytes):
         raise ValueError(
-            "Service: a request is one bytes argument. Call it by an rpc.RemoteObject."
+            "Service: a request must be one argument of bytes. Call it by an rpc.RemoteObject."
         )
     request = codec.decode(arguments[0])
     kinds = [type(part) for part in request] if isinstance(request, tuple) else []
     if kinds != [int, int, int, int, tuple, dict]:
-        raise ValueError("Service: a request is four integers, a tuple and a dict.")
+        raise ValueError("Service: a request must be four integers, a tuple and a dict.")
     return request
 
 
 def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
     try:
         return codec.encode((OK, function(*args, **kwargs)))
-    except BaseException as error:  # SystemExit too: it would end a thread of Courier's, no process
+    except BaseException as error:  # also SystemExit: it would only end a thread of Courier
         return _error(error)
 
 
 def _error(error: BaseException) -> bytes:
-    # The first frame is this module's own.
+    # The first frame is of this module.
     frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     message = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -189,7 +190,7 @@ def _error(error: BaseException) -> bytes:
 
 
 class _Call:
-    """A call that is not to run twice."""
+    """A call that must not run twice."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -197,10 +198,10 @@ class _Call:
 
 
 class _Client:
-    """What is remembered of a client."""
+    """The calls of one client."""
 
     def __init__(self) -> None:
-        self.settled = 0  # calls of lower numbers have been answered for good
+        self.settled = 0  # calls with lower numbers have been acknowledged
         self.calls: dict[int, _Call] = {}
 
 
@@ -212,16 +213,16 @@ class _Memory:
         self._clients: collections.OrderedDict[int, _Client] = collections.OrderedDict()
 
     def call(self, client_id: int, number: int, settled: int) -> tuple[_Call, bool]:
-        """Returns a call, and whether it is new and so to be run by the asker.
+        """Returns a call, and whether it is new, so that the caller must run it.
 
         Raises:
-          ValueError: the client has said before that it has the answer.
+          ValueError: the client has already acknowledged the answer.
         """
         with self._lock:
             client = self._clients.setdefault(client_id, _Client())
             self._clients.move_to_end(client_id)
             if number < client.settled:
-                raise ValueError(f"Service: call {number} came again after it had been settled.")
+                raise ValueError(f"Service: call {number} was repeated after its acknowledgement.")
             if settled > client.settled:
                 client.settled = settled
                 client.calls = {n: c for n, c in client.calls.items() if n >= settled}

@@ -1,9 +1,9 @@
-"""Keeps a server that listens everywhere to one address of this host. Linux only.
+"""Restricts a server that listens on all addresses to one address of this host. Linux only.
 
-gRPC servers as Courier and Reverb make them take a port and no address, so they listen on all. The
-kernel can put that right: a filter on a listening socket drops what was sent to any other of the
-host's addresses before a connection exists, and every connection inherits it. It is no firewall:
-whoever may send to the address reaches the server.
+Courier and Reverb start gRPC servers that take a port but no address, so they listen on all of the
+host's addresses. A filter on the listening socket makes the kernel drop packets sent to any other
+address before a connection exists; connections inherit it. This is not a firewall: any host that
+can send to the address reaches the server.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SO_ATTACH_FILTER, _SIOCGIFADDR = 26, 0x8915
 # Classic BPF (linux/filter.h): load a byte or a word, shift, compare, return.
 _BYTE, _WORD, _SHIFT, _EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
 _NET = 0xFFF00000  # offsets from here on count from the beginning of the IP header
-_V4_TO, _V6_TO = _NET + 16, _NET + 24  # where a packet says to whom it goes
+_V4_TO, _V6_TO = _NET + 16, _NET + 24  # the destination address
 _KEEP, _DROP = 0xFFFFFFFF, 0
 
 
 def address_of(interface: str) -> str:
-    """Returns the IPv4 address that an interface's name stands for; an address stays as it is.
+    """Returns the IPv4 address of a network interface; an address is returned as it is.
 
     Raises:
       ValueError: there is no such interface, or it has no such address.
@@ -43,30 +43,30 @@ def address_of(interface: str) -> str:
         except OSError as error:
             known = ", ".join(name for _, name in socket.if_nameindex())
             raise ValueError(
-                f"interface: it must be an IPv4 address of this host or an interface that has one "
+                f"interface: must be an IPv4 address of this host or an interface that has one "
                 f"({known}); got {interface!r}: {error.strerror}."
             ) from None
     return socket.inet_ntoa(answer[20:24])
 
 
 def restrict_listeners(port: int, address: str) -> None:
-    """Lets this process's listeners on a port answer to one address of this host, and to loopback.
+    """Restricts this process's listeners on a port to one address of this host, and loopback.
 
-    Connections from this host to the address come, too. Call it once they listen.
+    Connections from this host to that address are accepted too. Call it once they listen.
 
     Args:
-      port: where this process listens.
-      address: an IPv4 address; `ALL_ADDRESSES` leaves all as it is.
+      port: the port that this process listens on.
+      address: an IPv4 address; `ALL_ADDRESSES` changes nothing.
 
     Raises:
-      OSError: nobody listens on the port, or the kernel has no such filters.
+      OSError: this process does not listen on the port, or the kernel has no such filters.
     """
     if address == ALL_ADDRESSES:
         return
     program = _program(address)
     kept = ctypes.create_string_buffer(program, len(program))
     option = struct.pack("HL", len(program) // 8, ctypes.addressof(kept))
-    fenced = 0
+    restricted = 0
     for listener in _listeners(port):
         try:
             listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
@@ -77,18 +77,18 @@ def restrict_listeners(port: int, address: str) -> None:
                 f"{error.strerror}. Set the interface to {ALL_ADDRESSES} to listen on all "
                 "addresses without a filter",
             ) from error
-        fenced += 1
-    if not fenced:
+        restricted += 1
+    if not restricted:
         raise OSError(f"restrict_listeners: this process must listen on port {port}; it does not.")
 
 
 def _program(address: str) -> bytes:
-    """Keeps packets of IPv4 to the address or to 127.0.0.0/8, and of IPv6 to ::1."""
+    """Accepts IPv4 packets to the address or to 127.0.0.0/8, and IPv6 packets to ::1."""
     wanted = int(ipaddress.IPv4Address(address))
     steps = [
         (_BYTE, 0, 0, _NET),
         (_SHIFT, 0, 0, 4),
-        (_EQUAL, 0, 4, 4),  # the IP version; IPv6 is further down
+        (_EQUAL, 0, 4, 4),  # the IP version; the steps for IPv6 follow
         (_WORD, 0, 0, _V4_TO),
         (_EQUAL, 10, 0, wanted),
         (_BYTE, 0, 0, _V4_TO),
@@ -101,13 +101,13 @@ def _program(address: str) -> bytes:
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """This process's listening sockets on a port, each under a descriptor of its own."""
+    """Yields this process's listening sockets on a port, each with a duplicated descriptor."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed meanwhile
+        except OSError:  # closed since it was listed
             continue
         with found:
             is_ip = found.family in (socket.AF_INET, socket.AF_INET6)

@@ -1,24 +1,29 @@
-"""Checkpoints: a pytree and some JSON in a directory of its own, whole or not there at all.
+"""Checkpoints: a pytree and some JSON in a directory, written completely or not at all.
 
 A checkpoint is `DIRECTORY/step_000000012345/`: the arrays, written by Orbax, and `checkpoint.json`
-(what each leaf is, the step, the caller's metadata). It is written under another name, flushed to
-disk and then renamed, so that a crash, a full disk or Ctrl-C in the middle leaves what was there
-before. One process writes to a directory at a time.
+(a description of each leaf, the step, the caller's metadata). It is written under another name,
+flushed to disk and then renamed, so that a crash, a full disk or Ctrl-C leaves the earlier
+checkpoints as they were. Only one process may write to a directory at a time.
 
-Leaves may be numpy and JAX arrays of any size (none included) and dtype but object, typed JAX keys,
-numpy scalars, Python numbers of any size, booleans and strings; None and empty containers are part
-of the structure. Arrays are kept as host arrays, so a checkpoint can be restored on other devices.
+Leaves may be numpy and JAX arrays of any size (also empty) and any dtype except object, typed JAX
+keys, numpy scalars, Python numbers of any size, booleans and strings; None and empty containers are
+part of the structure. Arrays are stored as host arrays, so a checkpoint can be restored on other
+devices.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import os
 import re
 import shutil
+import sys
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +40,6 @@ from rlstack.storage.checkpoint_leaves import (
     is_empty,
 )
 from rlstack.storage.loggers import to_json
-from rlstack.storage.quiet_orbax import quiet_orbax
 
 __all__ = [
     "ANY_ARRAY",
@@ -50,12 +54,12 @@ __all__ = [
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 _PARTIAL = ".partial-"
-_LATE_WRITERS = 5.0  # seconds at most that writers of a failed save are waited for
-_LOOK = 0.02
+_LATE_WRITERS = 5.0  # seconds to wait at most for the writers of a failed save
+_LOOK = 0.02  # seconds between two looks for their files
 
 
 class CheckpointWriteError(OSError):
-    """The file system refused a checkpoint; earlier ones are as they were."""
+    """The file system refused a checkpoint; earlier ones are unchanged."""
 
 
 def save(
@@ -66,22 +70,22 @@ def save(
     *,
     keep: int = 3,
 ) -> Path:
-    """Write a checkpoint of `tree` and drop all but the newest `keep`.
+    """Writes a checkpoint of `tree` and removes all but the newest `keep`.
 
     Args:
-      directory: where the checkpoints of one run lie; made if missing.
-      step: what orders them, at least 0; saving a step again makes a newer checkpoint of it.
+      directory: holds the checkpoints of one run; created if missing.
+      step: orders them, at least 0; saving a step again makes a newer checkpoint of it.
       tree: the pytree to save (see above for its leaves).
-      metadata: what JSON can hold (numpy scalars too); NaN and infinity become strings.
-      keep: how many stay, at least 1.
+      metadata: values that JSON can hold (numpy scalars too); NaN and infinity become strings.
+      keep: number of checkpoints to keep, at least 1.
 
     Returns:
       The checkpoint's path.
 
     Raises:
-      CheckpointError: if a leaf or the metadata cannot be saved; nothing is written.
-      CheckpointWriteError: if the file system refuses, for instance because the disk is full.
-      ValueError: if `step` or `keep` is out of range.
+      CheckpointError: a leaf or the metadata cannot be saved; nothing is written.
+      CheckpointWriteError: the file system refuses, for instance because the disk is full.
+      ValueError: `step` or `keep` is out of range.
     """
     if not 0 <= step < 10**12:
         raise ValueError(f"checkpoint.save: step must be in [0, 1e12); got {step}.")
@@ -92,42 +96,42 @@ def save(
     directory = Path(directory).absolute()
     path = _publish(directory, step, text, arrays)
     for _, old in _listed(directory)[:-keep]:
-        # Renamed first: a removal that is cut short must not leave half a checkpoint in sight.
+        # Renamed first, so that an interrupted removal leaves no half checkpoint to be listed.
         with contextlib.suppress(OSError):
             shutil.rmtree(old.rename(directory / f"{_PARTIAL}old-{old.name}"))
     return path
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint in `directory` (the highest step), or None if there is none."""
+    """Returns the newest checkpoint in `directory` (the highest step), or None."""
     found = _listed(Path(directory))
     return found[-1][1] if found else None
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of the checkpoint at `path`, with the step as `step` unless it has one.
+    """Returns the metadata of the checkpoint at `path`, with its step as `step` unless it has one.
 
     Raises:
-      CheckpointError: if `path` is not a checkpoint.
+      CheckpointError: `path` is not a checkpoint.
     """
     record = _read_record(Path(path), "read_metadata")
     return {"step": record["step"], **record["metadata"]}
 
 
 def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False) -> Any:
-    """The tree saved at `path`, in the form of `target`.
+    """Returns the tree saved at `path`, in the form of `target`.
 
-    Every leaf comes back with its exact dtype, as what it is in `target`: a numpy array, a JAX
-    array (on the devices and with the sharding it has in `target`; a `jax.ShapeDtypeStruct` gives
-    one too), a numpy scalar, or a Python value. Values in `target` are not read.
+    Each leaf has the dtype that was saved and the type that it has in `target`: a numpy array, a
+    JAX array (on the devices and with the sharding of `target`; also for a `jax.ShapeDtypeStruct`),
+    a numpy scalar, or a Python value. Values in `target` are not read.
 
     Args:
-      path: a checkpoint, as `latest` gives it.
+      path: a checkpoint, as `latest` returns it.
       target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` stands for any array.
-      partial: whether the checkpoint may hold more than `target` names; the rest is not read.
+      partial: whether the checkpoint may hold leaves that `target` lacks; they are not read.
 
     Raises:
-      CheckpointError: if `path` is not a readable checkpoint, or at the first leaf that differs.
+      CheckpointError: `path` is not a readable checkpoint, or a leaf differs (the first is named).
     """
     path = Path(path).absolute()
     record = _read_record(path, "restore")
@@ -149,7 +153,7 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
 
 
 def _encode(step: int, leaves: list[Leaf], metadata: Mapping[str, Any]) -> str:
-    """The text of checkpoint.json."""
+    """Returns the text of checkpoint.json."""
     record = {
         "format": _FORMAT,
         "step": int(step),
@@ -160,13 +164,13 @@ def _encode(step: int, leaves: list[Leaf], metadata: Mapping[str, Any]) -> str:
         return json.dumps(record, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"checkpoint.save: metadata must hold only what JSON can; {error}. "
-            "Put arrays into the tree and other objects' fields as numbers or text."
+            f"checkpoint.save: metadata must hold only values of JSON; {error}. "
+            "Put arrays into the tree, and write other objects as numbers or text."
         ) from error
 
 
 def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray]) -> Path:
-    """Write a checkpoint out of sight, then rename it to its name."""
+    """Writes a checkpoint under a temporary name, then renames it."""
     partial = directory / f"{_PARTIAL}{step}-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -180,8 +184,8 @@ def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray
         _remove_and_wait(partial)
         raise CheckpointWriteError(
             f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
-            "Free space there (df) or make it writable, or choose another --run-dir; earlier "
-            "checkpoints are intact, so the run can go on from the last one with --resume."
+            "Free space there (df) or make it writable, or choose another --run-dir. Earlier "
+            "checkpoints are intact: --resume goes on from the last one."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -189,9 +193,9 @@ def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray
 
 
 def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
-    """Write and flush the files of one checkpoint."""
+    """Writes and flushes the files of one checkpoint."""
     if arrays:
-        with quiet_orbax() as ocp:
+        with _orbax() as ocp:
             checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
             checkpointer.save(
                 partial / "arrays",
@@ -206,14 +210,14 @@ def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
 
 
 def _read_arrays(path: Path, saved: dict[int, Leaf]) -> dict[int, np.ndarray]:
-    """The saved arrays by leaf number."""
+    """Returns the saved arrays by leaf number."""
     numbers = [
         i for i, leaf in saved.items() if leaf.kind in ("array", "key") and 0 not in leaf.shape
     ]
     if not numbers:
         return {}
     try:
-        with quiet_orbax() as ocp:
+        with _orbax() as ocp:
             how = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in numbers}
             checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
             found = checkpointer.restore(
@@ -226,7 +230,7 @@ def _read_arrays(path: Path, saved: dict[int, Leaf]) -> dict[int, np.ndarray]:
     except Exception as error:
         raise CheckpointError(
             f"checkpoint.restore: the arrays of {path} must be readable; {_reason(error)}. "
-            "Remove that directory to fall back to the checkpoint before it."
+            "Remove that directory to use the checkpoint before it."
         ) from error
     return {i: np.asarray(found[str(i)]) for i in numbers}
 
@@ -237,7 +241,7 @@ def _read_record(path: Path, where: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint.{where}: {path} must be a checkpoint; {_reason(error)}. "
-            "Name one of the step_* directories under a run's checkpoints/."
+            "Give one of the step_* directories under a run's checkpoints/."
         ) from error
     if record.get("format") != _FORMAT:
         raise CheckpointError(
@@ -248,7 +252,7 @@ def _read_record(path: Path, where: str) -> dict[str, Any]:
 
 
 def _listed(directory: Path) -> list[tuple[tuple[int, int], Path]]:
-    """The checkpoints in `directory`, oldest first, with what orders them."""
+    """Returns the checkpoints in `directory`, oldest first, each with (step, revision)."""
     if not directory.is_dir():
         return []
     found = []
@@ -259,20 +263,20 @@ def _listed(directory: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _free_name(directory: Path, step: int) -> Path:
-    """A name for `step`; a second checkpoint of it gets a suffix, since none is overwritten."""
+    """Returns a name for `step`; a second checkpoint of a step gets a suffix."""
     revisions = [order[1] for order, _ in _listed(directory) if order[0] == step]
     name = f"step_{step:012d}"
     return directory / (f"{name}.{max(revisions) + 1}" if revisions else name)
 
 
 def _remove_partial(directory: Path) -> None:
-    """Remove what writers that were killed left behind."""
+    """Removes what killed writers left behind."""
     for path in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_and_wait(partial: Path) -> None:
-    """Remove what a failed save left, also what its writers, whom nobody joins, still add."""
+    """Removes the files of a failed save, also those that its background writers still add."""
     gone_since = time.monotonic()
     until = gone_since + _LATE_WRITERS
     while time.monotonic() < min(until, gone_since + 10 * _LOOK):
@@ -291,6 +295,40 @@ def _sync(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, shortened: storage libraries add pages of context."""
+    """Returns the first line of an error, shortened: storage libraries add pages of context."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300].rstrip(".")
+
+
+@contextlib.contextmanager
+def _orbax() -> Iterator[Any]:
+    """Gives ``orbax.checkpoint`` without its warnings, log lines and late tracebacks.
+
+    It is imported here because that takes a second.
+    """
+    logger = logging.getLogger("absl")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import orbax.checkpoint as ocp
+
+        logger.setLevel(logging.CRITICAL)
+        shown = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_unless_late, shown)
+        try:
+            yield ocp
+            sys.unraisablehook = shown  # not after an error: the late tracebacks follow it
+        finally:
+            logger.setLevel(level)
+
+
+def _unless_late(
+    shown: Callable[[sys.UnraisableHookArgs], Any], error: sys.UnraisableHookArgs
+) -> None:
+    """Shows an error of a background thread unless it is that of a late writer.
+
+    When one array cannot be written, Orbax closes its event loop under the writers of the other
+    arrays, and each of their threads prints a traceback about that amid other output.
+    """
+    if str(error.exc_value) != "Event loop is closed":
+        shown(error)

@@ -15,14 +15,7 @@ from rlstack.acting.params import (
     RemoteParams,
 )
 
-pytestmark = pytest.mark.timeout(30)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_left():
-    before = set(threading.enumerate())
-    yield
-    assert [t for t in threading.enumerate() if t not in before] == []
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_thread_left")]
 
 
 class Source:

@@ -1,0 +1,87 @@
+"""Calls to nodes that die, are restarted, come late or move."""
+
+import pickle
+import socket
+import time
+
+import pytest
+
+from rlstack.rpc import RemoteObject, UnavailableError, serve
+from tests.rpc.nodes import Node, free_port, in_thread, wait_until
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["slow", "slow_once"])
+def test_a_node_that_is_killed_and_restarted_mid_call(processes, tmp_path, method):
+    port = free_port()
+    first = processes(port, tmp_path)
+    with RemoteObject(f"localhost:{port}", Node, name="replay", timeout=25) as client:
+        client.echo(1)
+        future = in_thread(getattr(client, method), 0.5)
+        log = tmp_path / "log"
+        wait_until(log.exists)
+        first.kill()
+        first.wait(5)
+        second = processes(port, tmp_path, wait=False)
+        if method == "slow":  # idempotent: it runs again
+            assert future.result(25) == second.pid
+            assert log.read_text() == "slow\nslow\n"
+        else:
+            error = future.exception(25)
+            assert isinstance(error, UnavailableError)
+            assert "replay.slow_once" in str(error)
+            assert "was restarted and may have run it" in str(error)
+            assert log.read_text() == "once\n"
+            assert client.slow_once(0) == second.pid  # the next call knows the new one
+
+
+@pytest.mark.timeout(60)
+def test_a_node_restarted_between_calls_and_one_that_comes_late(processes, tmp_path):
+    port = free_port()
+    with RemoteObject(f"localhost:{port}", Node, name="replay", timeout=25) as client:
+        early = in_thread(client.add, 2)
+        first = processes(port, tmp_path)
+        assert early.result(25) == 2
+        first.kill()
+        first.wait(5)
+        processes(port, tmp_path)
+        assert client.add(3) == 3  # run by the new one, once: the old one surely has not seen it
+        assert client.add(3) == 6
+
+
+@pytest.mark.timeout(30)
+def test_a_node_that_moved_is_found_at_its_new_address():
+    """As after a restart on another host; the old address may refuse, or not answer at all."""
+    pytest.importorskip("courier")
+    with socket.socket() as deaf, serve(Node()) as new:
+        deaf.bind(("localhost", 0))
+        deaf.listen(0)
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:  # the queue is full then, and further connections wait for ever
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        first, asked = serve(Node()), []
+
+        def find():
+            asked.append(True)
+            return new.address if len(asked) > 1 else ""
+
+        for old in (first.address, f"localhost:{deaf.getsockname()[1]}"):
+            asked.clear()
+            client = RemoteObject(old, Node, name="node", timeout=5.0, find=find)
+            if old == first.address:
+                assert client.echo(1) == 1
+                assert asked == []
+                first.close()
+            deadline = time.monotonic() + 20.0
+            while True:
+                try:
+                    assert client.call("echo", (2,), timeout=1.0) == 2
+                    break
+                except UnavailableError:
+                    assert time.monotonic() < deadline
+            assert len(asked) > 1
+            assert pickle.loads(pickle.dumps(RemoteObject(old, Node, name="node"))).echo
+            client.close()
+        for filler in fillers:
+            filler.close()

@@ -1,0 +1,109 @@
+"""What a service answers, without a transport: at most once where it matters, errors that tell."""
+
+import concurrent.futures
+import time
+
+import pytest
+
+from rlstack.rpc import Remote, Service, codec, remote
+from rlstack.rpc.service import ERROR, OK, RESTARTED, methods_of
+from tests.rpc.nodes import Heir, Node
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def call(service, method, args=(), kwargs=None, identity=(0, 0, 0, 0)):
+    """An answer of a service without transport."""
+    return codec.decode(getattr(service, method)(codec.encode((*identity, args, kwargs or {}))))
+
+
+def incarnation(service):
+    return codec.decode(service.rpc_hello(b""))[1]
+
+
+def test_only_marked_methods_are_remote_and_heirs_inherit_the_mark():
+    assert methods_of(Node)["echo"] == Remote(idempotent=True)
+    assert methods_of(Node) == methods_of(Heir)
+    assert sorted(dir(Service(Node()))) == sorted([*methods_of(Node), "rpc_hello"])
+    assert call(Service(Heir()), "add", (3,)) == (OK, 6)
+    assert methods_of({"secret": Remote()}) == {"secret": Remote()}
+    assert call(Service(Node(), {"secret": Remote()}), "secret") == (OK, "not remote")
+    with pytest.raises(AttributeError, match="no remote method is called 'secret'"):
+        Service(Node()).secret  # noqa: B018
+    for bad in (object, {"run": Remote()}, {"_hidden": Remote()}, {"rpc_hello": Remote()}):
+        with pytest.raises(ValueError, match="needs public methods"):
+            methods_of(bad)
+
+
+def test_a_launchpad_node_sees_run_only_where_there_is_one():
+    built = Service(Node(folder="here"))
+    assert built.run() == "ran"
+    assert call(built, "echo", (1,)) == (OK, 1)
+    assert not hasattr(built, "set_courier_server")
+    assert not hasattr(Service(Quiet()), "run")
+
+
+class Quiet:
+    @remote()
+    def ping(self):
+        return None
+
+
+def test_a_repeated_call_is_answered_and_not_run_again():
+    node = Node()
+    service = Service(node)
+    me = (incarnation(service), 77)
+    assert [call(service, "add", (5,), identity=(*me, 1, 1)) for _ in range(3)] == [(OK, 5)] * 3
+    assert call(service, "add", (5,), identity=(me[0], 78, 1, 1)) == (OK, 10)
+    assert call(service, "add", (5,), identity=(*me, 2, 1)) == (OK, 15)
+    assert call(service, "add", (5,), identity=(*me, 1, 1)) == (OK, 5)
+    assert call(service, "add", (5,), identity=(*me, 3, 3)) == (OK, 20)
+    assert len(service._memory._clients[77].calls) == 1  # what is settled is forgotten
+    late = call(service, "add", (5,), identity=(*me, 1, 1))
+    assert late[:2] == (ERROR, "ValueError")
+    failed = [call(service, "fail", ("key",), identity=(*me, 4, 4)) for _ in range(2)]
+    assert failed[0] == failed[1]
+    assert node.runs == [5] * 4
+
+
+def test_a_repeated_call_waits_for_the_one_under_way():
+    node = Node()
+    service = Service(node)
+    identity = (incarnation(service), 77, 1, 1)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call, service, "wait", identity=identity) for _ in range(4)]
+        while not node.runs:
+            time.sleep(0.01)
+        assert not concurrent.futures.wait(calls, timeout=0.1).done
+        node.gate.set()
+        assert [c.result(5) for c in calls] == [(OK, True)] * 4
+    assert node.runs == ["wait"]
+
+
+def test_a_service_runs_nothing_that_was_meant_for_another_incarnation():
+    node = Node()
+    old, new = Service(node), Service(node)
+    assert incarnation(old) != incarnation(new)
+    answer = call(new, "add", (1,), identity=(incarnation(old), 77, 1, 1))
+    assert answer == (RESTARTED, incarnation(new))
+    assert node.runs == []
+
+
+def test_strange_clients_are_remembered_up_to_a_bound():
+    service = Service(Node())
+    for client in range(1500):
+        call(service, "add", (1,), identity=(0, client, 1, 1))
+    assert len(service._memory._clients) == 1024
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (b"",), (b"x" * 50,), (1,), (b"a", b"b"), (codec.encode({}),), (codec.encode((0,) * 6),)],
+)
+def test_bad_requests_are_answered_with_an_error(arguments):
+    service = Service(Node())
+    kind, type_name, message, text = codec.decode(service.echo(*arguments))
+    assert (kind, type_name) == (ERROR, "ValueError")
+    assert message.startswith("ValueError: ")
+    assert "Traceback" in text
+    assert call(service, "echo", (1,)) == (OK, 1)
