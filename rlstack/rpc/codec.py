@@ -1,14 +1,14 @@
 """Pytrees of arrays as bytes, and back without copying the arrays.
 
-A message is ``magic | header length | header | scalars | arrays | texts``. The header spells the
-structure alone: containers, keys, dtypes and shapes. Values stand behind it: Python scalars packed
-in one block, each array at a multiple of 64 bytes from the start of the message, strings and bytes
-last. So messages of one structure share one header, and what follows from it (offsets, the
-scalars' format, the tree to build) is worked out once and kept.
+A message is ``magic | header length | header | scalars | arrays | texts``. The header holds the
+structure only: containers, keys, dtypes and shapes. The values follow: Python scalars packed in one
+block, each array at a multiple of 64 bytes from the start of the message, strings and bytes last.
+So messages of one structure share one header, and its `Schema` (offsets, the format of the scalars,
+the tree to build) is computed once and cached.
 
-Nothing is unpickled and no class is imported by name: a NamedTuple arrives as its own class where
-the reader knows it (`register`, or ``decode(..., like=)``), else as a plain tuple. Malformed bytes
-raise `ValueError`; what they make the reader allocate is bounded by their own length.
+Nothing is unpickled and no class is imported by name: a NamedTuple arrives as its own class if the
+reader knows that (`register`, or ``decode(..., like=)``), else as a plain tuple. Malformed bytes
+raise `ValueError`; the memory they can make the reader allocate is bounded by their length.
 
 Supported: None, bool, int of 64 bits, float, str, bytes; dict with str keys, list, tuple,
 NamedTuple; arrays and scalars of all dtypes of JAX, which arrive as read-only numpy ones.
@@ -32,9 +32,9 @@ from rlstack.rpc.header import (
     MAX_DEPTH,
     MAX_HEADER,
     SCALAR,
-    Plan,
+    Schema,
     array_token,
-    plan_of,
+    schema_of,
     sized_token,
     text_token,
 )
@@ -46,14 +46,14 @@ _CLASSES: dict[str, type] = {}
 
 
 def register(*classes: Any) -> None:
-    """Adds NamedTuples to those that `decode` builds; the records of `rlstack.types` are known.
+    """Adds NamedTuples to the classes that `decode` builds; those of `rlstack.types` are known.
 
     Raises:
-      TypeError: a class is no NamedTuple.
+      TypeError: a class is not a NamedTuple.
     """
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
-            raise TypeError(f"codec.register: only NamedTuples can be registered; got {cls!r}.")
+            raise TypeError(f"codec.register: classes must be NamedTuples; got {cls!r}.")
         _CLASSES[_class_name(cls)] = cls
 
 
@@ -72,7 +72,7 @@ def encode(tree: PyTree) -> bytes:
     """Returns a message; arrays are copied into it once.
 
     Raises:
-      ValueError: the tree holds something not supported (the message says where), is nested
+      ValueError: the tree holds an unsupported value (the message says where), is nested
         deeper than `MAX_DEPTH`, or has too many leaves.
     """
     out = _Out([], [], [], [])
@@ -81,9 +81,9 @@ def encode(tree: PyTree) -> bytes:
     except ValueError as error:
         raise ValueError(f"codec.encode: at {_where(tree) or 'the root'}: {error}") from None
     header = b"".join(out.tokens)
-    plan = plan_of(header)
-    parts = [plan.prefix, plan.scalars.pack(*out.scalars)]
-    for gap, array in zip(plan.gaps, out.arrays, strict=True):
+    schema = schema_of(header)
+    parts = [schema.prefix, schema.scalars.pack(*out.scalars)]
+    for gap, array in zip(schema.gaps, out.arrays, strict=True):
         parts += (gap, array)
     parts += out.texts
     return b"".join(parts)
@@ -93,33 +93,35 @@ def decode(data: bytes | bytearray | memoryview, like: PyTree = None) -> PyTree:
     """Reads a message.
 
     Args:
-      data: what `encode` returned. The arrays are views into it and keep it alive.
+      data: a message of `encode`. The arrays are views into it and keep it alive.
       like: an example (arrays or ``jax.ShapeDtypeStruct``s as leaves): its NamedTuples are built,
         and the message must have its structure, dtypes and ranks. Sizes of axes may differ.
 
     Raises:
-      ValueError: the bytes are no whole and well-formed message, or do not fit `like`.
+      ValueError: the bytes are not a complete, well-formed message, or do not fit `like`.
     """
     if type(data) is not bytes:
         data = memoryview(data).toreadonly().cast("B")
     if len(data) < FIXED.size:
-        raise ValueError(f"codec.decode: a message has at least 8 bytes; got {len(data)}.")
+        raise ValueError(f"codec.decode: a message must have at least 8 bytes; got {len(data)}.")
     magic, header_size = FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise ValueError(f"codec.decode: a message begins with {MAGIC!r}; got {magic!r}.")
+        raise ValueError(f"codec.decode: a message must begin with {MAGIC!r}; got {magic!r}.")
     start = FIXED.size + header_size
     if header_size > MAX_HEADER or start > len(data):
-        raise ValueError(f"codec.decode: a header of {header_size} bytes in {len(data)} bytes.")
+        raise ValueError(
+            f"codec.decode: truncated: a header of {header_size} bytes in {len(data)} bytes."
+        )
     header = bytes(data[FIXED.size : start])
-    plan = plan_of(header)
-    if plan.end > len(data):
-        raise ValueError(f"codec.decode: truncated: {plan.end} bytes foretold; got {len(data)}.")
-    scalars = list(plan.scalars.unpack_from(data, start))
-    _read_texts(plan, scalars, data)
-    arrays: list[Any] = [np.ndarray(shape, dtype, data, at) for at, dtype, shape in plan.arrays]
-    for index in plan.numpy_scalars:
+    schema = schema_of(header)
+    if schema.end > len(data):
+        raise ValueError(f"codec.decode: truncated: {schema.end} bytes expected; got {len(data)}.")
+    scalars = list(schema.scalars.unpack_from(data, start))
+    _read_texts(schema, scalars, data)
+    arrays: list[Any] = [np.ndarray(shape, dtype, data, at) for at, dtype, shape in schema.arrays]
+    for index in schema.numpy_scalars:
         arrays[index] = arrays[index][()]
-    tree = _build(plan.root, iter(scalars), iter(arrays))
+    tree = _build(schema.root, iter(scalars), iter(arrays))
     return tree if like is None else conform(tree, like)
 
 
@@ -147,7 +149,7 @@ def conform(tree: PyTree, like: PyTree, where: str = "the root") -> PyTree:
 
 
 def _misfit(tree: PyTree, like: PyTree) -> tuple[str, Any]:
-    """The rule that `tree` breaks at its root and what came instead, or ``("", None)``."""
+    """Returns the rule that `tree` breaks at its root and what came, or ``("", None)``."""
     kind = type(tree).__name__
     if isinstance(like, collections.abc.Mapping):
         if not isinstance(tree, dict) or tree.keys() != like.keys():
@@ -172,16 +174,16 @@ _CONTAINERS = {dict, list, tuple}
 
 
 class _Out(NamedTuple):
-    """What writing a tree collects, each in the order of the leaves."""
+    """The parts of a message, each in the order of the leaves."""
 
     tokens: list[bytes]  # the header
-    scalars: list[bool | int | float]  # among them the lengths of the texts
+    scalars: list[bool | int | float]  # including the lengths of the texts
     arrays: list[Any]  # buffers
     texts: list[bytes]
 
 
 def _write(x: Any, out: _Out, depth: int) -> None:
-    """Writes a tree; `depth` is how many more levels may come."""
+    """Writes a tree of at most `depth` levels of containers."""
     kind = type(x)
     if kind is np.ndarray:
         _write_array(x, out)
@@ -199,7 +201,7 @@ def _write(x: Any, out: _Out, depth: int) -> None:
         out.scalars.append(x)
     elif isinstance(x, int):
         if not -_INT64 <= x < _INT64:
-            raise ValueError(f"an int must fit 64 bits; got {x}. Send it as a str.")
+            raise ValueError(f"an int must fit in 64 bits; got {x}. Send it as a str.")
         out.tokens.append(b"I")
         out.scalars.append(x)
     elif isinstance(x, str | bytes | bytearray):
@@ -212,11 +214,11 @@ def _write(x: Any, out: _Out, depth: int) -> None:
     elif hasattr(x, "__array__") and hasattr(x, "dtype"):
         if x.dtype not in CODES and not isinstance(x, np.ndarray):
             raise ValueError(
-                f"no array of dtype {x.dtype} can be sent. For PRNG keys: jax.random.key_data."
+                f"arrays of dtype {x.dtype} cannot be sent. For PRNG keys use jax.random.key_data."
             )
         _write_array(np.asarray(x), out)
     else:
-        raise ValueError(f"no {kind.__module__}.{kind.__qualname__} can be sent.")
+        raise ValueError(f"objects of {kind.__module__}.{kind.__qualname__} cannot be sent.")
 
 
 def _write_container(x: Any, out: _Out, depth: int) -> None:
@@ -247,10 +249,10 @@ def _write_array(x: np.ndarray, out: _Out, kind: bytes = b"A") -> None:
         x = x.astype(x.dtype.newbyteorder("="))
         token = array_token(kind, x)
     if token is None:
-        raise ValueError(f"no array of dtype {x.dtype} can be sent.")
+        raise ValueError(f"arrays of dtype {x.dtype} cannot be sent.")
     if not x.flags.c_contiguous:
         x = np.ascontiguousarray(x)
-    # The buffer protocol knows none of the dtypes of ml_dtypes.
+    # The buffer protocol does not know the dtypes of ml_dtypes.
     out.arrays.append(x.reshape(-1).view(np.uint8) if x.dtype.kind in "VE" else x)
     out.tokens.append(token)
 
@@ -261,7 +263,7 @@ def _class_name(cls: Any) -> str:
 
 
 def _where(tree: PyTree, path: str = "") -> str:
-    """The path of the first child that cannot be written."""
+    """Returns the path of the first child that cannot be written."""
     if len(path) > 1000 or not isinstance(tree, tuple | list | collections.abc.Mapping):
         return path
     for key, child in getattr(tree, "items", lambda: enumerate(tree))():
@@ -272,18 +274,18 @@ def _where(tree: PyTree, path: str = "") -> str:
     return path
 
 
-def _read_texts(plan: Plan, scalars: list[Any], data: bytes | memoryview) -> None:
-    """Puts the texts in the places of their lengths."""
-    at = plan.end
-    for index, is_str in plan.texts:
+def _read_texts(schema: Schema, scalars: list[Any], data: bytes | memoryview) -> None:
+    """Replaces the lengths of the texts by the texts."""
+    at = schema.end
+    for index, is_str in schema.texts:
         end = at + scalars[index]
         if end > len(data):
-            raise ValueError(f"codec.decode: truncated: {end} bytes foretold; got {len(data)}.")
+            raise ValueError(f"codec.decode: truncated: {end} bytes expected; got {len(data)}.")
         text = bytes(data[at:end])
         scalars[index] = text.decode() if is_str else text
         at = end
     if at != len(data):
-        raise ValueError(f"codec.decode: {len(data) - at} bytes behind the end.")
+        raise ValueError(f"codec.decode: {len(data) - at} bytes after the end.")
 
 
 def _build(node: Any, scalars: Iterator[Any], arrays: Iterator[np.ndarray]) -> PyTree:
@@ -304,7 +306,7 @@ def _build(node: Any, scalars: Iterator[Any], arrays: Iterator[np.ndarray]) -> P
         return tuple(values)
     expected = len(cls._fields)
     if expected != len(values):
-        raise ValueError(f"codec.decode: {names} has {expected} fields here; got {len(values)}.")
+        raise ValueError(f"codec.decode: {names} must have {expected} fields; got {len(values)}.")
     return cls._make(values)
 
 

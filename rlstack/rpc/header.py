@@ -1,15 +1,15 @@
-"""The header of a message: how it is spelt, and what follows from it.
+"""The header of a message: its grammar, and the schema that it describes.
 
-One grammar, in the order of the tree:
+The grammar, in the order of the tree:
 
 - ``N`` None, ``B`` bool, ``I`` int, ``F`` float, ``S`` str, ``Y`` bytes: nothing more;
-- ``A`` array, ``G`` numpy scalar: code of the dtype and rank, a byte each, and a uint64 an axis;
+- ``A`` array, ``G`` numpy scalar: code of the dtype and rank, a byte each; a uint64 for each axis;
 - ``L`` list, ``T`` tuple: count, children;
-- ``D`` dict: count, then key and child of each;
+- ``D`` dict: count, then the key and child of each entry;
 - ``C`` NamedTuple: name, count, children.
 
-A count is a uint32; a key or name is a count of bytes and that many bytes of UTF-8. All integers
-are little-endian.
+A count is a uint32; a key or name is a count of bytes and those bytes in UTF-8. All integers are
+little-endian.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import numpy as np
 MAGIC = b"RLC\x01"  # its last byte is the version of the format
 ALIGNMENT = 64
 MAX_DEPTH = 64
-MAX_HEADER = 1 << 20  # bytes; some tens of thousands of leaves
+MAX_HEADER = 1 << 20  # bytes; enough for tens of thousands of leaves
 FIXED, _COUNT, _DIM = struct.Struct("<4sI"), struct.Struct("<I"), struct.Struct("<Q")
-# Bounds on what strangers can make us remember.
-_KEPT_PLANS, _KEPT_HEADER, _KEPT_TOKENS = 256, 1 << 14, 4096
+# Bounds on the memory that messages of strangers can take.
+_KEPT_SCHEMAS, _KEPT_HEADER, _KEPT_TOKENS = 256, 1 << 14, 4096
 _MAX_ARRAY = 1 << 48  # bytes, with axes of size 0 counted as 1
 
-# A dtype's place is its code on the wire: only append.
+# A dtype's position is its code in messages: only append.
 _NAMES = """
     bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64
     complex128 bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float8_e3m4 float8_e4m3
@@ -40,7 +40,7 @@ _NAMES = """
 
 
 def _dtype(name: str) -> np.dtype | None:
-    """The dtype; None where the installed packages do not have it."""
+    """Returns the dtype; None if the installed packages do not have it."""
     scalar_type = getattr(np, name + "_" * (name == "bool"), getattr(ml_dtypes, name, None))
     return None if scalar_type is None else np.dtype(scalar_type)
 
@@ -53,19 +53,19 @@ _TOKENS: dict[tuple[bytes, np.dtype, tuple[int, ...]], bytes] = {}
 
 @functools.lru_cache(_KEPT_TOKENS)
 def text_token(text: str) -> bytes:
-    """A key or name."""
+    """Returns the token of a key or name."""
     encoded = text.encode()
     return _COUNT.pack(len(encoded)) + encoded
 
 
 @functools.lru_cache(_KEPT_TOKENS)
 def sized_token(kind: bytes, count: int) -> bytes:
-    """A container's kind and count."""
+    """Returns the token of a container's kind and count."""
     return kind + _COUNT.pack(count)
 
 
 def array_token(kind: bytes, array: np.ndarray) -> bytes | None:
-    """An array of native byte order; None when its dtype is not one that can be sent as it is."""
+    """Returns the token of an array; None if its dtype or byte order cannot be sent as it is."""
     key = (kind, array.dtype, array.shape)
     token = _TOKENS.get(key)
     if token is None:
@@ -79,57 +79,58 @@ def array_token(kind: bytes, array: np.ndarray) -> bytes | None:
     return token
 
 
-class Plan(NamedTuple):
-    """What follows from a header."""
+class Schema(NamedTuple):
+    """The structure of a message, worked out from its header."""
 
-    prefix: bytes  # all up to the scalars
+    prefix: bytes  # the message up to the scalars
     root: Any  # a tree of SCALAR, ARRAY, None and Node
     scalars: struct.Struct
-    texts: tuple[tuple[int, bool], ...]  # the scalar that holds a length; is it a str
+    texts: tuple[tuple[int, bool], ...]  # index of the scalar with the length; whether it is a str
     arrays: tuple[tuple[int, np.dtype, tuple[int, ...]], ...]  # offset, dtype, shape
-    numpy_scalars: tuple[int, ...]  # which of the arrays
-    gaps: tuple[bytes, ...]  # what to put before each array
-    end: int  # where the texts begin
+    numpy_scalars: tuple[int, ...]  # indices of the arrays that are numpy scalars
+    gaps: tuple[bytes, ...]  # padding before each array
+    end: int  # offset of the texts
 
 
 class Node(NamedTuple):
     """A container."""
 
     kind: bytes
-    names: Any  # the keys of a dict, the name of a NamedTuple
+    names: tuple[str, ...] | str | None  # the keys of a dict, the name of a NamedTuple
     children: list[Any]
 
 
 SCALAR, ARRAY = "scalar", "array"
-_PLANS: dict[bytes, Plan] = {}
+_SCHEMAS: dict[bytes, Schema] = {}
 
 
-def plan_of(header: bytes) -> Plan:
-    """Returns what follows from a header.
+def schema_of(header: bytes) -> Schema:
+    """Returns the schema of a header.
 
     Raises:
-      ValueError: it is not well-formed, or too long.
+      ValueError: the header is malformed or too long.
     """
-    plan = _PLANS.get(header)
-    if plan is not None:
-        return plan
+    schema = _SCHEMAS.get(header)
+    if schema is not None:
+        return schema
     if len(header) > MAX_HEADER:
         raise ValueError(
-            f"codec: a header has at most {MAX_HEADER} bytes; got {len(header)}. Fewer leaves."
+            f"codec: a header must have at most {MAX_HEADER} bytes; got {len(header)}. Send trees "
+            "of fewer leaves."
         )
     try:
-        plan = _Parser(header).plan()
+        schema = _Parser(header).schema()
     except (struct.error, IndexError):
         raise ValueError("codec.decode: the header ends too early.") from None
     if len(header) <= _KEPT_HEADER:
-        if len(_PLANS) >= _KEPT_PLANS:
-            _PLANS.clear()
-        _PLANS[header] = plan
-    return plan
+        if len(_SCHEMAS) >= _KEPT_SCHEMAS:
+            _SCHEMAS.clear()
+        _SCHEMAS[header] = schema
+    return schema
 
 
 class _Parser:
-    """Reads a header; the one place where the grammar is checked."""
+    """Reads a header and checks its grammar."""
 
     def __init__(self, header: bytes) -> None:
         self._header, self._at = header, 0
@@ -138,10 +139,10 @@ class _Parser:
         self._arrays: list[tuple[np.dtype, tuple[int, ...]]] = []
         self._numpy_scalars: list[int] = []
 
-    def plan(self) -> Plan:
+    def schema(self) -> Schema:
         root = self._node(MAX_DEPTH)
         if self._at != len(self._header):
-            raise ValueError("codec.decode: the header goes on behind its tree.")
+            raise ValueError("codec.decode: the header continues after its tree.")
         scalars = struct.Struct("<" + "".join(self._formats))
         prefix = FIXED.pack(MAGIC, len(self._header)) + self._header
         end, gaps, arrays = len(prefix) + scalars.size, [], []
@@ -150,7 +151,7 @@ class _Parser:
             arrays.append((end + gap, dtype, shape))
             gaps.append(bytes(gap))
             end += gap + math.prod(shape) * dtype.itemsize
-        return Plan(
+        return Schema(
             prefix,
             root,
             scalars,
@@ -176,9 +177,9 @@ class _Parser:
             self._arrays.append(self._array())
             return ARRAY
         if kind not in (b"L", b"T", b"D", b"C"):
-            raise ValueError(f"codec.decode: no kind of node is called {kind!r}.")
+            raise ValueError(f"codec.decode: unknown kind of node {kind!r}.")
         if depth == 0:
-            raise ValueError(f"codec.decode: nested deeper than {MAX_DEPTH}.")
+            raise ValueError(f"codec.decode: must be nested at most {MAX_DEPTH} deep.")
         if kind == b"D":
             pairs = [(self._text(), self._node(depth - 1)) for _ in range(self._count())]
             names = tuple(key for key, _ in pairs)
@@ -193,9 +194,11 @@ class _Parser:
         dtype = DTYPES[code] if code < len(DTYPES) else None
         shape = tuple(_DIM.unpack(self._bytes(8))[0] for _ in range(rank))
         if dtype is None or rank > 32:
-            raise ValueError(f"codec.decode: no array of dtype code {code} and rank {rank}.")
+            raise ValueError(f"codec.decode: unknown dtype code {code} or rank {rank}.")
         if math.prod(size or 1 for size in shape) * dtype.itemsize > _MAX_ARRAY:
-            raise ValueError(f"codec.decode: no array has shape {shape}.")
+            raise ValueError(
+                f"codec.decode: arrays must have less than 2^48 bytes; got shape {shape}."
+            )
         return dtype, shape
 
     def _count(self) -> int:

@@ -80,12 +80,12 @@ def test_what_is_raised_there_is_told_here(pair):
     with pytest.raises(RemoteError, match="SystemExit"):
         client.fail("exit")
     with pytest.raises(
-        RemoteError, match=r"ValueError: codec.encode: at /1/x/0: no builtins.object"
+        RemoteError, match=r"ValueError: codec.encode: at /1/x/0: objects of builtins.object"
     ):
         client.unsendable()
     with pytest.raises(RemoteError, match=r"TypeError: .*positional"):
         client.add()
-    with pytest.raises(ValueError, match=r"codec.encode: at /4/0: no builtins.object"):
+    with pytest.raises(ValueError, match=r"codec.encode: at /4/0: objects of builtins.object"):
         client.echo(object())
     with pytest.raises(AttributeError, match="no remote method is called 'secret'"):
         client.secret()

@@ -18,7 +18,7 @@ import pytest
 
 from rlstack.acting.inferencer import Inference
 from rlstack.rpc import codec
-from rlstack.rpc.header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, plan_of
+from rlstack.rpc.header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, schema_of
 from rlstack.types import Batch, StepType, TimeStep, Transition
 
 ALL_DTYPES = [dtype for dtype in DTYPES if dtype is not None]
@@ -144,7 +144,7 @@ def test_registered_and_exemplary_named_tuples(monkeypatch):
     assert same(there_and_back(answer), answer)
     fake = codec.encode(answer).replace(b"Output", b"Inputs")
     assert same(codec.decode(fake).agent_output, tuple(answer.agent_output))
-    with pytest.raises(TypeError, match="only NamedTuples"):
+    with pytest.raises(TypeError, match="classes must be NamedTuples"):
         codec.register(dict)
 
 
@@ -152,7 +152,7 @@ def test_a_registered_class_of_other_fields_is_refused(monkeypatch):
     data = codec.encode(Output(1, 2))
     longer = collections.namedtuple("Output", "a b c", module=Output.__module__)
     monkeypatch.setattr(codec, "_CLASSES", {f"{Output.__module__}.Output": longer})
-    with pytest.raises(ValueError, match="has 3 fields here; got 2"):
+    with pytest.raises(ValueError, match="must have 3 fields; got 2"):
         codec.decode(data)
 
 
@@ -187,18 +187,18 @@ class Colour(enum.Enum):
 @pytest.mark.parametrize(
     ("tree", "match"),
     [
-        ({"a": [0, 2**63]}, r"at /a/1: an int must fit 64 bits; got 9223372036854775808"),
+        ({"a": [0, 2**63]}, r"at /a/1: an int must fit in 64 bits; got 9223372036854775808"),
         ({"a": {3: 1}}, "at /a: keys must be str; got 3"),
-        ([Thing()], r"at /0: no tests\.rpc\.test_codec\.Thing can be sent"),
-        (Colour.RED, "at the root: no tests.rpc.test_codec.Colour can"),
-        ({"s": {1, 2}}, "at /s: no builtins.set"),
+        ([Thing()], r"at /0: objects of tests\.rpc\.test_codec\.Thing cannot be sent"),
+        (Colour.RED, "at the root: objects of tests.rpc.test_codec.Colour can"),
+        ({"s": {1, 2}}, "at /s: objects of builtins.set"),
         (np.array(["a"]), "dtype <U1"),
-        ((np.array([None]),), "at /0: no array of dtype object"),
+        ((np.array([None]),), "at /0: arrays of dtype object"),
         (np.zeros(2, "datetime64[s]"), "datetime64"),
-        (np.zeros(2, [("a", int)]), "no array of dtype"),
+        (np.zeros(2, [("a", int)]), "arrays of dtype"),
         (np.longdouble(1), "longdouble|float128"),
         ("\ud800", "surrogates"),
-        (2j, "no builtins.complex"),
+        (2j, "objects of builtins.complex"),
     ],
 )
 def test_what_cannot_be_sent_is_said_with_its_place(tree, match):
@@ -237,14 +237,14 @@ def u64(n):
     ("data", "match"),
     [
         (b"", "at least 8 bytes"),
-        (b"PK\x03\x04" + bytes(20), "begins with"),
-        (b"RLC\x02" + bytes(20), "begins with"),
+        (b"PK\x03\x04" + bytes(20), "must begin with"),
+        (b"RLC\x02" + bytes(20), "must begin with"),
         (message(b"N")[:-1], "a header of 1 bytes in 8"),
         (struct.pack("<4sI", MAGIC, 2**32 - 1) + b"N", "a header of 4294967295 bytes"),
         (message(b""), "ends too early"),
-        (message(b"NN"), "goes on behind"),
-        (message(b"?"), "no kind of node"),
-        (message(b"N", b"x"), "1 bytes behind the end"),
+        (message(b"NN"), "continues after its tree"),
+        (message(b"?"), "unknown kind of node"),
+        (message(b"N", b"x"), "1 bytes after the end"),
         (message(b"I", b"123"), "truncated"),
         (message(b"S", u64(5) + b"abc"), "truncated"),
         (message(b"S", u64(2**64 - 1)), "truncated"),
@@ -253,11 +253,11 @@ def u64(n):
         (message(b"D" + u32(2) + (u32(1) + b"k" + b"N") * 2), "a key twice"),
         (message(b"D" + u32(1) + u32(2**31) + b"k"), "ends too early"),
         (message(b"C" + u32(1) + b"x"), "ends too early"),
-        (message((b"L" + u32(1)) * 5000 + b"N"), "nested deeper"),
-        (message(b"A\xff\x00"), "no array of dtype code 255"),
+        (message((b"L" + u32(1)) * 5000 + b"N"), "nested at most 64 deep"),
+        (message(b"A\xff\x00"), "unknown dtype code 255"),
         (message(b"A\x00\x21" + u64(1) * 33, b"1"), "rank 33"),
-        (message(b"A\x05\x01" + u64(2**63), b"1"), "no array has shape"),
-        (message(b"A\x05\x02" + u64(0) + u64(2**64 - 1)), "no array has shape"),
+        (message(b"A\x05\x01" + u64(2**63), b"1"), "got shape"),
+        (message(b"A\x05\x02" + u64(0) + u64(2**64 - 1)), "got shape"),
         (message(b"A\x05\x01" + u64(2**40), b"1"), "truncated"),
         (message(b"A\x05\x01" + u64(1)), "truncated"),
     ],
@@ -279,9 +279,9 @@ def test_what_strangers_make_us_remember_is_bounded():
         codec.decode(codec.encode(np.zeros((size, 0))))
     for size in (2**14 - 6, 2**14, 2**15):
         codec.encode([None] * size)
-    assert len(header._PLANS) <= 256
-    assert max(map(len, header._PLANS)) <= 1 << 14
-    assert plan_of(b"N") is plan_of(b"N")
+    assert len(header._SCHEMAS) <= 256
+    assert max(map(len, header._SCHEMAS)) <= 1 << 14
+    assert schema_of(b"N") is schema_of(b"N")
 
 
 LEAVES = (
