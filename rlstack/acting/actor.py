@@ -159,7 +159,7 @@ class Actor(Node):
             self._global_ids = self._env_ids + self._offset
 
     def _account(self, timestep: TimeStep) -> Logs | None:
-        """Counts frames and adds up the episodes' returns."""
+        """Counts frames and sums the returns of episodes."""
         ids, step_type = self._env_ids, timestep.step_type
         if ids is None:
             self._returns += timestep.reward
@@ -167,7 +167,7 @@ class Actor(Node):
         else:
             self._returns[ids] += timestep.reward
             self._lengths[ids] += 1
-        # A frame is the answer to an action: every step but FIRST, whose value is 0.
+        # Frames are answers to actions: all steps except FIRST, whose value is 0.
         self.env_frames += int(np.count_nonzero(step_type))
         last = step_type == _LAST
         if not np.count_nonzero(last):  # three times as fast as any()
@@ -176,7 +176,7 @@ class Actor(Node):
         self.episodes += len(ended)
         logs: Logs = {
             "actor/episode_return": self._returns[ended],
-            "actor/episode_length": self._lengths[ended] - 1,  # n actions show n + 1 steps
+            "actor/episode_length": self._lengths[ended] - 1,  # n actions give n + 1 steps
         }
         self._returns[ended] = 0
         self._lengths[ended] = 0
@@ -200,11 +200,11 @@ class _StoppableWriter:
 
 
 def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
-    """Returns what an Actor writes to replay, as shapes and dtypes of one environment's step.
+    """Returns the spec of what an Actor writes to replay: one environment's step.
 
     Args:
       agent: the agent that acts.
-      spec: of the environments.
+      spec: the spec of the environments.
 
     Returns:
       A `Transition` of ``jax.ShapeDtypeStruct`` without the batch axis.
@@ -215,7 +215,7 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
         output, _ = agent.actor_step(rng_key, agent.initial_params(rng_key), timestep, state)
         return Transition(timestep, output, state, timestep.step_type)
 
-    # Shapes alone, the key's too: no device is needed, nor taken.
+    # Only shapes are computed, also of the key, so that no device is used.
     rng_key = jax.eval_shape(jax.random.PRNGKey, 0)
     example = jax.eval_shape(lambda key: one_step(key, dummy_timestep(spec.observation)), rng_key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)

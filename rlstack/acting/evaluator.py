@@ -27,20 +27,20 @@ class EvaluatorConfig(Checked):
     def __post_init__(self) -> None:
         self.require_at_least(1, "episodes", "num_envs")
         self.require_at_least(0, "period")
-        rule = f"a multiple of num_envs ({self.num_envs}), so that each plays as many"
+        rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found."""
+    """The results of an evaluation."""
 
     returns: np.ndarray  # [episodes] float64, undiscounted
     lengths: np.ndarray  # [episodes] int64, in steps
-    opponents: tuple[str, ...] = ()  # [episodes] whom each was played against; or nobody
+    opponents: tuple[str, ...] = ()  # [episodes] the opponent of each; empty without opponents
 
 
 def by_opponent(evaluation: Evaluation) -> dict[str, float]:
-    """Returns the mean return against each opponent; empty where there were none."""
+    """Returns the mean return against each opponent; empty without opponents."""
     names = np.array(evaluation.opponents)
     return {
         name: float(evaluation.returns[names == name].mean())
@@ -49,14 +49,14 @@ def by_opponent(evaluation: Evaluation) -> dict[str, float]:
 
 
 def as_logs(evaluation: Evaluation) -> Logs:
-    """Returns the mean return, of all episodes and against each opponent, by name."""
+    """Returns the mean returns, of all episodes and against each opponent, by name."""
     logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
     for name, mean in by_opponent(evaluation).items():
         logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
     return logs
 
 
-class _UnderJudgement:
+class _EvaluatedParams:
     """The params under evaluation, as a source for the Inferencer."""
 
     params: Params = None
@@ -68,22 +68,22 @@ class _UnderJudgement:
 class Evaluator:
     """Plays whole episodes.
 
-    Every environment contributes the same number of episodes: taking whichever end first would
-    favour short ones.
+    Every environment contributes the same number of episodes: taking the first to end would favour
+    short ones.
     """
 
     def __init__(self, cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey) -> None:
-        """Prepares to judge.
+        """Prepares to evaluate.
 
         Args:
-          cfg: how many episodes.
+          cfg: the number of episodes and of environments.
           agent: built with the greedy policy.
-          rng_key: the acting key; every evaluation begins with it.
+          rng_key: the acting key; every evaluation starts from it.
         """
         self.agent = agent
         self._num_envs = cfg.num_envs
         self._episodes_per_env = cfg.episodes // cfg.num_envs
-        self._source = _UnderJudgement()
+        self._source = _EvaluatedParams()
         self._inferencer = Inferencer(
             InferencerConfig(), agent, self._source, cfg.num_envs, rng_key
         )
@@ -92,15 +92,15 @@ class Evaluator:
     def evaluate(self, params: Params, env: Any) -> Evaluation:
         """Plays ``episodes`` episodes.
 
-        Params that are judged in environments of the same seed differ by themselves alone.
+        For comparable results, evaluate params in environments of the same seed.
 
         Args:
-          params: whom to judge.
-          env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; closing it is the
-            caller's business.
+          params: the params to evaluate.
+          env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; the caller closes
+            it.
 
         Raises:
-          ValueError: the pool is of another size.
+          ValueError: the pool has another number of environments.
         """
         if env.num_envs != self._num_envs:
             raise ValueError(

@@ -18,7 +18,7 @@ _RETRY_PAUSE = 0.05  # seconds
 
 
 class InferenceClient:
-    """An InferenceService in another node, as an Actor's inferencer; waits until told to stop."""
+    """An InferenceService in another node, as the inferencer of an Actor."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class InferenceClient:
 
         Args:
           service: the remote InferenceService.
-          client: the actor's name or rank, and
-          incarnation: the number of its restart, as `InferenceService.inference` takes them.
-          should_stop: says when to give up on a service that does not answer.
-          timeout: seconds after which to give up in any case.
+          client: the actor's name or rank.
+          incarnation: grows with each restart of the actor.
+          should_stop: ends the wait for a service that does not answer.
+          timeout: seconds after which that wait ends in any case.
         """
         self._service, self._client, self._incarnation = service, client, incarnation
         self._should_stop, self._timeout = should_stop, timeout

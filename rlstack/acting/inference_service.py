@@ -1,13 +1,13 @@
 """The inference service: many actors' requests become one batch of one Inferencer.
 
-Each call blocks its own thread. A batch goes at once when it is full or when every live client
-waits, and then the caller who came last acts for all; else it goes when its first request has
+Each call blocks its own thread. A batch is complete when it is full or when all live clients wait;
+then the caller of the last request acts for all. Otherwise it starts when its first request has
 waited long enough, and a worker thread acts. There is no transport here: remote calls arrive in
 threads of their own.
 
-With greedy policies an environment's answers do not depend on who shares its batch (beyond the
-rounding of other batch sizes); with sampling ones only the noise does. A batch of all environments
-gives, bit for bit, what one Inferencer gives for all of them.
+With greedy policies the answers for an environment do not depend on the rest of its batch (beyond
+the rounding of other batch sizes); with sampling policies only the noise does. A batch of all
+environments gives bit for bit what one Inferencer gives for all of them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rlstack.networks.base import dummy_timestep
 from rlstack.rpc import remote
 from rlstack.types import PyTree, TimeStep
 
-_WINDOW = 2048  # requests and batches on which means and percentiles look back
+_WINDOW = 2048  # latest requests and batches in means and percentiles
 
 
 @dataclasses.dataclass(frozen=True)
 class ServiceConfig(InferencerConfig):
-    """How requests are collected; a call, in ``sync_interval``, is a batch."""
+    """How an inference service collects requests into batches."""
 
     max_batch: int = 256
     """Number of environments that fill a batch. A larger request becomes a batch by itself."""
@@ -59,11 +59,11 @@ class ServiceConfig(InferencerConfig):
         self.require("timeout_s", self.timeout_s > 0, "positive")
         sizes = itertools.pairwise((0, *self.batch_sizes))
         grow = all(small < large for small, large in sizes)
-        self.require("batch_sizes", grow, "positive sizes that grow")
+        self.require("batch_sizes", grow, "positive, in growing order")
 
 
 class InferenceError(RuntimeError):
-    """Acting failed; the traceback is in the text, which survives a network."""
+    """Acting failed; the text holds the traceback, so that it survives a network."""
 
 
 class InferenceService:
@@ -98,12 +98,12 @@ class InferenceService:
     def inference(
         self, client: ClientName, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
     ) -> Inference:
-        """Acts on some of a client's environments; blocks until the answer is there.
+        """Acts on some of a client's environments; blocks until there is an answer.
 
         Args:
           client: the actor's name or rank.
-          incarnation: grows each time the actor is restarted. At the first call with a new one,
-            its environments start from a fresh agent state, and older callers are refused.
+          incarnation: grows each time the actor is restarted. The first call with a new one
+            resets the agent state of its environments; earlier incarnations are then refused.
           env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order.
           timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
 
@@ -111,10 +111,10 @@ class InferenceService:
           numpy arrays ``[B, ...]``; read-only, and not written to later.
 
         Raises:
-          ValueError: ids or timestep are not what they must be, or another client's.
-          StaleIncarnationError: the actor has come back as a later incarnation.
-          TimeoutError: others gave no answer within ``timeout_s``. A request that was being acted
-            on may have moved its environments' agent state.
+          ValueError: ids or timestep are malformed, or an environment belongs to another client.
+          StaleIncarnationError: the actor has been restarted as a later incarnation.
+          TimeoutError: there was no answer within ``timeout_s``. If the request was being acted
+            on, the agent state of its environments may have advanced.
           InferenceError: acting failed, for the whole batch; the service goes on.
           ServiceClosedError: the service was closed.
         """
@@ -125,7 +125,7 @@ class InferenceService:
         if not request.done.wait(self._timeout) and (state := self._queue.withdraw(request)):
             raise TimeoutError(
                 f"InferenceService.inference: an answer must come within {self._timeout:g} s; the "
-                f"request of client {client!r} {state}. Raise timeout_s, or look what hangs."
+                f"request of client {client!r} {state}. Raise timeout_s, or find the cause."
             )
         return request.result()
 
@@ -133,7 +133,7 @@ class InferenceService:
         """Returns counts since the start, and means and percentiles over the latest requests.
 
         Queue time is from a request's arrival to the start of its batch, latency to its answer.
-        Fill is environments over ``max_batch``, padding the share of rows computed for nobody.
+        Fill is environments over ``max_batch``; padding is the share of rows that are padding.
         """
         queued, live = self._queue.counts()
         return {
@@ -145,14 +145,14 @@ class InferenceService:
 
     @property
     def sizes_seen(self) -> tuple[int, ...]:
-        """The different sizes of batches so far, each of them compiled once."""
+        """The sizes of batches so far, each of them compiled once."""
         return tuple(sorted(self._joiner.sizes_seen))
 
     def close(self, timeout: float = 30.0) -> None:
-        """Wakes every caller with an error and ends the worker, once the present batch is done.
+        """Fails every waiting call and ends the worker after the present batch.
 
         Raises:
-          TimeoutError: that batch does not end.
+          TimeoutError: that batch does not end within ``timeout`` seconds.
         """
         self._queue.close()
         self._worker.join(timeout)
@@ -163,13 +163,13 @@ class InferenceService:
             )
 
     def _learn_spec(self, timestep: TimeStep) -> TimestepSpec:
-        """For agents that do not say what they observe: the first request decides."""
+        """Takes the spec from the first request, for agents without an ``obs_spec``."""
         with self._acting:
             self._timestep_spec = self._timestep_spec or TimestepSpec(timestep)
             return self._timestep_spec
 
     def _checked(self, env_ids: np.ndarray | None, size: int) -> np.ndarray:
-        """Returns the ids as int32 ``[size]``, or raises ValueError."""
+        """Returns the ids as int32 ``[size]``; raises ValueError if they are malformed."""
         ids = self._all_ids if env_ids is None else np.asarray(env_ids)
         where = "InferenceService.inference"
         if ids.shape != (size,) or size == 0 or ids.dtype.kind not in "iu":
@@ -191,13 +191,13 @@ class InferenceService:
             while (taken := self._queue.take()) is not None:
                 self._serve(taken)
         finally:
-            self._queue.close()  # whatever ended it, nobody waits in vain
+            self._queue.close()  # also after an error: without the worker, calls would hang
 
     def _serve(self, taken: Taken) -> None:
         start = time.perf_counter()
         try:
             env_ids, answer = self._act(taken)
-        except BaseException as raised:  # told to the callers; their service lives on
+        except BaseException as raised:  # raised in the callers; the service goes on
             error = raised
             text = (
                 f"InferenceService: acting failed for a batch of {len(taken.requests)} requests.\n"
@@ -217,7 +217,7 @@ class InferenceService:
             self._queue.settle(answer)
 
     def _act(self, taken: Taken) -> tuple[np.ndarray, Inference]:
-        assert self._timestep_spec is not None  # no request without one
+        assert self._timestep_spec is not None  # set before the first request
         with self._acting:
             if taken.to_reset is not None:
                 self._inferencer.reset(taken.to_reset)
@@ -226,13 +226,13 @@ class InferenceService:
                 env_ids, timestep = self._joiner.join(taken.requests, self._timestep_spec)
                 return env_ids, self._inferencer.inference(env_ids, timestep)
             except BaseException:
-                # JAX may report a failure only after it has handed out arrays that will never be.
+                # JAX may report a failure only after it has returned arrays, the table among them.
                 self._inferencer.load(before)
                 raise
 
 
 class TimestepSpec:
-    """Structure, shapes and dtypes of the timesteps that a service takes."""
+    """Structure, shapes and dtypes of the timesteps that a service accepts."""
 
     def __init__(self, example: TimeStep) -> None:
         leaves, self.structure = jax.tree_util.tree_flatten(example)
@@ -244,7 +244,7 @@ class TimestepSpec:
         return cls(dummy_timestep(obs_spec))
 
     def leaves(self, timestep: TimeStep) -> list[np.ndarray]:
-        """Returns the arrays of a timestep, or raises ValueError where it is not of this spec."""
+        """Returns the arrays of a timestep; raises ValueError if it differs from this spec."""
         leaves, structure = jax.tree_util.tree_flatten(timestep)
         where = "InferenceService.inference"
         if structure != self.structure:
@@ -265,14 +265,14 @@ class TimestepSpec:
 
 
 class _BatchJoiner:
-    """Joins requests into one batch of few different sizes, in arrays that are used again."""
+    """Joins requests into one batch of one of a few sizes, in arrays that are reused."""
 
     def __init__(self, sizes: Sequence[int], num_envs: int) -> None:
         """Allocates nothing yet.
 
         Args:
-          sizes: of batches, growing, up to ``num_envs``.
-          num_envs: the id of padding: outside of the table, it is written to nowhere.
+          sizes: sizes of batches, in growing order, up to ``num_envs``.
+          num_envs: the id of padding rows, which lies outside of the table of agent states.
         """
         self._sizes = sizes
         self._num_envs = num_envs
@@ -282,8 +282,7 @@ class _BatchJoiner:
     def join(self, requests: Sequence[Request], spec: TimestepSpec) -> tuple[np.ndarray, TimeStep]:
         """Writes each request's ``start``; returns env ids ``[B]`` and timestep ``[B, ...]``.
 
-        Rows beyond the last request's repeat the first row, so that they are sound data, under an
-        id that is no environment's.
+        Padding rows repeat the first row, so that they are valid data.
         """
         total = 0
         for request in requests:
@@ -313,17 +312,17 @@ class _BatchJoiner:
 
 
 def padded_sizes(sizes: Sequence[int], max_batch: int, num_envs: int) -> list[int]:
-    """Returns the sizes of batches, growing, up to ``num_envs``.
+    """Returns the sizes to which batches are padded, in growing order, up to ``num_envs``.
 
     Args:
-      sizes: those wished; empty for powers of two from 8 to ``max_batch``. Doubles of the last
-        follow, for requests that are greater.
-      max_batch: environments at which a batch is full.
-      num_envs: environments in all, which no batch exceeds.
+      sizes: the first sizes; empty for powers of two from 8 to ``max_batch``. Doubles of the last
+        follow, for larger requests.
+      max_batch: environments in a full batch.
+      num_envs: environments in all, the largest size.
     """
     wished = list(sizes)
     if not wished:
-        size = 8  # below it a batch takes no less time
+        size = 8  # smaller batches take no less time
         while size < max_batch:
             wished.append(size)
             size *= 2
@@ -334,7 +333,7 @@ def padded_sizes(sizes: Sequence[int], max_batch: int, num_envs: int) -> list[in
 
 
 class _Statistics:
-    """Counts, and a sliding window over the latest requests and batches."""
+    """Counters, and a sliding window over the latest requests and batches."""
 
     def __init__(self, full: int) -> None:
         self._lock = threading.Lock()
@@ -346,7 +345,7 @@ class _Statistics:
         self._latencies: collections.deque[float] = collections.deque(maxlen=_WINDOW)
 
     def add(self, requests: list[Request], size: int, start: float) -> None:
-        """Counts a batch of ``size`` rows whose work began at ``start`` and has just ended."""
+        """Counts a batch of ``size`` rows that began at ``start`` and has just ended."""
         end = time.perf_counter()
         envs = sum(len(request.env_ids) for request in requests)
         with self._lock:

@@ -1,8 +1,8 @@
-"""The queue of an inference service: who calls, whose turn it is, and when a batch goes.
+"""The queue of an inference service: its clients, their requests, and when a batch is complete.
 
-The caller whose request makes a batch complete acts for all of it in its own thread: handing it to
-another thread and back takes longer than acting on a small network. A worker thread takes the
-batches that time alone makes complete.
+The caller whose request completes a batch acts for all of it in its own thread: passing it to
+another thread and back takes longer than acting with a small network. A worker thread takes the
+batches that are due because their first request has waited long enough.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StaleIncarnationError(RuntimeError):
 
 
 class ServiceClosedError(RuntimeError):
-    """The service was closed before or while a caller waited."""
+    """The service was closed before or during the call."""
 
 
 class Request:
@@ -45,7 +45,7 @@ class Request:
         self.error: Exception | None = None
 
     def result(self) -> Inference:
-        """Returns its rows of the batch's answer, or raises its error."""
+        """Returns the rows of this request in the batch's answer, or raises its error."""
         if self.error is not None:
             raise self.error
         start, stop = self.start, self.start + len(self.env_ids)
@@ -59,14 +59,14 @@ class Client:
     __slots__ = ("incarnation", "index", "seen", "waiting")
 
     def __init__(self, index: int, incarnation: int) -> None:
-        self.index = index  # its mark in the table of owners
+        self.index = index  # in the table of owners
         self.incarnation = incarnation
-        self.seen = 0.0  # when it last called or was answered
+        self.seen = 0.0  # time of its last call or answer
         self.waiting = 0  # its requests in the queue
 
 
 class Clients:
-    """Who holds which environments, and in which incarnation."""
+    """The clients, and the environments that each of them owns."""
 
     def __init__(self, num_envs: int) -> None:
         self._clients: dict[ClientName, Client] = {}
@@ -75,15 +75,15 @@ class Clients:
     def admit(
         self, name: ClientName, incarnation: int, env_ids: np.ndarray
     ) -> tuple[Client, np.ndarray | None]:
-        """Lets a client act on environments, which are its own from then on.
+        """Admits a client's call for environments, which the client owns from then on.
 
         Returns:
-          The client; and where it has come back in a new incarnation, which environments were its
-          own until now, ``[num_envs]`` bool, else None.
+          The client; and at the first call of a new incarnation the environments that it owned
+          until then, ``[num_envs]`` bool, else None.
 
         Raises:
-          StaleIncarnationError: the client has been seen in a later incarnation.
-          ValueError: another client holds one of the environments.
+          StaleIncarnationError: the client has called in a later incarnation.
+          ValueError: another client owns one of the environments.
         """
         client = self._clients.get(name)
         if client is None:
@@ -91,8 +91,8 @@ class Clients:
         elif incarnation < client.incarnation:
             raise StaleIncarnationError(
                 f"InferenceService.inference: client {name!r} must call as incarnation "
-                f"{client.incarnation}, as which it has come back; got {incarnation}. The caller "
-                "has been replaced and should end."
+                f"{client.incarnation}, its latest; got {incarnation}. The caller was replaced "
+                "and should exit."
             )
         owners = self._owner[env_ids]
         if not (owners == client.index).all():
@@ -107,11 +107,11 @@ class Clients:
         return client, released
 
     def all_wait(self, live_since: float) -> bool:
-        """Whether every client seen since then has a request in the queue."""
+        """Whether every client that called since then has a request in the queue."""
         return all(c.waiting or c.seen < live_since for c in self._clients.values())
 
     def count(self, live_since: float) -> int:
-        """How many clients have been seen since then."""
+        """Returns the number of clients that called since then."""
         return sum(c.seen >= live_since for c in self._clients.values())
 
     def _claim(self, client: Client, name: ClientName, ids: np.ndarray, owners: np.ndarray) -> None:
@@ -121,19 +121,19 @@ class Clients:
             other = next(key for key, c in self._clients.items() if c.index == owner)
             raise ValueError(
                 "InferenceService.inference: an environment belongs to one client; got "
-                f"{env_id} from {name!r}, but it is of {other!r}. Give actors ranks of their own."
+                f"{env_id} from {name!r}, but {other!r} owns it. Give each actor a rank of its own."
             )
 
 
 class Taken(NamedTuple):
-    """What the worker is to do next."""
+    """A batch to act on."""
 
     requests: list[Request]  # in the order of their environments
-    to_reset: np.ndarray | None  # [num_envs] bool, environments to start afresh before
+    to_reset: np.ndarray | None  # [num_envs] bool, environments to reset before
 
 
 class RequestQueue:
-    """Requests in the order of their arrival; one batch is out at a time, until it is settled."""
+    """Requests in the order of arrival; one batch at a time is acted on, until it is settled."""
 
     def __init__(
         self, num_envs: int, max_batch: int, max_wait_s: float, live_s: float, lock_step: bool
@@ -143,19 +143,19 @@ class RequestQueue:
         self._max_batch = num_envs if lock_step else min(max_batch, num_envs)
         self._max_wait = math.inf if lock_step else max_wait_s
         self._live, self._lock_step = live_s, lock_step
-        self._condition = threading.Condition()  # guards all; the worker alone waits on it
+        self._condition = threading.Condition()  # guards all; only the worker waits on it
         self._queue: list[Request] = []
         self._running: list[Request] = []
         self._clients = Clients(num_envs)
         self._to_reset: np.ndarray | None = None
         self._busy = self._closed = False
-        self._wakes_at = math.inf  # when the worker looks again without being woken
+        self._wakes_at = math.inf  # when the worker wakes without being notified
 
     def submit(self, request: Request, name: ClientName, incarnation: int) -> Taken | None:
         """Puts a client's request in the queue, or raises: see `Clients.admit`.
 
         Returns:
-          The batch which that has made complete, for the caller to act on and `settle`, or None.
+          The batch, if the request completed it: the caller acts on it and calls `settle`.
         """
         with self._condition:
             if self._closed:
@@ -177,7 +177,7 @@ class RequestQueue:
             return None
 
     def withdraw(self, request: Request) -> str:
-        """Gives up on a request; returns what it waited for, empty where it has been answered."""
+        """Removes a request; returns what it waited for, or "" if it has been answered."""
         with self._condition:
             if request.done.is_set():
                 return ""
@@ -185,10 +185,10 @@ class RequestQueue:
                 return "is being acted on"
             self._queue.remove(request)
             request.client.waiting -= 1
-            return f"waits with {len(self._queue)} others for its turn"
+            return f"waits in the queue with {len(self._queue)} others"
 
     def take(self) -> Taken | None:
-        """Waits for the next batch that nobody else acts on; None when closed and all done."""
+        """Waits for the next batch that is due; returns None when closed and all is answered."""
         with self._condition:
             while self._busy or not self._closed:
                 wait = math.inf
@@ -196,7 +196,7 @@ class RequestQueue:
                     wait = self._seconds_to_wait()
                     if wait <= 0:
                         return self._pop()
-                    # Looks again when clients may no longer count as live.
+                    # Wakes also when clients may no longer count as live.
                     wait = min(wait, max(self._live, 0.001), 1.0)
                 self._wakes_at = time.perf_counter() + wait
                 self._condition.wait(None if wait == math.inf else wait)
@@ -205,12 +205,12 @@ class RequestQueue:
     def settle(
         self, answer: Inference | None, make_error: Callable[[], Exception] | None = None
     ) -> None:
-        """Answers the batch taken last, or tells each of its callers an error of its own."""
+        """Gives the callers of the batch taken last its answer, or each an error."""
         now = time.perf_counter()
         with self._condition:
             for request in self._running:
                 request.client.seen = now
-                if not request.done.is_set():  # it was closed, or its caller has gone
+                if not request.done.is_set():  # not failed by `close`, nor withdrawn
                     request.answer = answer
                     request.error = None if make_error is None else make_error()
             running, self._running = self._running, []
@@ -223,7 +223,7 @@ class RequestQueue:
             request.done.set()
 
     def close(self) -> None:
-        """Wakes every caller with an error; the worker gets no more."""
+        """Fails every waiting call; the worker gets no more batches."""
         with self._condition:
             self._closed = True
             for request in self._queue + self._running:
@@ -232,18 +232,18 @@ class RequestQueue:
             self._condition.notify()
 
     def counts(self) -> tuple[int, int]:
-        """How many requests are queued and how many clients are live."""
+        """Returns the number of queued requests and of live clients."""
         with self._condition:
             live_since = time.perf_counter() - self._live
             return len(self._queue), self._clients.count(live_since)
 
     def _wake_in_time(self) -> None:
-        """Wakes the worker where it would sleep past the time of the first request."""
+        """Wakes the worker if it would sleep past the time at which the first request is due."""
         if self._queue and self._queue[0].arrived + self._max_wait < self._wakes_at:
             self._condition.notify()
 
     def _seconds_to_wait(self) -> float:
-        """Until the batch goes."""
+        """Seconds until the batch is due."""
         if self._is_full():
             return 0.0
         return self._queue[0].arrived + self._max_wait - time.perf_counter()
@@ -264,20 +264,20 @@ class RequestQueue:
         batch, self._queue = self._queue[:count], self._queue[count:]
         for request in batch:
             request.client.waiting -= 1
-        # Where all are there they are in the order of a lone Inferencer, whatever came first.
+        # In the order of a lone Inferencer, whatever came first.
         batch.sort(key=lambda request: request.env_ids[0])
         self._running, self._busy = batch, True
-        # Taken together with the batch: a restarted actor's rows start afresh after what is
-        # left of its predecessor has been acted on, never before.
+        # Taken together with the batch: the rows of a restarted actor are reset after the last
+        # requests of its predecessor have been acted on, never before.
         to_reset, self._to_reset = self._to_reset, None
         return Taken(batch, to_reset)
 
     def _replace(self, client: Client, released: np.ndarray, name: ClientName) -> None:
-        """Ends what an earlier incarnation has in the queue, and its rows in the table."""
+        """Fails the queued requests of an earlier incarnation, and resets its rows in the table."""
         self._to_reset = released if self._to_reset is None else self._to_reset | released
         for request in self._queue:
             if request.client is client:
-                text = f"InferenceService: client {name!r} has come back in a new incarnation."
+                text = f"InferenceService: client {name!r} has been restarted."
                 self._fail(request, StaleIncarnationError(text))
         self._queue = [request for request in self._queue if request.client is not client]
         client.waiting = 0
@@ -286,8 +286,8 @@ class RequestQueue:
         for other in self._queue:
             if other.client is client and np.isin(request.env_ids, other.env_ids).any():
                 raise ValueError(
-                    f"InferenceService.inference: client {name!r} must wait for an environment's "
-                    f"answer before it asks again; got {request.env_ids} while "
+                    f"InferenceService.inference: client {name!r} must wait for the answer for an "
+                    f"environment before the next request; got {request.env_ids} while "
                     f"{other.env_ids} wait."
                 )
 

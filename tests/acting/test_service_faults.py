@@ -60,7 +60,7 @@ def test_what_an_earlier_incarnation_left_in_the_queue_is_refused(serve):
     old = Call(ask, service, "a", [0, 1])
     queued(service, 1)
     new = Call(ask, service, "a", [0, 1], incarnation=1)
-    with pytest.raises(StaleIncarnationError, match="'a' has come back"):
+    with pytest.raises(StaleIncarnationError, match="'a' has been restarted"):
         old.result()
     ask(service, "absent", [7])
     assert counts(new.result()) == [1, 1]
@@ -89,7 +89,7 @@ def test_what_an_earlier_incarnation_still_has_acted_on_does_not_reach_the_next(
 def test_an_environment_has_one_client_and_one_question_at_a_time(serve):
     service = serve()
     ask(service, "a", [0, 1])
-    with pytest.raises(ValueError, match="got 1 from 'b', but it is of 'a'"):
+    with pytest.raises(ValueError, match="got 1 from 'b', but 'a' owns it"):
         ask(service, "b", [2, 1])
     first = Call(ask, service, "c", [2, 3])
     queued(service, 1)
@@ -183,7 +183,7 @@ def test_nobody_waits_for_ever(serve):
     waiting = Call(ask, service, "b", [1])
     with pytest.raises(TimeoutError, match=r"within 0.1 s; .* 'a' is being acted on"):
         acted_on.result()
-    with pytest.raises(TimeoutError, match="'b' waits with 0 others for its turn"):
+    with pytest.raises(TimeoutError, match="'b' waits in the queue with 0 others"):
         waiting.result()
     source.gate.set()
     assert counts(ask(service, "b", [1])) == [1]  # withdrawn, it was not acted on
@@ -259,8 +259,8 @@ def test_an_interrupted_caller_tells_those_it_acted_for(serve):
         ({"live_s": float("nan")}, "live_s must be at least 0"),
         ({"timeout_s": 0}, "timeout_s must be positive; got 0"),
         ({"sync_interval": 0}, "sync_interval must be at least 1"),
-        ({"batch_sizes": (4, 4)}, r"batch_sizes must be positive sizes that grow; got \(4, 4\)"),
-        ({"batch_sizes": (0, 4)}, "batch_sizes must be positive sizes that grow"),
+        ({"batch_sizes": (4, 4)}, r"batch_sizes must be positive, in growing order; got \(4, 4\)"),
+        ({"batch_sizes": (0, 4)}, "batch_sizes must be positive, in growing order"),
     ],
 )
 def test_configs_out_of_range_are_refused(wrong, message):
