@@ -32,7 +32,7 @@ StackTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of stacks and the 
 class Frames(NamedTuple):
     """The part of an observation with stacks that is stored."""
 
-    leaves: list  # of the observation, with the newest frame [...] instead of a stack [k, ...]
+    leaves: list[np.ndarray]  # of the observation; of a stack [k, ...] the newest frame [...]
     age: np.ndarray  # [] uint8: earlier frames of the same episode, at most k - 1
 
 
@@ -80,7 +80,7 @@ class FrameStacks:
         self._known = np.zeros(num_envs, bool)  # whether `_last` holds the step before the next one
         self._last = [np.zeros((num_envs, *x.shape), x.dtype) for x in leaves]
         self._steps = 0
-        self._buffers: dict[tuple, np.ndarray] = {}
+        self._buffers: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
         self._next = 0
 
     def split(self, env_ids: np.ndarray | None, transition: Transition) -> Transition:
@@ -111,7 +111,7 @@ class FrameStacks:
         ]
         return _with_observation(transition, Frames(newest, age))
 
-    def _remember(self, ids: np.ndarray, leaves: list, rows: np.ndarray) -> None:
+    def _remember(self, ids: np.ndarray, leaves: list[np.ndarray], rows: np.ndarray) -> None:
         """Keeps the stacks of some rows, and forgets those of the other environments."""
         self._known[ids] = False
         self._known[ids[rows]] = True
@@ -120,7 +120,12 @@ class FrameStacks:
                 last[ids[rows]] = leaf[rows]
 
     def _ages(
-        self, ids: np.ndarray, leaves: list, rows: np.ndarray, first: np.ndarray, age: np.ndarray
+        self,
+        ids: np.ndarray,
+        leaves: list[np.ndarray],
+        rows: np.ndarray,
+        first: np.ndarray,
+        age: np.ndarray,
     ) -> np.ndarray:
         """Returns the ages of the steps' episodes, after checking their stacks."""
         repeats = self._all(lambda now, _: now[:, :-1] == now[:, -1:], ids, leaves, rows)
@@ -138,7 +143,9 @@ class FrameStacks:
             )
         return age.astype(np.uint8)
 
-    def _all(self, test: StackTest, ids: np.ndarray, leaves: list, rows: np.ndarray) -> np.ndarray:
+    def _all(
+        self, test: StackTest, ids: np.ndarray, leaves: list[np.ndarray], rows: np.ndarray
+    ) -> np.ndarray:
         """Whether a test holds for all stacks of each step, [n] bool."""
         found = np.ones(len(rows), bool)
         for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):

@@ -77,7 +77,7 @@ class InProcessReplay:
                 counter.separate()
             self._add_some(env_ids, leaves)
 
-    def _add_all(self, leaves: list) -> None:
+    def _add_all(self, leaves: list[np.ndarray]) -> None:
         """Adds a step of every environment, all at the same step."""
         counter = self._counter
         self._ring.write_all(counter.step, leaves)
@@ -86,7 +86,7 @@ class InProcessReplay:
         if start >= 0 and not start % self._period:
             self._table.complete_all(start)
 
-    def _add_some(self, env_ids: np.ndarray, leaves: list) -> None:
+    def _add_some(self, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Adds a step of some environments, each at its own step."""
         steps = self._counter.steps[env_ids]
         self._ring.write(steps, env_ids, leaves)

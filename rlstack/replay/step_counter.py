@@ -12,8 +12,8 @@ class StepCounter:
 
     def __init__(self, num_envs: int):
         self.envs = np.arange(num_envs)
-        self.together, self.step = True, 0  # `step` is valid while `together`
-        self.steps = np.zeros(num_envs, np.int64)  # is valid otherwise
+        self.together, self.step = True, 0  # `step` is valid only while `together`
+        self.steps = np.zeros(num_envs, np.int64)  # valid otherwise
         self.unbroken = np.zeros(num_envs, np.int64)  # the first step after the last gap
         self.last_gap = 0  # the largest of these
         self._mark = np.zeros(num_envs, np.int64)
@@ -36,7 +36,7 @@ class StepCounter:
                 if np.count_nonzero(self._mark[ids] == order) == len(ids):
                     return ids
         raise ValueError(
-            f"{where}: env_ids must be one axis of distinct ints in 0..{num_envs - 1}; got "
+            f"{where}: env_ids must be a vector of distinct ints in 0..{num_envs - 1}; got "
             f"{ids.dtype} {ids.tolist()!r:.200}. Pass None for all environments in order."
         )
 

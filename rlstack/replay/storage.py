@@ -47,7 +47,7 @@ class StepRing:
         """Ring of params versions."""
         return self._rings[-1]  # the last field
 
-    def leaves(self, transition: Transition, count: int) -> list:
+    def leaves(self, transition: Transition, count: int) -> list[np.ndarray]:
         """Returns the leaves, checked to be ``count`` steps like those stored.
 
         Raises:
@@ -119,7 +119,9 @@ class StepRing:
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
-    def _compare(self, transition: Transition, leaves: list, expected: list) -> None:
+    def _compare(
+        self, transition: Transition, leaves: list[np.ndarray], expected: list[tuple[int, ...]]
+    ) -> None:
         """Raises for the first leaf that differs from what is expected."""
         paths, _ = jax.tree_util.tree_flatten_with_path(transition)
         for (path, _), leaf, shape, dtype in zip(
@@ -131,7 +133,7 @@ class StepRing:
                     f"like the first one added; got {leaf.dtype}{leaf.shape}."
                 )
 
-    def write_all(self, step: int, leaves: list) -> None:
+    def write_all(self, step: int, leaves: list[np.ndarray]) -> None:
         """Writes one step of every environment, all at the same step."""
         row = step % self.rows
         for ring, leaf in zip(self._rings, leaves, strict=False):
@@ -140,7 +142,7 @@ class StepRing:
             for ring, leaf in zip(self._rings, leaves, strict=False):
                 ring[row + self.rows] = leaf
 
-    def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list) -> None:
+    def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Writes one step of each of ``env_ids``, each at its own step."""
         rows = steps % self.rows
         where = rows * self._num_envs + env_ids
@@ -151,7 +153,7 @@ class StepRing:
             for flat, leaf in zip(self._flat, leaves, strict=False):
                 flat[where] = np.asarray(leaf)[again]
 
-    def write_columns(self, step: int, columns: slice, leaves: list) -> None:
+    def write_columns(self, step: int, columns: slice, leaves: list[np.ndarray]) -> None:
         """Writes one step of consecutive environments, all at the same step; not mirrored."""
         row = step % self.rows
         for ring, leaf in zip(self._rings, leaves, strict=True):

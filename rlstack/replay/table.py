@@ -73,7 +73,7 @@ class ItemTable:
         rounds = Rounds(cfg.min_actors, cfg.grace_seconds, num_actors, num_envs)
         self._rounds = rounds if cfg.min_actors else None
         self._round: Round | None = None
-        self._refused: tuple | None = None  # the table's state when no round was ready
+        self._refused: tuple[int, int, int] | None = None  # state when no round was ready
         self._late = self._round_actors = 0
 
     # Inserting.

@@ -75,7 +75,7 @@ class Packing:
         self._buffers: dict[tuple[int, int], list[list[np.ndarray]]] = {}
         self._next_buffer = 0
 
-    def leaves(self, transition: Transition, count: int) -> list:
+    def leaves(self, transition: Transition, count: int) -> list[np.ndarray]:
         """Returns the leaves, checked to be one step of each of ``count`` environments.
 
         Raises:

@@ -77,13 +77,13 @@ class ReverbWriter:
         self._lock, self._closed = threading.Lock(), False
         self._pending = 0
         self.waited = 0.0  # seconds
-        self._refs: list[collections.deque] = [
+        self._refs: list[collections.deque[object]] = [
             collections.deque(maxlen=self._rows) for _ in range(0 if self._whole else num_envs)
         ]
         self._client = connect(address, cfg.timeout_seconds, closed)
         self._stream = self._open()
         self._calls = CallThread() if cfg.sampler == "prioritized" else None
-        self._asked: Future | None = None
+        self._asked: Future[float] | None = None
         self._asked_at = -_REFRESH
 
     def _open(self) -> binding.TrajectoryWriter:
@@ -112,7 +112,7 @@ class ReverbWriter:
             else:
                 self._add_some(counter.envs if ids is None else ids, leaves)
 
-    def _add_all(self, leaves: list) -> None:
+    def _add_all(self, leaves: list[np.ndarray]) -> None:
         """Adds a step of every environment, all at the same step."""
         counter = self._counter
         row = counter.step % self._rows
@@ -125,7 +125,7 @@ class ReverbWriter:
         if start >= 0 and start % self._cfg.step_period == 0:
             self._complete(counter.envs, np.full(len(counter.envs), start))
 
-    def _add_some(self, ids: np.ndarray, leaves: list) -> None:
+    def _add_some(self, ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Adds a step of some environments, each at its own step."""
         self._counter.separate()
         steps = self._counter.steps[ids]

@@ -109,7 +109,9 @@ class SharedMemWriter:
             self.wait(lambda: self.blocking_rule(ids), timeout)
         self.write(ids, leaves)
 
-    def prepare(self, env_ids: np.ndarray | None, transition: Transition) -> tuple[Ids, list]:
+    def prepare(
+        self, env_ids: np.ndarray | None, transition: Transition
+    ) -> tuple[Ids, list[np.ndarray]]:
         """Checks ids and leaves, and claims new environments; returns both."""
         ids = self._checked(env_ids, "add")
         count = ids.stop - ids.start if isinstance(ids, slice) else len(ids)
@@ -177,7 +179,7 @@ class SharedMemWriter:
             numbers.blocked[mine] = 0
             numbers.waited[mine[0]] += int(wait.seconds * 1e6)
 
-    def write(self, ids: Ids, leaves: list) -> None:
+    def write(self, ids: Ids, leaves: list[np.ndarray]) -> None:
         """Publishes one step of each of these environments, in the order given in ``steps``."""
         shared, numbers = self._shared, self._numbers
         step = self._common_step(ids)
