@@ -184,7 +184,7 @@ def test_without_prefetching_nothing_is_sampled_ahead(connected):
 
 def test_two_readers_share_a_server(connected):
     server, buffer = connected(config("uniform", max_size=100), 1)
-    other = ReverbReplayBuffer(config("uniform", max_size=100), 1, server.address, buffer._spec)
+    other = ReverbReplayBuffer(config("uniform", max_size=100), 1, server.address, buffer.spec)
     feed(buffer, 1, 0, 30)
     buffer.flush()
     for _ in range(20):
