@@ -1,25 +1,75 @@
-"""From the config of environments to pools of them."""
+"""Makes pools of environments from their config, with frozen opponents where it names any."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
-from programs.build.opponents import make_opposed
-from programs.build.pools import make_pool
+from programs.build import opponents
 from programs.build.seeds import role_seed
 from programs.experiment import EnvConfig, Experiment
+from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
+
+Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
 
 
-def make_env(cfg: EnvConfig, seed: int) -> Any:
-    """Makes one actor's pool of environments, in which others may play too."""
-    return make_opposed(cfg, seed) if cfg.opponents.runs else make_pool(cfg, seed)
+def make_env(cfg: EnvConfig, seed: int) -> Pool:
+    """Makes one actor's pool of environments.
+
+    Raises:
+      ValueError: there are no such environments, or opponents do not fit them.
+    """
+    if not cfg.opponents.runs:
+        return _make_pool(cfg, seed)
+    pool = _make_pool(opponents.config_of_games(cfg), seed)
+    try:
+        return opponents.add_opponents(pool, cfg, seed)
+    except BaseException:
+        pool.close()
+        raise
 
 
-def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> Any:
-    """Makes the environments of one evaluation; they start alike each time.
+def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> Pool:
+    """Makes the environments of one evaluation; they start the same each time.
 
     Args:
-      experiment: whose environments, as its evaluation has them.
-      role: by which they are seeded: others start elsewhere.
+      experiment: the experiment; `Experiment.evaluation_env` is used.
+      role: the role whose seed is used; another role gives other initial states.
     """
     return make_env(experiment.evaluation_env, role_seed(experiment.seed, role))
+
+
+def check_opponents(experiment: Experiment) -> None:
+    """Checks that the opponents can play these games, before anything is started.
+
+    Raises:
+      ValueError: a checkpoint is missing or its agent does not fit, the games have no places for
+        opponents, or the environments cannot be divided as the config says.
+    """
+    for field, cfg in (
+        ("opponents", experiment.env),
+        ("eval_opponents", experiment.evaluation_env),
+    ):
+        if cfg.opponents.runs:
+            opponents.check_shares(cfg, f"env.{field}")
+            small = dataclasses.replace(cfg, type="for_loop", num_envs=1, wait_num=0)
+            with make_env(small, seed=0):
+                pass
+
+
+def _make_pool(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
+    workers = cfg.num_workers or None
+    options = dict(cfg.options)
+    if cfg.wait_num:
+        return AsyncEnv(
+            cfg.name,
+            cfg.num_envs,
+            cfg.wait_num,
+            cfg.type,
+            seed=seed,
+            options=options,
+            num_workers=workers,
+        )
+    return SyncEnv(
+        cfg.name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers
+    )

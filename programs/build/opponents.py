@@ -1,4 +1,4 @@
-"""Frozen opponents: runs whose params play some places of another run's games, as they are."""
+"""Frozen opponents: checkpoints of runs that play some of the places of another run's games."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from programs.build.components import make_agent
-from programs.build.pools import make_pool
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.build.seeds import role_key
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inferencer import Inferencer, InferencerConfig
 from rlstack.acting.params import FixedParams
-from rlstack.envs import AsyncEnv
+from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import (
     AsyncEnvWithOpponents,
     Seating,
@@ -33,10 +32,10 @@ from rlstack.types import EnvSpec, PyTree, TimeStep
 def resolved(experiment: Experiment) -> Experiment:
     """Returns the experiment with each opponent's run replaced by its newest checkpoint.
 
-    So that who plays stays the same, also when the experiment is resumed, and from anywhere.
+    The opponents then stay the same when the experiment is resumed, from any folder.
 
     Raises:
-      ValueError: one of them is no run, or has no checkpoint.
+      ValueError: one of them is not a run, or has no checkpoint.
     """
     env = experiment.env
     found = {
@@ -49,69 +48,65 @@ def resolved(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, env=dataclasses.replace(env, **found))
 
 
-def check(experiment: Experiment) -> None:
-    """Refuses opponents that cannot play these games, before anything is started.
+def check_shares(cfg: EnvConfig, where: str) -> None:
+    """Checks that the environments can be divided among the opponents.
 
     Raises:
-      ValueError: a checkpoint is missing or of an agent that does not fit, the games have no
-        places for others, or the environments cannot be shared out as the config says.
+      ValueError: they cannot; the message names `where`, the field of the config.
     """
-    for field, cfg in (
-        ("opponents", experiment.env),
-        ("eval_opponents", experiment.evaluation_env),
-    ):
-        if not cfg.opponents.runs:
-            continue
-        where, share = f"env.{field}", cfg.opponents.share
-        against = _seating(cfg).against
-        met = int((against >= 0).sum())
-        if abs(met - share * cfg.num_envs) > 1e-6:
-            agents = _agents(cfg)
-            raise ValueError(
-                f"{where}: share must leave whole games of {agents} agents to the learner alone; "
-                f"got {share:g} of {cfg.num_envs} environments. The next that does is "
-                f"{met / cfg.num_envs:g}."
-            )
-        if met < len(cfg.opponents.runs):
-            raise ValueError(
-                f"{where}: each of the {len(cfg.opponents.runs)} opponents needs an environment of "
-                f"its own; got {met} that play against any. Raise num_envs or share."
-            )
-        with make_opposed(dataclasses.replace(cfg, type="for_loop", num_envs=1, wait_num=0), 0):
-            pass
+    share, against = cfg.opponents.share, _seating(cfg).against
+    opposed = int((against >= 0).sum())
+    if abs(opposed - share * cfg.num_envs) > 1e-6:
+        raise ValueError(
+            f"{where}: share must leave whole games of {_agents(cfg)} agents to the learner alone; "
+            f"got {share:g} of {cfg.num_envs} environments. The next share that does is "
+            f"{opposed / cfg.num_envs:g}."
+        )
+    if opposed < len(cfg.opponents.runs):
+        raise ValueError(
+            f"{where}: each of the {len(cfg.opponents.runs)} opponents must have an environment; "
+            f"got {opposed} environments with opponents. Raise num_envs or share."
+        )
 
 
-def make_opposed(cfg: EnvConfig, seed: int) -> SyncEnvWithOpponents | AsyncEnvWithOpponents:
-    """Makes one actor's pool of games in which opponents play too.
-
-    Raises:
-      ValueError: as `check`, but for the shares.
-    """
-    seating, runs = _seating(cfg), cfg.opponents.runs
-    inner = dataclasses.replace(
+def config_of_games(cfg: EnvConfig) -> EnvConfig:
+    """Returns the config of the pool of whole games: with the opponents' places, in all games."""
+    num_seats = len(_seating(cfg).players)
+    return dataclasses.replace(
         cfg,
-        num_envs=len(seating.players),
+        num_envs=num_seats,
         wait_num=1 if cfg.wait_num else 0,
-        num_workers=_workers(cfg, len(seating.players) // _agents(cfg)),
+        num_workers=_workers(cfg, num_seats // _agents(cfg)),
         opponents=OpponentsConfig(),
     )
-    pool = make_pool(inner, seed)
-    try:
-        opponents = [
-            _Frozen(run, pool.spec, cfg.opponents, int((seating.players == i).sum()), seed, i)
-            for i, run in enumerate(runs)
-        ]
-        names = _names(runs)
-    except BaseException:
-        pool.close()
-        raise
+
+
+def add_opponents(
+    pool: SyncEnv | AsyncEnv, cfg: EnvConfig, seed: int
+) -> SyncEnvWithOpponents | AsyncEnvWithOpponents:
+    """Returns the pool with opponents in their places, so that only the learner's are left.
+
+    Args:
+      pool: made from `config_of_games`.
+      cfg: the config, with opponents.
+      seed: of the opponents' draws.
+
+    Raises:
+      ValueError: a checkpoint is missing, or its agent does not fit the environments.
+    """
+    seating, runs = _seating(cfg), cfg.opponents.runs
+    opponents = [
+        _Frozen(run, pool.spec, cfg.opponents, int((seating.players == i).sum()), seed, i)
+        for i, run in enumerate(runs)
+    ]
+    names = _names(runs)
     if isinstance(pool, AsyncEnv):
         return AsyncEnvWithOpponents(pool, seating, opponents, names, cfg.wait_num)
     return SyncEnvWithOpponents(pool, seating, opponents, names)
 
 
 class _Frozen:
-    """A run's agent as it was at a checkpoint; a `rlstack.envs.opponents.Opponent`."""
+    """An agent at a checkpoint, as a `rlstack.envs.opponents.Opponent`."""
 
     def __init__(
         self, run: str, spec: EnvSpec, cfg: OpponentsConfig, num_seats: int, seed: int, number: int
@@ -123,10 +118,10 @@ class _Frozen:
             self._agent = make_agent(experiment, spec, greedy=cfg.greedy)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"env.opponents: {run} must be of an agent that fits these environments; {error}"
+                f"env.opponents: {run} must have an agent that fits these environments; {error}"
             ) from error
         self._num_seats, self._seed, self._number = num_seats, seed, number
-        self._inferencer: Inferencer | None = None  # made when needed: it takes a device
+        self._inferencer: Inferencer | None = None  # made when needed, since it occupies a device
 
     def __call__(self, seats: np.ndarray | None, timestep: TimeStep) -> PyTree:
         if self._inferencer is None:
@@ -139,7 +134,7 @@ class _Frozen:
 
 
 def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
-    """Returns the path of a checkpoint, or of the newest one of a run."""
+    """Returns the path of a checkpoint: the one given, or the newest one of a run."""
     path = Path(run).absolute()
     try:
         if path.parent.name == "checkpoints" and path.is_dir():
@@ -154,7 +149,7 @@ def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
 
 
 def _names(runs: tuple[str, ...]) -> list[str]:
-    """Returns NAME@FRAMES for each, or whole paths where these do not tell them apart."""
+    """Returns NAME@FRAMES for each, or whole paths if two of those are equal."""
     paths = [_checkpoint(run, "opponents") for run in runs]
     told = [checkpoint.read_metadata(path) for path in paths]
     frames = [metadata.get("env_frames", metadata["step"]) for metadata in told]
@@ -167,18 +162,18 @@ def _seating(cfg: EnvConfig) -> Seating:
 
 
 def _agents(cfg: EnvConfig) -> int:
-    """Returns how many play one game."""
+    """Returns the number of agents in one game."""
     agents: Any = cfg.options.get("agents", 1)
     if not isinstance(agents, int) or agents < 2:
         raise ValueError(
-            f"env.opponents: {cfg.name} must be a game of several agents, whose environments "
-            f"follow one another; got the option agents = {agents!r}. Give --env.options agents N."
+            f"env.opponents: {cfg.name} must be a game of several agents, with an option "
+            f"agents; got agents = {agents!r}. Set --env.options agents N."
         )
     return agents
 
 
 def _workers(cfg: EnvConfig, games: int) -> int:
-    """Returns the number of a pool's workers: a game must not be split between processes."""
+    """Returns a number of workers that splits no game between two processes."""
     if cfg.type != "process":
         return cfg.num_workers
     most = min(cfg.num_workers or os.cpu_count() or 1, games)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from programs.build import opponents, xla
 from programs.build.components import make_agent, make_evaluator
-from programs.build.environments import make_evaluation_env
+from programs.build.environments import check_opponents, make_evaluation_env
 from programs.build.restored import newest_checkpoint, read_config, read_params
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.launch import run_program
@@ -52,7 +52,7 @@ def run(
       programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = opponents.resolved(resolve_dataset(experiment))
-    opponents.check(experiment)
+    check_opponents(experiment)
     directory = RunDir.create(run_dir, experiment.preset, experiment.seed)
     directory.write_config(to_json(experiment))
     return _run(experiment, directory, None, stream)
@@ -76,7 +76,7 @@ def resume(
     if frames is not None:
         experiment = dataclasses.replace(experiment, frames=frames)
         directory.write_config(to_json(experiment))
-    opponents.check(experiment)
+    check_opponents(experiment)
     return _run(experiment, directory, newest_checkpoint(directory, experiment), stream)
 
 
@@ -113,7 +113,7 @@ def evaluate(
         env_cfg = dataclasses.replace(env_cfg, eval_opponents=eval_opponents)
     seed = experiment.seed if seed is None else seed
     experiment = dataclasses.replace(experiment, env=env_cfg, evaluator=evaluator, seed=seed)
-    opponents.check(experiment)
+    check_opponents(experiment)
     with make_evaluation_env(experiment) as env:
         params = read_params(newest_checkpoint(directory, experiment), experiment, env.spec)
         return make_evaluator(experiment, env.spec).evaluate(params, env)

@@ -167,7 +167,7 @@ def test_opponents_that_cannot_play_are_refused_before_anything_starts(runs, tmp
     config = dataclasses.replace(EXPERIMENT, network=large)
     (tmp_path / "other" / "config.json").write_text(to_json(config))
     judged = dataclasses.replace(GAME, eval_opponents=met((other,)))
-    refused(dataclasses.replace(EXPERIMENT, env=judged), "other.* must be of an agent that fits")
+    refused(dataclasses.replace(EXPERIMENT, env=judged), "other.* must have an agent that fits")
     refused(against(runs, share=0.25), r"share must leave whole games of 2 .* 0.25 of 4 .*is 0.5")
     refused(against((*runs, other), share=0.5), "each of the 3 opponents .*; got 2 that play")
     alone = dataclasses.replace(GAME, options={"game": GAME.options["game"]}, opponents=met(runs))
