@@ -186,7 +186,6 @@ def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> No
 
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
     setup.register_records(make_agent(setup.experiment, setup.spec))
-    ids = np.arange(rank * num_envs, (rank + 1) * num_envs, dtype=np.int32)
     timestep = _timestep(num_envs)
     remote = RemoteObject(service, InferenceNode, name="inferencer/0")
     client = courier.Client(bare)
@@ -196,7 +195,7 @@ def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> No
 
     def use_service() -> list[float]:
         begun = time.perf_counter()
-        remote.inference(rank, 0, ids, timestep)
+        remote.inference(rank, 0, None, timestep)
         return [time.perf_counter() - begun]
 
     def use_all() -> list[float]:

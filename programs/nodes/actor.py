@@ -20,13 +20,11 @@ from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, WAIT
 from programs.nodes.params import pull_params
 from rlstack.acting.actor import Actor, InferencerLike
-from rlstack.acting.inferencer import Inference, Inferencer
+from rlstack.acting.inference_client import InferenceClient
+from rlstack.acting.inferencer import Inferencer
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
-from rlstack.rpc import RemoteError, RemoteObject, UnavailableError
-from rlstack.types import Array, TimeStep, Transition
-
-# Errors of a service that is ending or overloaded; a later call may succeed, or another service.
-_TRANSIENT_ERRORS = ("ServiceClosedError", "TimeoutError")
+from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
+from rlstack.types import Array, Transition
 
 
 class ActorNode:
@@ -76,7 +74,7 @@ class ActorNode:
                     self._act_in_lock_step(actor, writer)
                 else:
                     self._act(actor)
-            except (_ProgramEnded, ReplayClosedError):
+            except (StoppedError, ReplayClosedError):
                 pass  # the learner closes the replay when it ends
             finally:
                 close()
@@ -84,9 +82,11 @@ class ActorNode:
         program.report_end()
 
     def _act(self, actor: Actor) -> None:
-        while self._program.poll().phase == RUNNING:
-            self._program.log(actor.step())
+        def should_stop() -> bool:
             self._program.count(env_frames=actor.env_frames)
+            return self._program.poll().phase != RUNNING
+
+        actor.run(should_stop, self._program)
 
     def _act_in_lock_step(self, actor: Actor, writer: ReplayWriter) -> None:
         go_on = True
@@ -114,13 +114,14 @@ class ActorNode:
         """Returns what acts, and a function that closes it."""
         experiment, program = self._setup.experiment, self._program
         if self._service is not None:
-            # A service numbers the environments of its own actors.
-            num_envs = experiment.env.num_envs
-            first = self._rank // experiment.program.num_inferencers * num_envs
-            ids = range(first, first + num_envs)
-            timeout = experiment.service.timeout_s
-            remote = _RemoteInferencer(self._service, self._rank, ids, program, timeout)
-            return remote, lambda: None
+            client = InferenceClient(
+                self._service,
+                self._rank,
+                program.incarnation,
+                should_stop=lambda: program.poll().phase != RUNNING,
+                timeout=experiment.service.timeout_s,
+            )
+            return client, lambda: None
         params, close = pull_params(experiment.program, self._learner)
         key = acting_key(experiment.seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))
@@ -142,12 +143,11 @@ class ActorNode:
         return role_seed(self._setup.experiment.seed, role, self._program.incarnation)
 
 
-class _ProgramEnded(Exception):  # noqa: N818, not an error
-    """The program ended while this actor waited."""
-
-
 class _WaitingReplay:
-    """Adds to replay; waits while it is full, as long as the program runs, and measures that."""
+    """Adds to the program's replay; waits while it is full and the program runs.
+
+    It knows the environments' ids in the whole program, and measures how long it waits.
+    """
 
     def __init__(
         self, writer: ReplayWriter, env_ids: range, program: CoordinatorClient, timeout: float
@@ -164,7 +164,10 @@ class _WaitingReplay:
             gauges["params/version"] = float(self._versions[0])
         return gauges
 
-    def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
+    def add(
+        self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
+    ) -> None:
+        del timeout  # `Actor.run` would wait in pieces, as this does
         ids = self._all if env_ids is None else self._all[env_ids]
         self._versions = transition.params_version
         started = time.monotonic()
@@ -175,37 +178,6 @@ class _WaitingReplay:
                 return
             except ReplayTimeoutError:
                 if self._program.poll().phase != RUNNING:
-                    raise _ProgramEnded from None
+                    raise StoppedError from None
                 if time.monotonic() > started + self._timeout:
-                    raise
-
-
-class _RemoteInferencer:
-    """Acts through a service; waits for it, as long as the program runs."""
-
-    def __init__(
-        self,
-        service: RemoteObject,
-        rank: int,
-        env_ids: range,
-        program: CoordinatorClient,
-        timeout: float,
-    ) -> None:
-        self._service, self._rank, self._program, self._timeout = service, rank, program, timeout
-        self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
-
-    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
-        ids = self._all if env_ids is None else self._all[env_ids]
-        incarnation = self._program.incarnation
-        until = time.monotonic() + self._timeout
-        while True:
-            try:
-                answer: Inference = self._service.inference(self._rank, incarnation, ids, timestep)
-                return answer
-            except (UnavailableError, RemoteError) as error:
-                if isinstance(error, RemoteError) and error.type_name not in _TRANSIENT_ERRORS:
-                    raise
-                if self._program.poll().phase != RUNNING:
-                    raise _ProgramEnded from None
-                if time.monotonic() > until:
                     raise

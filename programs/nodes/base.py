@@ -104,6 +104,11 @@ class CoordinatorClient:
         for name, value in (logs or {}).items():
             self._logs.setdefault(prefix + name, []).append(np.atleast_1d(np.asarray(value)))
 
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Adds values to be averaged; makes this client a `rlstack.types.LogWriter`."""
+        del step  # the coordinator logs by the frames of the whole program
+        self.log(logs)
+
     def poll(self, *, now: bool = False) -> ProgramState:
         """Returns the newest state; reports before if a report is due, or if `now` is set."""
         if self._stop.is_set():

@@ -46,6 +46,9 @@ class InferenceNode:
         program = experiment.program
         ranks = range(index, program.num_actors, program.num_inferencers)
         ids = np.concatenate([experiment.env_ids(rank) for rank in ranks])
+        # The numbers here of each actor's environments.
+        here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
+        self._env_ids = dict(zip(ranks, here, strict=True))
         params, self._close_params = pull_params(program, learner)
         key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
@@ -58,10 +61,19 @@ class InferenceNode:
 
     @remote()
     def inference(
-        self, rank: int, incarnation: int, env_ids: np.ndarray, timestep: TimeStep
+        self, rank: int, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
     ) -> Inference:
-        """Acts in some of an actor's environments; see `InferenceService.inference`."""
-        return self._service.inference(rank, incarnation, env_ids, timestep)
+        """Acts in some of an actor's environments; see `InferenceService.inference`.
+
+        Args:
+          rank: of the actor.
+          incarnation: how often it has been restarted.
+          env_ids: int ``[B]``, as the actor numbers its environments; None for all in order.
+          timestep: ``[B, ...]``.
+        """
+        own = self._env_ids[rank]
+        ids = own if env_ids is None else own[env_ids]
+        return self._service.inference(rank, incarnation, ids, timestep)
 
     def run(self) -> None:
         """Serves until the program is over."""

@@ -115,13 +115,17 @@ class LearnerNode:
         return Batch(trajectory, weights)
 
     def _learn(self) -> None:
-        while (state := self._poll()).phase == RUNNING:
-            self._save_if_due(state)
-            try:
-                sample = self._replay.sample(timeout=timing.LEARNER_SAMPLE)
-            except ReplayTimeoutError:
-                continue
-            self._update(sample)
+        def should_stop() -> bool:
+            """Is called between updates, which is also when to save."""
+            state = self._poll()
+            if state.phase == RUNNING:
+                self._save_if_due(state)
+            return state.phase != RUNNING
+
+        with saved_on_failure(self._setup.directory, self._learner):
+            self._learner.run(should_stop, self._program)
+        if self._poll().phase == RUNNING:
+            raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
 
     def _learn_in_lock_step(self) -> None:
         experiment = self._setup.experiment
