@@ -1,4 +1,4 @@
-"""Which processors a node's process uses."""
+"""Restricts a process to some of the processors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def leave_one() -> None:
-    """Leaves one of this process's processors, if it has several, to other processes.
+    """Gives up one of this process's processors, if it has several.
 
-    For a node of many threads that wake one another: on few processors they get in the way of the
-    learner, whose one thread computes all the time. On two, a learner of small networks makes a
-    tenth to two fifths more updates so. It holds for the calling thread and for those started from
-    then on, and only where the operating system can do it.
+    For a node with many threads that wake one another: on few processors they disturb the learner,
+    whose one thread computes all the time. On two processors, a learner of small networks then
+    makes 10% to 40% more updates. This applies to the calling thread and to threads that it starts
+    later, on operating systems that support it.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

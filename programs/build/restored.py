@@ -1,4 +1,4 @@
-"""What a run left behind: its config, its newest checkpoint and the params in it."""
+"""Reads a finished run: its config, its newest checkpoint and the params in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_config(directory: RunDir) -> Experiment:
     """Returns the experiment of a run.
 
     Raises:
-      ValueError: its config is not one.
+      ValueError: its config file is not the config of an experiment.
     """
     return from_json(directory.config.read_text(), directory.config)
 
@@ -32,7 +32,7 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
     path = checkpoint.latest(directory.checkpoints)
     if path is None:
         raise ValueError(
-            f"{directory.path} has no checkpoint. Start the run again with "
+            f"{directory.path} has no checkpoint to read. Start the run again with "
             f"rlstack train {experiment.preset}."
         )
     return path
@@ -41,13 +41,13 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
 def read_params(
     path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False
 ) -> Params:
-    """Reads a checkpoint's params and nothing else of it.
+    """Reads the params of a checkpoint.
 
     Args:
       path: of the checkpoint.
       experiment: of the run.
       spec: of its environments.
-      on_host: whether they stay numpy arrays, so that no device is taken.
+      on_host: whether to return numpy arrays, which occupy no device.
     """
     agent = make_agent(experiment, spec)
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))

@@ -1,4 +1,4 @@
-"""Every seed of a run, derived from the experiment's one seed, a role and a rank."""
+"""Derives every seed of a run from the experiment's seed, a role and a rank."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
 
 
 def acting_key(seed: int, rank: int, incarnation: int = 0) -> PRNGKey:
-    """Returns the key that an inferencer acts with; one that was restarted draws anew."""
+    """Returns the key of an inferencer; each incarnation of a restarted one has its own."""
     key = role_key(seed, "inferencer", rank)
     return jax.random.fold_in(key, incarnation) if incarnation else key
 
 
 def role_seed(seed: int, role: str, rank: int = 0) -> int:
-    """Returns an integer seed of 30 bits, which leaves room to add an environment's number."""
+    """Returns a seed of 30 bits; an environment's number can be added within 31."""
     return int(np.random.SeedSequence([seed, _number(role), rank]).generate_state(1)[0] >> 2)
 
 

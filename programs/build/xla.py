@@ -1,4 +1,4 @@
-"""How XLA is to run on the CPU; it counts only before JAX computes for the first time."""
+"""Configures XLA on the CPU; has no effect after JAX's first computation."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ POOL_SIZE = "PJRT_NPROC"  # threads of a CPU client; all cores by default
 
 
 def configure(*, convolutions: bool, single_thread: bool = False) -> None:
-    """Suits XLA's CPU client to acting and learning in turn; other platforms are not touched.
+    """Configures XLA's CPU client for acting and learning; other platforms are not changed.
 
-    Computations run in the thread that asks for them. Handing them to another thread, as JAX does
-    by default, costs two switches a call, more than acting on a small network itself, and gains
-    nothing where each answer is waited for.
+    Computations run in the calling thread. JAX's default, another thread, costs two switches per
+    call. That is more than acting on a small network takes, and gains nothing if the caller waits
+    for each result.
 
-    Without convolutions, XLA's older CPU runtime is chosen where this jaxlib still has it: it runs
-    small dense networks about twice as fast; in one thread, since it hands matrix products and
-    fusions of some shapes to others at a cost above their own (SAC on Pendulum learns 1.3 times as
-    fast without) and gains next to nothing from them up to layers of 1024 and batches of 256. What
-    the user has set stays.
+    Without convolutions, XLA's older CPU runtime is used where this jaxlib still has it: it runs
+    small dense networks about twice as fast. It then runs in one thread. With more, it would pass
+    matrix products and fusions of some shapes to other threads at a cost above their own (SAC on
+    Pendulum learns 1.3 times as fast without), and gain almost nothing with layers of up to 1024
+    units and batches of up to 256. Values that the user has set are kept.
 
     Args:
-      convolutions: whether the network has any.
-      single_thread: whether one computation is to use one core, because there are other processes
-        for the other cores.
+      convolutions: whether the network has convolutions.
+      single_thread: whether a computation uses one core only, because other processes use the
+        others.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     older = not convolutions and _has_legacy_runtime()
@@ -46,6 +46,6 @@ def _add_flag(flag: str) -> None:
 
 
 def _has_legacy_runtime() -> bool:
-    # An unknown flag aborts the process, so only versions known to have it are named here.
+    # XLA aborts the process at an unknown flag, so this names only versions that have it.
     major, minor, *_ = importlib.metadata.version("jaxlib").split(".")
     return (int(major), int(minor)) == (0, 5)

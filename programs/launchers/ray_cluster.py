@@ -1,4 +1,4 @@
-"""The Ray cluster as the launcher needs it: joined and left, and what is reserved for nodes."""
+"""Joining and leaving a Ray cluster, and the resources reserved for each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from programs.launchers import environment
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
 _CODE = ("rlstack", "agents", "programs")
-_STORE_BYTES = 100 << 20  # of Ray's object store, which carries next to nothing here
+_STORE_BYTES = 100 << 20  # of Ray's object store, which holds almost nothing here
 
 
 def load() -> Any:
@@ -29,7 +29,7 @@ def load() -> Any:
     Raises:
       ValueError: it is not installed.
     """
-    # What a cluster of ours would tell the world, and what `uv run` would have Ray do.
+    # No usage statistics, and no change of environment when started by `uv run`.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
@@ -37,8 +37,8 @@ def load() -> Any:
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"launch ray: it needs Ray, which the extra `cluster` brings (CPython 3.10 only); "
-            f"{error}. pip install 'rlstack[cluster]', or launch processes on this machine."
+            f"launch ray: Ray must be installed (the extra `cluster`, CPython 3.10 only); got "
+            f"{error}. pip install 'rlstack[cluster]', or --launch processes on this machine."
         ) from error
     return ray
 
@@ -47,10 +47,10 @@ def load() -> Any:
 def joined(cfg: ProgramConfig) -> Iterator[Any]:
     """Joins the cluster, or starts one on this machine, for as long as the context lasts.
 
-    Who has joined one already, in a notebook, stays in it.
+    If this process has joined a cluster already, as in a notebook, it stays in that one.
 
     Raises:
-      ValueError: there is no Ray, or no such cluster.
+      ValueError: Ray is not installed, or the cluster cannot be reached.
     """
     ray = load()
     if ray.is_initialized():
@@ -62,7 +62,7 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
         if own := _own_address(address, cfg.interface):
             options["_node_ip_address"] = own
         if not address:
-            # Its sockets' names have a limit of some hundred letters.
+            # A short path: names of Unix sockets are limited to about a hundred characters.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlray-", dir="/tmp"))
             options = {
                 "address": "local",
@@ -80,16 +80,16 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise ValueError(
-                f"launch ray: --ray-address must be that of a running cluster's head, with this "
-                f"version of Python and Ray; {address or 'a Ray of its own'} says: {error}"
+                f"launch ray: --ray-address must be the head of a running cluster with this "
+                f"version of Python and Ray; got {address or 'a Ray of its own'}: {error}"
             ) from error
         yield ray
 
 
 def _own_address(head: str, interface: str) -> str:
-    """Returns the address by which hosts of the cluster reach this one; nothing to leave it to Ray.
+    """Returns the address by which hosts of the cluster reach this one; empty lets Ray choose.
 
-    Ray goes by the default route, but there may be none, or one that leads elsewhere.
+    Ray would take the address of the default route, which may be missing or lead elsewhere.
     """
     if interface not in ("", ALL_ADDRESSES):
         return address_of(interface)
@@ -102,13 +102,13 @@ def _own_address(head: str, interface: str) -> str:
 
 
 def _cores(cfg: ProgramConfig) -> float:
-    """All that the program's nodes reserve."""
+    """Cores that all of the program's nodes reserve together."""
     numbers = {"actor": cfg.num_actors, "inferencer": cfg.num_inferencers}
     return sum(numbers.get(group, 1) * cfg.ray.cpus_of(group) for group in GROUPS)
 
 
 def reserved(cfg: RayConfig, group: str) -> dict[str, Any]:
-    """Returns Ray's options for the process of a node of the group, but where it goes."""
+    """Returns Ray's options for the process of a node of the group, without its placement."""
     cpus, gpus = cfg.cpus_of(group), cfg.gpus.get(group, 0.0)
     here = {} if cfg.ship_code else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     variables = {
@@ -122,20 +122,20 @@ def reserved(cfg: RayConfig, group: str) -> dict[str, Any]:
         "num_cpus": cpus,
         "num_gpus": gpus,
         "memory": int(cfg.memory_gb.get(group, 0.0) * (1 << 30)),
-        "max_concurrency": 4,  # a call that waits holds up no other
-        "max_restarts": 0,  # they are the launcher's business
+        "max_concurrency": 4,  # so that a waiting call does not block others
+        "max_restarts": 0,  # the launcher restarts nodes
         "runtime_env": {"env_vars": variables},
     }
 
 
 def needs(cfg: RayConfig, group: str) -> str:
-    """Says what a node of the group takes, for errors."""
+    """Returns what a node of the group reserves, in words."""
     amounts = (cfg.cpus_of(group), cfg.gpus.get(group, 0.0), cfg.memory_gb.get(group, 0.0))
     return "{:g} CPUs, {:g} GPUs and {:g} GB".format(*amounts)
 
 
 def on_host(ray: Any, node_id: str, *, soft: bool) -> Any:
-    """Returns the strategy that places a process on a host; soft: if there is room."""
+    """Returns the strategy that places a process on a host; soft: elsewhere if it is full."""
     strategies = ray.util.scheduling_strategies
     return strategies.NodeAffinitySchedulingStrategy(node_id, soft=soft)
 

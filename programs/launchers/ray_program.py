@@ -140,13 +140,14 @@ class _RayProgram:
                     return False
                 for node, answer in nodes.answers(timing.LAUNCHER_POLL):
                     if not isinstance(answer, Placement):
-                        raise ValueError(f"launch ray: no process for {node.name}: {answer}")
+                        reason = f"Ray started no process for {node.name}: {answer}"
+                        raise ValueError(f"launch ray: {reason}")
                     nodes.bind(node, answer)
                 for node in nodes.unplaced():
                     raise ValueError(
-                        f"launch ray: the cluster must have room for {node.name}, which takes "
-                        f"{ray_cluster.needs(cfg, node.group)}; there was none in "
-                        f"{cfg.place_seconds:g} s. Add hosts, or ask for less (--program.ray)."
+                        f"launch ray: a host must have {ray_cluster.needs(cfg, node.group)} free "
+                        f"for {node.name}; none had within {cfg.place_seconds:g} s. Add hosts, or "
+                        "reserve less with --program.ray."
                     )
         for node in nodes.all:
             nodes.start(node)
@@ -161,16 +162,13 @@ class _RayProgram:
             for node in self._nodes.silent():
                 self._fail(node, "its host does not answer")
             for node in self._nodes.unplaced():
-                self._fail(node, "there was no place for it")
+                self._fail(node, "Ray found no host for it in time")
             now = time.monotonic()
             for node in self._nodes.all:
                 if node.state == PAUSED and now >= node.until:
                     self._nodes.place(node, self._nodes.next_place(node))
-                if (
-                    node.state == ENDED
-                    and not node.end_checked
-                    and now > node.since + timing.RAY_CAUSE
-                ):
+                ended_for = now - node.since if node.state == ENDED else 0.0
+                if ended_for > timing.RAY_CAUSE and not node.end_checked:
                     self._check_end(node)
             self._announce()
             if self._loss and (self._loss.by_accident or now > self._lost_at + timing.RAY_CAUSE):

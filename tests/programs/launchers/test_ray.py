@@ -82,7 +82,7 @@ def test_a_run_directory_that_a_host_does_not_see_is_refused(tmp_path, hosts, mo
 
 def test_a_cluster_without_room_is_named_with_what_is_missing(tmp_path, hosts):
     cfg = RayConfig(address=hosts.address, gpus={"learner": 1}, place_seconds=1.0)
-    with pytest.raises(ValueError, match="room for learner, which takes 1 CPUs, 1 GPUs"):
+    with pytest.raises(ValueError, match="have 1 CPUs, 1 GPUs and 0 GB free for learner"):
         run(ppo("distributed", program=on(hosts, ray=cfg)), tmp_path / "run")
 
 
