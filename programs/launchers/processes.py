@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from programs import timing
-from programs.launchers import environment, local
+from programs.launchers import local
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes.base import OVER, SAVING, Setup
-from programs.topologies import graph_of
+from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals

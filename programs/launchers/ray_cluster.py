@@ -16,7 +16,7 @@ from typing import Any
 
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
-from programs.launchers import environment
+from programs.topologies import environment
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
 _CODE = ("rlstack", "agents", "programs")

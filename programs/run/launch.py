@@ -7,7 +7,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-from programs import launchers
 from programs.build.components import announce_replay
 from programs.build.environments import make_env
 from programs.experiment import Experiment
@@ -46,12 +45,28 @@ def run_program(
     announce_replay(experiment, setup.step, display.stream)
     directory.failures.unlink(missing_ok=True)
     directory.result.unlink(missing_ok=True)
-    received = launchers.launch(setup, experiment.program.launch, display)
+    received = _launch(setup, display)
     if directory.result.exists():
         return Result(**json.loads(directory.result.read_text()))
     if received:
         raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
     raise ProgramError(_first_failure(directory))
+
+
+def _launch(setup: Setup, display: ProgressDisplay) -> int:
+    """Runs the nodes until all have ended; returns SIGINT or SIGTERM if one came, else 0."""
+    how = setup.experiment.program.launch
+    if how == "threads":
+        from programs.launchers.threads import run_threads
+
+        return run_threads(setup, display)
+    if how == "ray":
+        from programs.launchers.ray_program import run_ray
+
+        return run_ray(setup, display)
+    from programs.launchers.processes import run_processes
+
+    return run_processes(setup, display)
 
 
 def _check_packages(experiment: Experiment) -> None:

@@ -83,9 +83,20 @@ def distributed(setup: Setup) -> Graph:
     return graph
 
 
+_CPU_GROUPS = ("coordinator", "actor", "evaluator", "replay")
 _TOPOLOGIES = {"heavy_env": heavy_env, "light_env": light_env, "distributed": distributed}
 
 
 def graph_of(setup: Setup) -> Graph:
     """Returns the program of the setup's topology."""
     return _TOPOLOGIES[setup.experiment.topology](setup)
+
+
+def environment(group: str) -> dict[str, str]:
+    """Returns the environment variables of the processes of a group of nodes.
+
+    On a machine with an accelerator, the learner and the inference services use it.
+    """
+    if group in _CPU_GROUPS:
+        return {"JAX_PLATFORMS": "cpu"}
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if group == "inferencer" else {}
