@@ -3,7 +3,7 @@
 //! `cargo run --example count -- random` plays 1000 games with a random agent and prints the mean
 //! score. Without the argument it is a command for rlstack's SocketGame.
 
-use rlstack_game::{Agent, Observation, ActionMask, RandomAgent, RemoteAgent, Space};
+use rlstack_game::{ActionMask, Agent, Observation, RandomAgent, RemoteAgent, Space};
 
 const MOST: usize = 4;
 
@@ -19,7 +19,8 @@ fn space() -> Space {
 fn play(agent: &mut dyn Agent, seed: u64, games: usize) -> f64 {
     let (mut state, mut sum) = (seed | 1, 0.0);
     for game in 0..games {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let beans = (state >> 33) as usize % MOST;
         let mut observation = Observation {
             features: vec![vec![vec![]], vec![vec![]; beans]],

@@ -3,7 +3,7 @@
 //!
 //! A command for rlstack's SocketGame with two agents.
 
-use rlstack_game::{Observation, ActionMask, Space, Connection};
+use rlstack_game::{ActionMask, Connection, Observation, Space};
 
 const LENGTH: f32 = 4.0;
 

@@ -8,8 +8,8 @@ mod space;
 mod wire;
 
 pub use agent::{Agent, RandomAgent};
-pub use remote::{RemoteAgent, Connection};
+pub use remote::{Connection, RemoteAgent};
 pub use space::{
-    Action, ActionKind, ActionType, EntityType, Observation, ActionMask, Space, SpaceError, GLOBAL,
+    Action, ActionKind, ActionMask, ActionType, EntityType, Observation, Space, SpaceError, GLOBAL,
 };
 pub use wire::VERSION;

@@ -25,8 +25,9 @@ pub struct Connection {
 impl Connection {
     /// Connects to the trainer that started this program, by its environment variables.
     pub fn from_env(space: Space, num_agents: usize, name: &str) -> io::Result<Connection> {
-        let address = env::var("RLSTACK_GAME_ADDRESS")
-            .map_err(|_| invalid("RLSTACK_GAME_ADDRESS is not set; let SocketGame start this program"))?;
+        let address = env::var("RLSTACK_GAME_ADDRESS").map_err(|_| {
+            invalid("RLSTACK_GAME_ADDRESS is not set; let SocketGame start this program")
+        })?;
         let token = env::var("RLSTACK_GAME_TOKEN").unwrap_or_default();
         Connection::connect(space, num_agents, name, &address, &token)
     }
@@ -54,11 +55,18 @@ impl Connection {
         match data.kind {
             wire::WELCOME => {}
             wire::ERROR => return Err(invalid(data.text()?)),
-            kind => return Err(invalid(format!("HELLO must be answered by WELCOME; got a frame of kind {kind}"))),
+            kind => {
+                return Err(invalid(format!(
+                    "HELLO must be answered by WELCOME; got a frame of kind {kind}"
+                )))
+            }
         }
         let version = data.u32()?;
         if version != wire::VERSION {
-            return Err(invalid(format!("the protocol's version must be {}; got {version}", wire::VERSION)));
+            return Err(invalid(format!(
+                "the protocol's version must be {}; got {version}",
+                wire::VERSION
+            )));
         }
         let seed = data.u64()?;
         Ok(Connection { space, num_agents, stream: Some(stream), seed })
@@ -102,7 +110,11 @@ impl Connection {
                 return Ok(None);
             }
             wire::ERROR => return Err(invalid(data.text()?)),
-            kind => return Err(invalid(format!("OBSERVE must be answered by ACT, SHUTDOWN or ERROR; got kind {kind}"))),
+            kind => {
+                return Err(invalid(format!(
+                    "OBSERVE must be answered by ACT, SHUTDOWN or ERROR; got kind {kind}"
+                )))
+            }
         }
         if data.u32()? as usize != observations.len() {
             return Err(invalid("ACT must answer every agent that was asked"));
@@ -152,7 +164,10 @@ pub struct RemoteAgent {
 impl RemoteAgent {
     /// Connects a game with one agent; see [`Connection::from_env`].
     pub fn from_env(space: Space, name: &str) -> io::Result<RemoteAgent> {
-        Ok(RemoteAgent { connection: Rc::new(RefCell::new(Connection::from_env(space, 1, name)?)), number: 0 })
+        Ok(RemoteAgent {
+            connection: Rc::new(RefCell::new(Connection::from_env(space, 1, name)?)),
+            number: 0,
+        })
     }
 
     /// The seed that the game should use.

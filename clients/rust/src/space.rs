@@ -183,7 +183,11 @@ impl ActionMask {
     }
 
     pub(crate) fn rows(&self, action: &ActionType) -> usize {
-        if matches!(action.kind, ActionKind::Global(_)) { 1 } else { self.actors.len() }
+        if matches!(action.kind, ActionKind::Global(_)) {
+            1
+        } else {
+            self.actors.len()
+        }
     }
 
     pub(crate) fn width(&self, action: &ActionType) -> usize {

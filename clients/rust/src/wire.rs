@@ -78,7 +78,8 @@ pub(crate) struct Reader {
 
 impl Reader {
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
-        let part = self.data.get(self.at..self.at + N).ok_or_else(|| invalid("the frame is too short"))?;
+        let part =
+            self.data.get(self.at..self.at + N).ok_or_else(|| invalid("the frame is too short"))?;
         self.at += N;
         Ok(part.try_into().expect("N bytes"))
     }
