@@ -89,7 +89,7 @@ class PPORows(NamedTuple):
     target: Array  # what the value should be
     mask: Array  # False where there is no transition
     state: AgentState  # [B, ...] as of the first step; () without recurrence
-    entropy_cost: Array | tuple = ()  # () where it stays the config's
+    entropy_cost: Array | tuple[()] = ()  # () where it stays the config's
 
 
 @register(PPOConfig, network=actor_critic)

@@ -107,7 +107,7 @@ def _label(names: tuple[str, ...]) -> str:
 
 
 def _labels(params: Params, components: list[tuple[str, ...]]) -> Params:
-    def component(path: tuple) -> str:
+    def component(path: tuple[object, ...]) -> str:
         names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
         parts = [part for name in names for part in str(name).split("/")]
         covers = (c for c in components if any(part.startswith(c) for part in parts))

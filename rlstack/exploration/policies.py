@@ -68,7 +68,7 @@ class EpsilonGreedy(Checked):
     epsilon: float | Schedule
     "Probability of a random action, in [0, 1]; a float or a schedule."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not callable(self.epsilon):
             self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
 
@@ -92,7 +92,7 @@ class Softmax(Checked):
     temperature: float | Schedule = 1.0
     "Temperature, positive; a float or a schedule. Small is near greedy, large near uniform."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not callable(self.temperature):
             self.require("temperature", self.temperature > 0, "positive")
 
@@ -115,7 +115,7 @@ class _Noise(Checked):
     maximum: Bound = None
     "Upper bound of the action, a number or one per dimension; None takes that of a TanhNormal."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not callable(self.scale):
             self.require_at_least(0, "scale")
 

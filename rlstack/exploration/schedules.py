@@ -106,7 +106,7 @@ class Linear(_Counting):
     num_envs: int = 1
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require("steps", self.steps > 0, "positive")
         self.require_at_least(0, "begin")
         self._check_progress()
@@ -130,7 +130,7 @@ class MultiPhaseLinear(_Counting):
     num_envs: int = 1
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require("points", len(self.points) > 0, "one or more")
         grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
         self.require("points", grow, "of steps that increase, without duplicates")
@@ -159,7 +159,7 @@ class Exponential(_Counting):
     num_envs: int = 1
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require("half_life", self.half_life > 0, "positive")
         self._check_progress()
 
@@ -190,7 +190,7 @@ class EpsilonLadder(Checked):
     alpha: float = 7.0
     "The smallest epsilon is base ** (1 + alpha) (Ape-X)."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require("num_envs", self.num_envs > 0, "positive")
         self.require("base", 0 < self.base <= 1, "in (0, 1]")
         self.require_at_least(0, "alpha")

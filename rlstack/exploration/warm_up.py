@@ -29,7 +29,7 @@ class WarmUp(Checked):
     num_envs: int = 1
     "Number of environments of the experiment."
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.require_at_least(0, "frames")
         self.require("num_envs", self.num_envs > 0, "positive")
 

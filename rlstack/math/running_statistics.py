@@ -81,5 +81,5 @@ def _is_float(x: Array) -> bool:
     return bool(np.issubdtype(x.dtype, np.floating))
 
 
-def _float_leaves(tree: PyTree) -> list:
+def _float_leaves(tree: PyTree) -> list[Array]:
     return [x for x in jax.tree.leaves(tree) if _is_float(x)]
