@@ -81,7 +81,7 @@ INTERRUPTED_WITHOUT_STATE = 3.0
 
 # Between two looks at the launched processes, at signals and at Ray's answers.
 LAUNCHER_POLL = 0.1
-# For the coordinator to answer a launcher. A user waits meanwhile.
+# For the coordinator to answer a launcher, while a user waits for the program to end.
 ASK_COORDINATOR = 2.0
 # For the coordinator to hear that a node has moved; tried again at the next look.
 TELL_COORDINATOR = 1.0
