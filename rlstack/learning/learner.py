@@ -33,7 +33,7 @@ from rlstack.types import (
     PyTree,
 )
 
-# Initial params are made once, and their random draws take XLA long: a second less at each start.
+# Initial params are computed once, but XLA optimizes their random draws for a second.
 _QUICKLY = {"xla_backend_optimization_level": 1}
 
 _Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, LearnerOutput]]
@@ -228,14 +228,14 @@ def _jitted_step(cfg: LearnerConfig, agent: Agent, params: Params) -> _Step:
 def _one_call(agent: Agent) -> _Step:
     """The agent's ``learner_step``, jitted, with its logs as one vector until they are on the host.
 
-    An update of a small network takes a few hundred microseconds, so that each array fetched and
-    each pass over the logs in Python shows.
+    An update of a small network takes a few hundred microseconds, so each fetched array and each
+    loop over the logs in Python takes a visible share.
     """
     names: list[str] = []
 
     def packed(params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         params, learner_state, output = agent.learner_step(params, learner_state, batch)
-        names[:] = output.logs  # runs when traced, so they are those of what was compiled
+        names[:] = output.logs  # runs when traced: the names of the compiled function
         logs = jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()])
         return params, learner_state, logs, output.priorities
 
@@ -261,7 +261,7 @@ def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
 
 
 def _call_by_minibatch(agent: EpochAgent) -> _Step:
-    """The agent's ``learner_step`` with one jitted call a minibatch, gathered outside of it."""
+    """The agent's ``learner_step`` with one jitted call per minibatch, gathered on the host."""
     prepare, update = jax.jit(agent.prepare), jax.jit(agent.update)
     finish = jax.jit(agent.finish)
 
@@ -287,7 +287,7 @@ def _mean(*values: Any) -> np.floating:
 
 
 def _sharding(num_devices: int) -> tuple[Callable[[Batch], Batch], NamedSharding | None]:
-    """Returns how to split a batch over devices, and where params go; a no-op for one device."""
+    """Returns a function that splits a batch over devices, and the sharding of params."""
     if num_devices == 1:
         return lambda batch: batch, None
     if num_devices > len(jax.local_devices()):
@@ -319,7 +319,7 @@ def _non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFin
     params, learner_state = before
     return NonFiniteError(
         f"Learner: update {version + 1} gave non-finite {', '.join(sorted(bad))}. The params "
-        "are as before it. Lower the learning rate, or look at the rewards and observations.",
+        "are unchanged. Lower the learning rate, or check the rewards and observations.",
         before={"params": params, "learner_state": learner_state},
         batch=jax.tree.map(np.array, batch),
     )

@@ -1,4 +1,4 @@
-"""What the leaves of a checkpointed pytree are: described, compared and put back in form."""
+"""The leaves of a checkpointed pytree: described, compared and restored."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy as np
 PYTHON_KINDS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
-# In a target, an array of whatever shape and dtype was saved there; it comes back as numpy.
+# In a target: an array of any shape and dtype, restored as numpy.
 ANY_ARRAY = jax.ShapeDtypeStruct((-1,), np.bool_)
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, or does not fit; or a tree that cannot be saved."""
+    """A checkpoint cannot be read or does not fit its target, or a tree cannot be saved."""
 
 
 class Leaf(NamedTuple):
-    """One leaf, or one part of the structure that holds none."""
+    """One leaf, or one empty part of the structure."""
 
     path: str
     kind: str  # array, key (a typed JAX key), empty, or one of PYTHON_KINDS
     shape: tuple[int, ...] = ()
     dtype: str = ""  # the key implementation for a key
-    value: Any = None  # what an empty or Python leaf is
+    value: Any = None  # of an empty or Python leaf
 
     def describe(self) -> str:
-        """What it is, for an error message."""
+        """Returns a description for error messages."""
         if self.kind == "array":
             return f"an array {self.dtype}{list(self.shape)}"
         if self.kind == "key":
@@ -37,22 +37,22 @@ class Leaf(NamedTuple):
         return f"{self.value}" if self.kind == "empty" else f"a Python {self.kind}"
 
     def form(self) -> tuple[Any, ...]:
-        """What must agree between what is saved and what it is restored into."""
+        """Returns what must be equal in a checkpoint and its target."""
         return self.kind, self.shape, self.dtype, self.value if self.kind == "empty" else None
 
 
 def is_empty(node: Any) -> bool:
-    """Whether `node` is a part of the structure that has no leaves of its own."""
+    """Whether `node` is a part of the structure without leaves."""
     return node is None or (isinstance(node, tuple | list | dict) and len(node) == 0)
 
 
 def flatten(
     where: str, tree: Any, with_arrays: bool = True
 ) -> tuple[list[Leaf], dict[int, np.ndarray]]:
-    """Describe each leaf of `tree`, and give the non-empty arrays by leaf number.
+    """Returns a description of each leaf of `tree`, and the non-empty arrays by leaf number.
 
     Raises:
-      CheckpointError: if a leaf is not of the kinds that a checkpoint takes.
+      CheckpointError: a leaf is of a kind that cannot be saved.
     """
     leaves: list[Leaf] = []
     arrays: dict[int, np.ndarray] = {}
@@ -95,10 +95,10 @@ def _is_key(value: Any) -> bool:
 
 
 def check_same(path: Path, wanted: list[Leaf], saved: list[Leaf]) -> None:
-    """Compare a target (`wanted`) with the checkpoint at `path`.
+    """Compares a target (`wanted`) with the checkpoint at `path`.
 
     Raises:
-      CheckpointError: at the first leaf that differs, with both sides.
+      CheckpointError: a leaf differs; describes the first in both.
     """
     for want, have in zip(wanted, saved, strict=False):
         if want.path != have.path:
@@ -130,7 +130,7 @@ def _differs(path: Path, leaf: Leaf, expected: str, found: str) -> CheckpointErr
 
 
 def as_target(leaf: Leaf, array: np.ndarray | None, like: Any) -> Any:
-    """One restored leaf in the form that it has in the target."""
+    """Returns a restored leaf in the form that it has in the target."""
     if leaf.kind == "empty":
         return like
     if leaf.kind in PYTHON_KINDS:

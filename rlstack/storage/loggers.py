@@ -1,8 +1,8 @@
-"""Where scalars go: a line of JSON, TensorBoard, memory, or several of them at once.
+"""Loggers of scalars: lines of JSON, TensorBoard, memory, or several of them.
 
 Every logger takes the number of environment frames so far and a flat mapping of scalars. Values may
 be Python numbers or arrays of one element (numpy or JAX). Nothing here imports JAX, and
-TensorBoard's writer is imported only when one is built.
+TensorBoard's writer is imported only when one is made.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Logger(Protocol):
     """Takes scalars as a run goes on."""
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Record `logs` (name -> scalar) at `step` environment frames."""
+        """Records `logs` (name -> scalar) at `step` environment frames."""
 
     def close(self) -> None:
-        """Write out what is held and let go of files; a second call does nothing."""
+        """Writes out what is held and closes files; a second call does nothing."""
 
 
 def to_scalar(where: str, name: str, value: Any) -> Scalar:
-    """One log value as a Python number.
+    """Returns a log value as a Python number.
 
     Args:
-      where: who asks, for the error message.
+      where: the caller, for the error message.
       name: the log's name, for the error message.
       value: a Python number, or a numpy or JAX array of one element.
 
     Raises:
-      TypeError: if `value` is neither.
+      TypeError: `value` is neither.
     """
     if isinstance(value, bool | int | float):
         return value
@@ -50,16 +50,16 @@ def to_scalar(where: str, name: str, value: Any) -> Scalar:
             return found
     shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
     raise TypeError(
-        f"{where}: every log is one number; {name!r} is a {type(value).__name__}{shape}. "
+        f"{where}: every log must be one number; {name!r} is a {type(value).__name__}{shape}. "
         "Reduce it (mean, min, max) before it is logged."
     )
 
 
 def to_json(value: Any) -> Any:
-    """`value` with numpy scalars made Python numbers and NaN and infinities made strings.
+    """Returns `value` with numpy scalars as Python numbers, and NaN and infinities as strings.
 
     JSON has no NaN and no infinity. They become "nan", "inf" and "-inf", which Python's `float`
-    reads back, so that a diverged run still leaves a file that every JSON reader takes.
+    reads back, so that every JSON reader can read the file of a diverged run.
     """
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
@@ -73,11 +73,11 @@ def to_json(value: Any) -> Any:
 
 
 class JsonlLogger:
-    """One JSON object a line: `env_frames`, `wall_time` (Unix seconds) and the logs.
+    """One JSON object per line: `env_frames`, `wall_time` (Unix seconds) and the logs.
 
-    Each line is handed to the operating system in one write before `write` returns, so a crash of
-    the process loses nothing. An existing file is continued; a last line that a kill cut short is
-    dropped first.
+    Each line is written to the operating system before `write` returns, so a crash of the process
+    loses nothing. An existing file is continued; an incomplete last line, which a kill may leave,
+    is removed first.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time):
@@ -88,42 +88,42 @@ class JsonlLogger:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Append one line.
+        """Appends one line.
 
         Raises:
-          TypeError: if a log is not one number.
-          ValueError: if the logger is closed, or a log takes one of the two names used here.
-          OSError: if the file system refuses, for instance because the disk is full.
+          TypeError: a log is not one number.
+          ValueError: the logger is closed, or a log has one of the two names used here.
+          OSError: the file system refuses, for instance because the disk is full.
         """
         if self._file.closed:
-            raise ValueError("JsonlLogger.write: the logger must be open; close() came first.")
+            raise ValueError("JsonlLogger.write: the logger must be open; it was closed.")
         record: dict[str, Any] = {"env_frames": int(step), "wall_time": self._clock()}
         for name, value in logs.items():
             if name in ("env_frames", "wall_time"):
                 raise ValueError(
-                    f"JsonlLogger.write: {name!r} is written by the logger itself; it came among "
-                    "the logs. Rename the log."
+                    f"JsonlLogger.write: logs must not be called {name!r}, which the logger itself "
+                    "writes. Rename the log."
                 )
             record[name] = to_json(to_scalar("JsonlLogger.write", name, value))
         line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
         try:
-            while line:  # an unbuffered write may take only a part
+            while line:  # an unbuffered write may write only a part
                 line = line[self._file.write(line) :]
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}; free space there and go on from the last checkpoint by "
-                "--resume. It is the log file",
+                f"{error.strerror}; free space there and go on from the last checkpoint with "
+                "--resume. The log file is",
                 str(self._path),
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut whatever follows the last newline, so that appending starts on a line of its own."""
+    """Removes what follows the last newline, so that appending starts a new line."""
     if not path.exists():
         return
     with open(path, "r+b") as file:
@@ -142,33 +142,31 @@ def _drop_torn_line(path: Path) -> None:
 
 
 class TensorBoardLogger:
-    """Scalars as TensorBoard event files in `directory`, against environment frames."""
+    """Writes scalars to TensorBoard event files in `directory`, against environment frames."""
 
     def __init__(self, directory: str | os.PathLike[str], flush_secs: int = 10):
-        from tensorboardX import SummaryWriter  # a third of a second: only who logs pays it
+        from tensorboardX import SummaryWriter  # takes a third of a second
 
-        # A queue without end: one of a few places would block for ever behind a thread that died.
+        # An unbounded queue: a bounded one would block for ever once its thread has died.
         self._writer: Any = SummaryWriter(str(directory), max_queue=0, flush_secs=flush_secs)
         events = self._writer.file_writer.event_writer
         self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Add one point to each scalar.
+        """Adds one point to each scalar.
 
         Raises:
-          TypeError: if a log is not one number.
-          ValueError: if the logger is closed.
-          OSError: if earlier events could not be written, for instance because the disk is full.
+          TypeError: a log is not one number.
+          ValueError: the logger is closed.
+          OSError: earlier events could not be written, for instance because the disk is full.
         """
         if self._writer is None:
-            raise ValueError(
-                "TensorBoardLogger.write: the logger must be open; close() came first."
-            )
+            raise ValueError("TensorBoardLogger.write: the logger must be open; it was closed.")
         if not self._thread.is_alive():
             raise OSError(
                 errno.EIO,
                 "events could not be written; free space there and go on from the last checkpoint "
-                "by --resume. It is the folder of event files",
+                "with --resume. The directory of event files is",
                 str(self._directory),
             )
         for name, value in logs.items():
@@ -176,12 +174,12 @@ class TensorBoardLogger:
             self._writer.add_scalar(name, number, int(step))
 
     def close(self) -> None:
-        """Write out the events and close the file."""
+        """Writes out the events and closes the file."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            # On a full disk the last events are lost; whoever wrote them has been told already.
+            # On a full disk the last events are lost; `write` has raised that already.
             if not self._thread.is_alive():
-                self._queue.cancel_join_thread()  # or the process would wait for them at its end
+                self._queue.cancel_join_thread()  # or the exiting process would wait for them
                 return
             with contextlib.suppress(OSError):
                 writer.close()
@@ -195,20 +193,20 @@ class InMemoryLogger:
         self.closed = False
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Append one record.
+        """Appends one record.
 
         Raises:
-          TypeError: if a log is not one number.
+          TypeError: a log is not one number.
         """
         converted = {name: to_scalar("InMemoryLogger.write", name, v) for name, v in logs.items()}
         self.records.append((int(step), converted))
 
     def series(self, name: str) -> list[tuple[int, Scalar]]:
-        """The `(step, value)` pairs of one log."""
+        """Returns the `(step, value)` pairs of one log."""
         return [(step, logs[name]) for step, logs in self.records if name in logs]
 
     def close(self) -> None:
-        """Note that the owner closed it."""
+        """Records that it was closed."""
         self.closed = True
 
 
@@ -219,17 +217,17 @@ class Fanout:
         self._loggers = tuple(loggers)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Write to every logger.
+        """Writes to every logger.
 
         Raises:
-          TypeError: if a log is not one number.
+          TypeError: a log is not one number.
         """
         converted = {name: to_scalar("Fanout.write", name, value) for name, value in logs.items()}
         for logger in self._loggers:
             logger.write(step, converted)
 
     def close(self) -> None:
-        """Close every logger, also after one of them fails; the first failure is then raised."""
+        """Closes every logger, also after one fails; then raises the first failure."""
         failure: BaseException | None = None
         for logger in self._loggers:
             try:
