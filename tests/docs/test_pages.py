@@ -51,6 +51,8 @@ def test_pages_have_blocks_that_run():
     assert len(RUNNABLE) > 25
     assert len({block.page for block in RUNNABLE}) > 8
     assert len(OUTPUTS) >= 2
+    programs = [block for block in RUNNABLE if block.language == "python"]
+    assert [str(b) for b in programs if not re.match(r"# \w+\.py\n", b.text)] == []
 
 
 @runs_blocks
