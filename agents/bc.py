@@ -4,7 +4,7 @@ https://doi.org/10.1162/neco.1991.3.1.88).
 The loss is the mean negative log likelihood of the actions taken, under the distribution that fits
 the action: one choice or several, masked, real numbers (a Gaussian) or a structure of these. It
 learns from windows of a dataset (`rlstack.storage.datasets`), without an environment or a replay;
-the action at the end of an episode, which nobody obeyed, counts for nothing. A recurrent network
+the action at the end of an episode, which had no effect, is left out. A recurrent network
 starts every window from the state that comes with it, which is the initial one in recorded data, so
 windows should be long then.
 
@@ -49,9 +49,9 @@ class BCConfig(Checked):
     """Hyperparameters of behaviour cloning."""
 
     entropy_cost: float = 0.0
-    """Weight of an entropy bonus, which keeps the policy from being surer than the data."""
+    """Weight of an entropy bonus, which keeps the policy from being more certain than the data."""
     min_log_std: float = -3.0
-    """Log standard deviations of real-numbered actions are held at or above this."""
+    """Smallest log standard deviation of continuous actions."""
     max_grad_norm: float = 0.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
@@ -133,7 +133,7 @@ class BC(Agent):
         weights /= jnp.maximum(weights.sum(), 1e-8)
 
         def mean(x: Array) -> Array:
-            # A product alone would let what is infinite at the end of an episode into the sum.
+            # Not a product: a log probability of -inf at the end of an episode times 0 is NaN.
             return jnp.where(weights > 0, x * weights, 0.0).sum()
 
         log_prob = mean(distribution.log_prob(steps.agent_output.action))
@@ -167,7 +167,7 @@ class BC(Agent):
 
 
 def _no_narrower(distribution: Any, min_log_std: float) -> Any:
-    """The same distribution with the standard deviations of its Gaussians held up."""
+    """Returns the distribution with standard deviations of at least ``exp(min_log_std)``."""
     if isinstance(distribution, Joint):
         return Joint(distribution.map(lambda part: _no_narrower(part, min_log_std)))
     if isinstance(distribution, Normal):

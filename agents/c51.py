@@ -34,7 +34,7 @@ from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 @dataclasses.dataclass(frozen=True)
 class C51Config(QLearningConfig):
-    """Hyperparameters of C51; the network says how many atoms there are."""
+    """Hyperparameters of C51; the number of atoms is the network's (``num_atoms``)."""
 
     min_value: float = -10.0
     """The smallest atom, a discounted return (the paper's -10 for clipped rewards)."""
@@ -83,7 +83,7 @@ class C51(QLearning):
     ) -> Array:
         """Returns the projected n-step distributions, ``[B, N]`` (the paper's algorithm 1).
 
-        With ``double`` the online network says which action is best, else the target network.
+        The best action is the online network's with ``double``, else the target network's.
         """
         target_key, choosing_key = jax.random.split(rng_key)
         outputs = choosing = self.outputs(target_key, target_params, transition.end)
@@ -100,5 +100,5 @@ class C51(QLearning):
         return jax.nn.softmax(logits) @ self.atoms(logits.shape[-1])
 
     def atoms(self, num_atoms: int) -> Array:
-        """Returns the returns that the atoms stand for, ``[N]``, evenly spaced."""
+        """Returns the return of each atom, ``[N]``, evenly spaced."""
         return jnp.linspace(self.cfg.min_value, self.cfg.max_value, num_atoms)

@@ -1,6 +1,6 @@
 """Deep deterministic policy gradient, Lillicrap et al. (2016), https://arxiv.org/abs/1509.02971.
 
-One critic and a policy that climbs it, each with a slowly moving target (algorithm 1). Deviations:
+One critic and a policy that maximises its value, each with a slow target (algorithm 1). Deviations:
 exploration by independent Gaussian or uniform noise in place of an Ornstein-Uhlenbeck process,
 which later work found to do as well; n-step targets (the replay's ``unroll_length``); policy and
 critic are moved from the same params, in one pass; the action joins the critic at its first layer.

@@ -70,7 +70,7 @@ class DQN(QLearning):
     ) -> Array:
         """Returns reward + discount * the target network's value of the best next action, ``[B]``.
 
-        With ``double`` the online network says which action is best.
+        The best action is the online network's with ``double``, else the target network's.
         """
         target_key, choosing_key = jax.random.split(rng_key)
         end_values = choosing = self.outputs(target_key, target_params, transition.end)

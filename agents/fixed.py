@@ -66,7 +66,7 @@ class FixedLearnerState(NamedTuple):
 
 
 class Fixed(Agent):
-    """What agents that do not learn have in common; they know how to act from the start."""
+    """What agents that do not learn share."""
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns nothing: there is nothing to learn."""
@@ -99,7 +99,7 @@ def no_network(obs_spec: PyTree, action_spec: PyTree, cfg: Any = None) -> Networ
 
 @register(RandomConfig, network=no_network)
 class Random(Fixed):
-    """Acts at random, all legal actions alike, when it is judged too.
+    """Acts uniformly at random, in evaluation too.
 
     Choices are drawn among the legal ones, real numbers between their bounds; those without finite
     bounds come from a standard normal.
@@ -124,7 +124,7 @@ class Random(Fixed):
 
 @register(ScriptedConfig, network=no_network)
 class Scripted(Fixed):
-    """Follows a rule, exploring or judged."""
+    """Follows a rule, in training and in evaluation."""
 
     cfg: ScriptedConfig
 
@@ -135,10 +135,10 @@ class Scripted(Fixed):
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[FixedOutput, AgentState]:
-        """Asks the rule about ``[B, ...]`` steps.
+        """Applies the rule to ``[B, ...]`` steps.
 
         Raises:
-          ValueError: its answer is not of the action's structure and shape.
+          ValueError: the action is not of the spec's structure and shape.
         """
         answer = self._rule(timestep.observation)
         batch_size = timestep.step_type.shape[0]

@@ -38,7 +38,7 @@ class ImpalaConfig(PolicyGradientConfig):
     clip_pg_rho: float = 1.0
     """Those of the policy gradient are cut here (paper: rho-bar)."""
     vtrace_lambda: float = 1.0
-    """Decay of the trace beside c (paper, remark 2)."""
+    """Decay of the trace, a factor on c (paper, remark 2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Implicit quantile networks, Dabney et al. (2018b), https://arxiv.org/abs/1806.06923.
 
-The network's output is the value of each action's return at any quantile asked for. Which are asked
-for is drawn from the key at hand: K to act and to choose actions with (the same for all rows of a
+The network gives the value of each action's return at any quantile. The quantiles are random,
+drawn from the rng_key: K to act and to choose actions with (the same for all rows of a
 batch that acts, so that a row's action does not depend on the others), N and N' an item to learn.
 By config: double learning (not in the paper), n-step targets, prioritized replay, duelling and
 noisy networks, as `rlstack.families.q_learning` says. Acting is risk-neutral.

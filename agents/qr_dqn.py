@@ -30,7 +30,7 @@ from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 @dataclasses.dataclass(frozen=True)
 class QRDQNConfig(QLearningConfig):
-    """Hyperparameters of QR-DQN; the network says how many quantiles there are."""
+    """Hyperparameters of QR-DQN; the number of quantiles is the network's (``num_atoms``)."""
 
     huber_delta: float = 1.0
     """Error beyond which the loss is linear (kappa, the paper's 1); 0 makes it so throughout."""

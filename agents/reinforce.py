@@ -5,7 +5,7 @@ episode's end, less a baseline where there is one: the network's value of the st
 never estimated: an unroll that ends inside an episode does not tell the returns of that episode's
 steps, so these are left out of every mean, and ``complete`` in the logs is the share of steps that
 see their episode's end. That favours steps whose episode ends soon, a bias which is small where
-unrolls (the replay's ``unroll_length``) are long beside episodes. Of an episode that began in an
+unrolls (the replay's ``unroll_length``) are longer than episodes. Of an episode that began in an
 earlier unroll, the steps in the unroll where it ends are learned from.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent

@@ -192,7 +192,7 @@ class SAC(PolicyAndCriticsAgent):
     def _expect(
         self, rng_key: PRNGKey, policy: Params, critics: Params, timestep: TimeStep
     ) -> tuple[Array, Array]:
-        """The least critic's value of what the policy does, and its entropy, both ``[B]``.
+        """Returns the smallest critic's value of the policy, and its entropy, both ``[B]``.
 
         Of one sampled action where actions are continuous, exactly where they are discrete.
         """

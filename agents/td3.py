@@ -1,9 +1,9 @@
 """Twin delayed deep deterministic policy gradient, Fujimoto et al. (2018).
 
 https://arxiv.org/abs/1802.09477, algorithm 1: the least of two critics makes the target, at an
-action of the target policy blurred by clipped noise; policy and targets move at every second update
+action of the target policy with clipped noise added; policy and targets move at every second update
 of the critics. Deviations: any number of critics; n-step targets (the replay's ``unroll_length``);
-policy and critics are moved from the same params, so the policy climbs the critic of one update
+policy and critics are moved from the same params, so the policy maximises the critic of one update
 before. All noise is in units of half the action's range. A truncated episode is bootstrapped from
 its true last observation.
 """
@@ -34,8 +34,8 @@ from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, Py
 class TD3Config(DeterministicConfig):
     """Hyperparameters of TD3.
 
-    The policy climbs the first critic; its optimizer counts its own updates; each network's
-    gradients are clipped apart.
+    The policy maximises the value of the first critic. Its optimizer counts the policy's updates
+    only. The gradients of policy and critics are clipped separately.
     """
 
     policy_period: int = 2
@@ -125,7 +125,7 @@ class TD3(DeterministicAgent):
         return loss, ({"loss": loss, "value": taken.mean(), "td_error": errors.mean()}, errors)
 
     def policy_loss(self, policy: Params, critics: Params, batch: Batch) -> Array:
-        """Returns minus the mean of the first critic's values of what the policy does."""
+        """Returns minus the mean value, by the first critic, of the policy's actions."""
         timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
         values = self.critic_values(critics, timestep, self.policy_action(policy, timestep))[:, 0]
         return -jnp.where(timestep.last(), 0.0, values).mean()

@@ -5,7 +5,7 @@ arguments and go out as results. It never jits, never names a device and never s
 after ``__init__``, so one object can be jitted, sharded, pickled and shared by any driver.
 
 Argument order is ``rng_key, params, data, state``. Keys are *consumed*: a function uses the key it
-is given once, and whoever owns the key splits it. The acting key belongs to the Inferencer; the
+is given once, and the owner of the key splits it. The acting key belongs to the Inferencer; the
 learning key lives inside LearnerState, so (params, learner_state) resumes a run exactly.
 """
 
@@ -49,7 +49,7 @@ class Agent(abc.ABC):
         net_factory: Callable[[PyTree, PyTree], Any],
         policy_factory: Callable[[], Any],
     ):
-        """Stores what the agent is made of.
+        """Stores the agent's parts.
 
         Args:
           cfg: the algorithm's own frozen dataclass.
@@ -83,7 +83,7 @@ class Agent(abc.ABC):
         return ()
 
     def reset_state(self, state: AgentState, first: Array) -> AgentState:
-        """Returns ``state`` with the rows where ``first`` ([B] bool) holds started afresh.
+        """Returns ``state`` with the initial state in the rows where ``first`` ([B] bool) holds.
 
         Drivers call it before every ``actor_step``. Override it to keep something (a step counter)
         from one episode to the next.
@@ -110,7 +110,7 @@ class Agent(abc.ABC):
     ) -> ActionDistribution | None:
         """Returns the distribution that the policy takes actions from, ``[B, ...]``.
 
-        It is for looking at, as `rlstack play` does beside a game; acting does not need it. The
+        It is for inspection, for example by `rlstack play`; acting does not call it. The
         arguments are those of ``actor_step``. Continuous actions may be in units of the agent's
         own, such as [-1, 1]; the logits of agents of action values are the values.
 
@@ -122,10 +122,10 @@ class Agent(abc.ABC):
         return None
 
     def lay_out(self, timestep: TimeStep) -> TimeStep:
-        """Returns ``timestep`` with what its network can make use of, such as a plan of its work.
+        """Returns ``timestep`` with precomputed data for the network, such as how rows are packed.
 
         Drivers call it on the host, with numpy arrays ``[B, ...]``, before the jitted functions
-        that run the network on these steps. What it adds changes no result, only the speed.
+        that run the network on these steps. It changes the speed and no result.
         """
         lay_out = getattr(self.network, "lay_out", None)
         if lay_out is None:

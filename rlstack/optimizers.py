@@ -1,4 +1,4 @@
-"""Optimizers by config, and different ones for the components of a network."""
+"""Optimizers made from configs, one for each component of a network."""
 
 from __future__ import annotations
 

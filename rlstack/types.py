@@ -24,7 +24,7 @@ import numpy as np
 Array = jax.Array | np.ndarray
 PyTree = Any  # a nested structure of arrays
 ActionDistribution = Any  # an `rlstack.distributions.Distribution`
-AgentState = Any  # what an agent remembers of one environment, [B, ...]; `()` when nothing
+AgentState = Any  # an agent's acting state of each environment, [B, ...]; `()` without any
 AgentOut = Any  # an agent's own NamedTuple; its first field is `action`
 LearnerState = Any  # optimizer state, target params, counters and the learner's rng_key
 Params = Any
@@ -33,7 +33,7 @@ Logs = dict[str, Array]  # scalars by name, or vectors to average
 
 
 class StepType(enum.IntEnum):
-    """Where in its episode a step stands (dm_env's values)."""
+    """The position of a step in its episode (dm_env's values)."""
 
     FIRST = 0
     MID = 1
@@ -41,7 +41,7 @@ class StepType(enum.IntEnum):
 
 
 class TimeStep(NamedTuple):
-    """What a batch of environments shows; leading axes are ``[B]`` or ``[T+1, B]``."""
+    """One step of a batch of environments; leading axes are ``[B]`` or ``[T+1, B]``."""
 
     step_type: Array  # [B] int32, a StepType
     reward: Array  # [B] float32, answers the previous action; 0 at FIRST
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 
 
 class LearnerOutput(NamedTuple):
-    """What ``Agent.learner_step`` returns beside params and state."""
+    """What ``Agent.learner_step`` returns with params and learner state."""
 
     logs: Logs  # scalars
     priorities: Array | None = None  # [B] float32, new replay priorities of the batch's items

@@ -141,7 +141,7 @@ def entity_floor_is_lava_ppo(name: str) -> Experiment:
 
 @preset
 def entity_rock_paper_scissors_ppo(name: str) -> Experiment:
-    """RockPaperScissors: the value sees what the opponent will play; tuned here for when all do."""
+    """RockPaperScissors: the value sees the opponent's choice; tuned here."""
     return _entity(
         name,
         "RockPaperScissors",
@@ -155,7 +155,7 @@ def entity_rock_paper_scissors_ppo(name: str) -> Experiment:
 def entity_xor_ppo(name: str) -> Experiment:
     """Xor of two entities and a global feature, a quarter of enn-trainer's environments.
 
-    A policy that is sure, and right in three cases of four, must go on trying for the fourth.
+    The entropy bonus keeps a policy exploring that is right in three cases of four.
     """
     return _entity(
         name,
@@ -250,7 +250,7 @@ def entity_multi_snake_ppo(name: str) -> Experiment:
 def entity_treasure_hunt_ppo(name: str) -> Experiment:
     """TreasureHunt, as entity-gym's tutorial trains it, but in a hurry.
 
-    With its discount of 0.99 the greedy policy walks to and fro between what is equally near.
+    With its discount of 0.99 the greedy policy oscillates between equally near treasures.
     """
     return _entity(
         name,

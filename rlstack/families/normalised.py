@@ -1,8 +1,8 @@
-"""Any agent over standardised observations and scaled rewards, by wrapping it.
+"""Standardised observations and scaled rewards for any agent, by a wrapper around it.
 
 The statistics travel with the params. They change between updates only, so that every minibatch of
 an update, and the acting whose log-probabilities it compares with, see the same normalisation, and
-evaluation sees what acting last saw. The agent inside knows nothing of it.
+evaluation uses the newest statistics of acting. The agent inside needs no change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REWARD_SCALES: tuple[str, ...] = get_args(RewardScale)
 
 @dataclasses.dataclass(frozen=True)
 class NormalisationConfig(Checked):
-    """What an agent sees of observations and rewards; reported returns are never touched."""
+    """How observations and rewards are normalised for the agent; reported returns are not."""
 
     observations: bool = False
     """Whether float observations are standardised by running statistics."""
@@ -68,7 +68,7 @@ class NormalisationConfig(Checked):
 
 
 class Statistics(NamedTuple):
-    """What is known so far of what the environments show."""
+    """Running statistics of observations and rewards."""
 
     observation: Any  # a RunningStatistics, or what the network's own Standardiser keeps
     reward: RunningStatistics  # of rewards, or of discounted returns
@@ -89,7 +89,7 @@ class NormalisedLearnerState(NamedTuple):
 
 
 class NormalisedState(NamedTuple):
-    """What is remembered of each environment where returns are counted."""
+    """The acting state when returns are counted."""
 
     agent: AgentState
     discounted_return: Array  # [B] float32, of the episode, up to the step before this one
@@ -122,7 +122,7 @@ class Normalised(Agent):
         return NormalisedState(state, jnp.zeros(batch_size)) if self._counts_returns else state
 
     def reset_state(self, state: AgentState, first: Array) -> AgentState:
-        """Lets the agent start its rows afresh; returns begin at 0."""
+        """Resets the agent's state and the discounted returns of these rows."""
         if not self._counts_returns:
             return self.agent.reset_state(state, first)
         return NormalisedState(
@@ -137,7 +137,7 @@ class Normalised(Agent):
         return NormalisedLearnerState(state, params.statistics)
 
     def lay_out(self, timestep: TimeStep) -> TimeStep:
-        """Lets the agent lay out what it is to see."""
+        """Calls the agent's own."""
         return self.agent.lay_out(timestep)
 
     def action_distribution(
@@ -151,7 +151,7 @@ class Normalised(Agent):
     def actor_step(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
     ) -> tuple[AgentOut, AgentState]:
-        """Lets the agent act on what it is to see of ``[B, ...]`` steps."""
+        """Calls the agent's own, on normalised steps ``[B, ...]``."""
         seen = self._seen(params.statistics, timestep)
         if not self._counts_returns:
             return self.agent.actor_step(rng_key, params.agent, seen, state)
@@ -161,7 +161,7 @@ class Normalised(Agent):
     def learner_step(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
-        """Lets the agent learn from the batch as its params see it, then adds the batch."""
+        """Lets the agent learn from the normalised batch, then adds the batch to the statistics."""
         learner_state, batch = self._take(params, learner_state, batch)
         agent_params, agent_state, output = self.agent.learner_step(
             params.agent, learner_state.agent, batch
@@ -172,7 +172,7 @@ class Normalised(Agent):
     def _take(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedLearnerState, Batch]:
-        """Returns the learner state that knows of this batch, and the batch as the agent sees it.
+        """Returns the learner state with this batch in its statistics, and the normalised batch.
 
         The last step of each item is left out of the statistics: it is the next item's first.
         """
@@ -186,7 +186,7 @@ class Normalised(Agent):
             amount = before.timestep.reward
             if self._counts_returns:
                 amount = self._returns(before.agent_state, before.timestep)
-            # The first step of an episode has no reward: nothing has been done yet.
+            # The first step of an episode has no reward.
             reward = update_statistics(pending.reward, amount, ~before.timestep.first())
             pending = pending._replace(reward=reward)
         if self._counts_returns:
@@ -200,7 +200,7 @@ class Normalised(Agent):
         return state.discounted_return * self.normalisation.return_discount + timestep.reward
 
     def _seen(self, statistics: Statistics, timestep: TimeStep) -> TimeStep:
-        """Returns steps as the agent sees them."""
+        """Returns normalised steps."""
         cfg = self.normalisation
         observation, reward = timestep.observation, timestep.reward * cfg.reward_scale
         if cfg.observations:
@@ -208,7 +208,7 @@ class Normalised(Agent):
                 statistics.observation, observation, cfg.observation_clip
             )
         if cfg.rewards != "none":
-            # Rewards keep their zero: a shift would change which policy is best.
+            # Rewards are scaled and not shifted: a shift would change which policy is best.
             reward = reward * jax.lax.rsqrt(statistics.reward.variance[0] + 1e-8)
         if cfg.reward_clip:
             reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
@@ -223,7 +223,7 @@ class NormalisedEpochs(Normalised, EpochAgent):
     def prepare(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedLearnerState, PyTree, Array]:
-        """Lets the agent prepare the batch as its params see it."""
+        """Lets the agent prepare the normalised batch."""
         learner_state, batch = self._take(params, learner_state, batch)
         agent_state, rows, schedule = self.agent.prepare(params.agent, learner_state.agent, batch)
         return learner_state._replace(agent=agent_state), rows, schedule
@@ -231,7 +231,7 @@ class NormalisedEpochs(Normalised, EpochAgent):
     def update(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, minibatch: PyTree
     ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
-        """Lets the agent take a gradient step; the statistics stay."""
+        """Lets the agent take a gradient step; the statistics do not change."""
         agent_params, agent_state, output = self.agent.update(
             params.agent, learner_state.agent, minibatch
         )
@@ -242,13 +242,13 @@ class NormalisedEpochs(Normalised, EpochAgent):
         )
 
     def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Lets the agent lay out what it is to learn from."""
+        """Calls the agent's own."""
         return self.agent.lay_out_rows(minibatch)
 
     def finish(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState
     ) -> tuple[NormalisedParams, NormalisedLearnerState]:
-        """Lets the next acting and learning see the statistics of this batch."""
+        """Puts the statistics of this batch into the params, for the next acting and learning."""
         agent_params, agent_state = self.agent.finish(params.agent, learner_state.agent)
         return (
             NormalisedParams(agent_params, learner_state.pending),
@@ -266,7 +266,7 @@ def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
 
 
 def _by_entry(obs_spec: PyTree) -> Standardiser:
-    """Standardises every float entry on its own, but for the action mask, which is no number."""
+    """Standardises every float entry on its own, except the action mask."""
 
     def apply(statistics: RunningStatistics, observation: PyTree, clip: float) -> PyTree:
         shown = normalise(statistics, observation, clip)

@@ -1,14 +1,14 @@
-"""What agents that follow the policy gradient share: all but the estimate of the advantage.
+"""What agents that follow the policy gradient share; each estimates the advantage itself.
 
 The learner runs its own network over an unroll from the stored state of the unroll's first step,
 and minimises, over its true transitions,
 
     - advantage x log probability + value_cost x 0.5 (target - value)^2 - entropy_cost x entropy
 
-where advantage and target are constants that the agent estimates (its ``loss``). Actions are
-whatever `rlstack.distributions` knows: a ratio or log probability is of the whole action, several
-numbers or structures included. Losses are means over transitions: papers that sum them need their
-gradient norm and the optimizer's eps divided by the number of transitions in a batch.
+where advantage and target are constants that the agent estimates (its ``loss``). Actions may be of
+any kind in `rlstack.distributions`: a ratio or log probability is of the whole action, which may
+have several numbers or a structure. Losses are means over transitions. For papers that sum them,
+divide the gradient norm and the optimizer's eps by the number of transitions in a batch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PolicyGradientConfig(Checked):
     max_grad_norm: float = 0.5
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of all components that have none of their own."""
+    """Optimizer of all components without an optimizer of their own."""
     torso_optimizer: OptimizerConfig | None = None
     """Optimizer of the torsos and the recurrent core."""
     policy_head_optimizer: OptimizerConfig | None = None
@@ -96,7 +96,7 @@ class PolicyGradientState(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """T transitions as the learner's network sees them; ``mask`` tells the true ones."""
+    """The learner's network on T transitions; ``mask`` marks the real ones."""
 
     reward: Array  # [T, B] float32
     discount: Array  # [T, B] float32, the agent's times the environment's
@@ -150,7 +150,7 @@ class PolicyGradientAgent(Agent):
         return self.distribution(self.network.apply(None, params, timestep, state)[0], timestep)
 
     def log_prob(self, distribution: distributions.Distribution, action: PyTree) -> Array:
-        """Returns what is remembered of an action's log probability, ``[B]``."""
+        """Returns the log probability that acting stores with an action, ``[B]``."""
         return distribution.log_prob(action)
 
     def distribution(
