@@ -33,7 +33,7 @@ from benchmarks import entity_loop
 from benchmarks.entity_attention import passes, shares, skewed
 from benchmarks.report import Rate, Result, Timers, alternate, rate
 from benchmarks.single_process import Ours
-from programs.build import xla
+from programs.components import xla
 from programs.presets import preset
 from rlstack.entity import BatchView
 from rlstack.entity.games import GAMES

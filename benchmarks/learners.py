@@ -32,9 +32,9 @@ from agents.r2d2 import R2D2
 from agents.sac import SAC
 from agents.td3 import TD3
 from benchmarks.report import Comparison, Result, alternate, rate
-from programs.build import xla
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components import xla
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.agent import Agent

@@ -23,7 +23,7 @@ import jax
 from agents.ppo import PPOConfig
 from benchmarks.reference_ppo import ReferencePPO
 from benchmarks.report import Result, Timed, Timers, alternate, rate
-from programs.build import xla
+from programs.components import xla
 from programs.experiment import EnvConfig, Experiment
 from programs.run.single_process import SingleProcess
 from programs.tracking.periodic import PeriodicActions

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children
 from benchmarks.report import Comparison, Timed, Timers, alternate, rate
-from programs.build import cores, xla
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components import cores, xla
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.experiment import Experiment
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.experiment import EnvConfig, Experiment, ProgramConfig
 from programs.nodes.base import Setup
 from programs.nodes.inference import InferenceNode

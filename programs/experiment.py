@@ -14,8 +14,8 @@ from cattrs.preconf.json import make_converter
 from agents import AGENTS, AgentConfig
 from programs.cluster_config import RayConfig
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
-from rlstack.acting.inferencer import InferencerConfig
 from rlstack.checks import Checked
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlstack.acting.actor import Actor
     from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
+    from rlstack.acting.inference import InferencerConfig
     from rlstack.acting.inference_service import InferenceService, ServiceConfig
-    from rlstack.acting.inferencer import Inferencer, InferencerConfig
+    from rlstack.acting.inferencer import Inferencer
     from rlstack.agent import Agent, EpochAgent
     from rlstack.envs import AsyncEnv, SyncEnv
     from rlstack.learning.learner import Learner, LearnerConfig
@@ -49,7 +50,7 @@ _MODULES = {
     "InProcessReplay": "replay",
     "InferenceService": "acting.inference_service",
     "Inferencer": "acting.inferencer",
-    "InferencerConfig": "acting.inferencer",
+    "InferencerConfig": "acting.inference",
     "Learner": "learning.learner",
     "LearnerConfig": "learning.learner",
     "LearnerOutput": "types",

@@ -25,7 +25,7 @@ import jax
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from programs.build import xla
+from programs.components import xla
 
 # As `rlstack train` does: the suite acts and learns on small networks.
 xla.configure(convolutions=False)

@@ -12,14 +12,16 @@ from collections.abc import Callable
 import numpy as np
 
 from programs import timing
-from programs.build.components import ProgramReplay, ReplayWriter, make_agent
-from programs.build.environments import make_env
-from programs.build.seeds import acting_key, role_seed
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
+from programs.components.replay import ProgramReplay, ReplayWriter
+from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, WAIT
 from programs.nodes.params import pull_params
-from rlstack.acting.actor import Actor, InferencerLike
+from rlstack.acting.actor import Actor
+from rlstack.acting.inference import InferencerLike
 from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inferencer import Inferencer
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from programs import timing
-from programs.build import xla
-from programs.build.components import make_agent
+from programs.components import xla
+from programs.components.agent import make_agent
 from programs.experiment import Experiment
 from programs.nodes.supervisor import INCARNATION
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 from rlstack.agent import Agent
 from rlstack.rpc import RemoteObject, UnavailableError, codec
 from rlstack.types import EnvSpec, Transition

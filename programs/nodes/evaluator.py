@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from programs import timing
-from programs.build.components import make_evaluator
-from programs.build.environments import make_evaluation_env
+from programs.components.agent import make_evaluator
+from programs.components.environments import make_evaluation_env
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
 from rlstack.rpc import RemoteObject, codec
 

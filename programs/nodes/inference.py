@@ -8,12 +8,13 @@ import threading
 import numpy as np
 
 from programs import timing
-from programs.build.components import make_agent
-from programs.build.seeds import acting_key
+from programs.components.agent import make_agent
+from programs.components.seeds import acting_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
+from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService
-from rlstack.acting.inferencer import Inference, Inferencer
+from rlstack.acting.inferencer import Inferencer
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import TimeStep
 

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from programs import timing
-from programs.build.components import ProgramReplay, make_agent
-from programs.build.seeds import role_key
+from programs.components.agent import make_agent
+from programs.components.replay import ProgramReplay
+from programs.components.seeds import role_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
 from programs.nodes.lock_step import LockStepBarrier
 from programs.tracking.failed_update import saved_on_failure

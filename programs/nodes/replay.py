@@ -6,8 +6,8 @@ import threading
 import time
 
 from programs import timing
-from programs.build import cores
-from programs.build.components import stored_spec
+from programs.components import cores
+from programs.components.replay import stored_spec
 from programs.nodes.base import OVER, CoordinatorClient, Setup
 from rlstack.rpc import RemoteObject
 

@@ -1,6 +1,6 @@
 """The life of a run: train, resume, evaluate, record, play, report.
 
-May import: agents, programs, programs.build, programs.launchers, programs.nodes,
+May import: agents, programs, programs.components, programs.launchers, programs.nodes,
 programs.tracking, rlstack, rlstack.acting, rlstack.distributions, rlstack.entity, rlstack.envs,
 rlstack.exploration, rlstack.learning, rlstack.storage.
 """

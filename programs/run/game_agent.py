@@ -8,10 +8,11 @@ import os
 import jax
 import numpy as np
 
-from programs.build.components import make_agent
-from programs.build.restored import newest_checkpoint, read_config, read_params
+from programs.components.agent import make_agent
+from programs.components.restored import newest_checkpoint, read_config, read_params
 from programs.tracking.run_dir import RunDir
-from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.inference import InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.entity.environment import Actions, Observation
 from rlstack.entity.inverted.game import ScoredObservation

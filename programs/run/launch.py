@@ -7,8 +7,8 @@ import importlib.util
 import json
 from pathlib import Path
 
-from programs.build.components import announce_replay
-from programs.build.environments import make_env
+from programs.components.environments import make_env
+from programs.components.replay import announce_replay
 from programs.experiment import Experiment
 from programs.nodes.base import Setup
 from programs.tracking.display import ProgressDisplay

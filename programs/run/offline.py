@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from agents import AGENTS
-from programs.build.components import make_agent, make_evaluator
-from programs.build.environments import make_evaluation_env
-from programs.build.seeds import role_key, role_seed
+from programs.components.agent import make_agent, make_evaluator
+from programs.components.environments import make_evaluation_env
+from programs.components.seeds import role_key, role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import transition_spec

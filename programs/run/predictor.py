@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from programs.build.components import make_agent
-from programs.build.restored import newest_checkpoint, read_config, read_params
-from programs.build.seeds import role_key
+from programs.components.agent import make_agent
+from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.seeds import role_key
 from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
 from rlstack.distributions import Categorical, Joint, MultiCategorical

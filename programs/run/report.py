@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from programs.build.restored import read_config
+from programs.components.restored import read_config
 from programs.experiment import Experiment
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir

@@ -8,9 +8,10 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from programs.build.components import announce_replay, make_agent, make_evaluator, make_replay
-from programs.build.environments import make_env, make_evaluation_env
-from programs.build.seeds import acting_key, role_key, role_seed
+from programs.components.agent import make_agent, make_evaluator
+from programs.components.environments import make_env, make_evaluation_env
+from programs.components.replay import announce_replay, make_replay
+from programs.components.seeds import acting_key, role_key, role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import Actor, transition_spec

@@ -11,10 +11,10 @@ from typing import TextIO
 import jax
 import jax.numpy as jnp
 
-from programs.build import opponents, xla
-from programs.build.components import make_agent, make_evaluator
-from programs.build.environments import check_opponents, make_evaluation_env
-from programs.build.restored import newest_checkpoint, read_config, read_params
+from programs.components import opponents, xla
+from programs.components.agent import make_agent, make_evaluator
+from programs.components.environments import check_opponents, make_evaluation_env
+from programs.components.restored import newest_checkpoint, read_config, read_params
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset

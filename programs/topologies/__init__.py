@@ -1,13 +1,13 @@
 """The topologies of several nodes: one function each, which lists the nodes and who calls whom.
 
-May import: programs, programs.build, programs.nodes.
+May import: programs, programs.components, programs.nodes.
 """
 
 from __future__ import annotations
 
 import functools
 
-from programs.build.components import ReverbReplay, SharedMemory
+from programs.components.replay import ReverbReplay, SharedMemory
 from programs.graph import Graph
 from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup

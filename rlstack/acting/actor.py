@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from rlstack.acting.inference import Inference, InferencerLike
 from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inference_service import InferenceService
-from rlstack.acting.inferencer import Inference
 from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -26,13 +26,6 @@ from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep,
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 _SERVICE_TIMEOUT = 300.0  # seconds to wait for an inference service that does not answer
 _LOOK_PERIOD = 1.0  # seconds of waiting for the replay between two looks at whether to stop
-
-
-class InferencerLike(Protocol):
-    """A local Inferencer, or a client of one."""
-
-    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
-        """Acts on one batch of environments."""
 
 
 class ReplayWriter(Protocol):

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.inference import InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.types import Logs, Params, PRNGKey, StepType

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 from rlstack.acting.request_queue import ClientName
 from rlstack.rpc import RemoteError, RemoteObject, StoppedError, UnavailableError
 from rlstack.types import TimeStep

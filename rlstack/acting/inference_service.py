@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig
+from rlstack.acting.inference import Inference, InferencerConfig, Servable
 from rlstack.acting.request_queue import ClientName, Request, RequestQueue, Taken
 from rlstack.networks.base import dummy_timestep
 from rlstack.rpc import remote
@@ -69,7 +69,7 @@ class InferenceError(RuntimeError):
 class InferenceService:
     """Acts for many clients at once; safe to call from any number of threads."""
 
-    def __init__(self, cfg: ServiceConfig, inferencer: Inferencer) -> None:
+    def __init__(self, cfg: ServiceConfig, inferencer: Servable) -> None:
         """Starts the worker thread.
 
         Args:

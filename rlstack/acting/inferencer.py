@@ -7,17 +7,16 @@ serves one local actor or, behind an `InferenceService`, many remote ones.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
-from rlstack.checks import Checked
 from rlstack.exploration import with_env_ids
 from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
 from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0  # seconds for which a learner in another node may be unreachable
 _LINGER = 1.0  # seconds in which a stopping service still answers: its callers stop, too
-
-
-@dataclasses.dataclass(frozen=True)
-class InferencerConfig(Checked):
-    """How an Inferencer keeps up with the learner."""
-
-    sync_interval: int = 1
-    """Batches between two requests for newer params. Raise it when the params are so large that
-    taking new ones slows acting down; actions are then chosen by older params."""
-
-    def __post_init__(self) -> None:
-        self.require_at_least(1, "sync_interval")
-
-
-class Inference(NamedTuple):
-    """The answer to one batch, as numpy arrays."""
-
-    agent_output: AgentOut  # [B, ...]
-    agent_state: AgentState  # [B, ...] the state the step began from
-    params_version: np.ndarray  # [B] int32
 
 
 class Inferencer(Node):

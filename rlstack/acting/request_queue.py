@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 
 ClientName = str | int  # an actor's rank, for instance
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rlstack.acting.actor import Actor, transition_spec
-from rlstack.acting.inferencer import Inference, Inferencer, InferencerConfig
+from rlstack.acting.inference import Inference, InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.storage.loggers import InMemoryLogger

@@ -5,11 +5,12 @@ import time
 import numpy as np
 import pytest
 
+from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import (
     ServiceConfig,
     padded_sizes,
 )
-from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
 from tests.acting.services import (
     KEY,

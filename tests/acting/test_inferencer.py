@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.inference import InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.types import TimeStep
 from tests.agent_cases import FIRST, MID, CountingAgent, assert_close, case, random_timesteps
 

@@ -10,8 +10,8 @@ import pytest
 from agents.ppo import PPOConfig, PPORows
 from benchmarks import report, single_process
 from benchmarks.reference_ppo import Minibatch, ReferencePPO, gae
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.experiment import EnvConfig
 from rlstack.families.policy_gradient import PolicyGradientOutput
 from rlstack.math import returns

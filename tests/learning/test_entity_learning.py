@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.presets import PRESETS, preset
 from rlstack.networks import RelativePositionsConfig
 from tests.learning.test_learning import SEEDS, learned_return

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 
 from agents.ppo import PPOConfig
-from programs.build.environments import make_env
-from programs.build.restored import read_params
+from programs.components.environments import make_env
+from programs.components.restored import read_params
 from programs.experiment import EnvConfig, Experiment, ProgramConfig, from_json
 from programs.presets import preset
 from programs.run import train

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
 from rlstack.references import load_object

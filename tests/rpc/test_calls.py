@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 from rlstack.rpc import (
     ClosedError,
     Remote,

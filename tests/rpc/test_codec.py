@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 from rlstack.rpc import codec
 from rlstack.rpc.header import CODES, DTYPES, MAGIC, MAX_DEPTH, MAX_HEADER, schema_of
 from rlstack.types import Batch, StepType, TimeStep, Transition

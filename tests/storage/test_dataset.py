@@ -14,7 +14,7 @@ import pytest
 from dm_env import specs
 
 from rlstack.acting.actor import Actor
-from rlstack.acting.inferencer import Inference
+from rlstack.acting.inference import Inference
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.replay import ReplayConfig
 from rlstack.storage.datasets import (

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from programs.build.environments import make_env
+from programs.components.environments import make_env
 from programs.experiment import EnvConfig
 from rlstack.entity.games import GAMES
 from rlstack.entity.games import __dict__ as names

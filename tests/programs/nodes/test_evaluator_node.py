@@ -6,8 +6,8 @@ import threading
 import jax
 import pytest
 
-from programs.build.components import make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
 from programs.nodes.base import JUDGING, Setup
 from programs.nodes.evaluator import EvaluatorNode
 from programs.tracking.run_dir import RunDir

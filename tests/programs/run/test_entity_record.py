@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agents.fixed import RandomConfig
-from programs.build.environments import make_evaluation_env
+from programs.components.environments import make_evaluation_env
 from programs.experiment import EnvConfig, Experiment
 from programs.presets import preset
 from programs.presets.registry import on_policy_replay

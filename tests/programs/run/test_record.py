@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from programs.build.environments import make_evaluation_env
 from programs.cli import commands as cli
+from programs.components.environments import make_evaluation_env
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.presets import preset
 from programs.run import train

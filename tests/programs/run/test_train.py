@@ -14,8 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from programs.build.components import announce_replay, make_agent
-from programs.build.environments import make_env
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
+from programs.components.replay import announce_replay
 from programs.experiment import EnvConfig, from_json, to_json
 from programs.presets import preset
 from programs.run import train

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from programs.build import xla
+from programs.components import xla
 
 
 @pytest.fixture

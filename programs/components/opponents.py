@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from programs.build.components import make_agent
-from programs.build.restored import newest_checkpoint, read_config, read_params
-from programs.build.seeds import role_key
+from programs.components.agent import make_agent
+from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.seeds import role_key
 from programs.experiment import EnvConfig, Experiment, OpponentsConfig
 from programs.tracking.run_dir import RunDir
-from rlstack.acting.inferencer import Inferencer, InferencerConfig
+from rlstack.acting.inference import InferencerConfig
+from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import (

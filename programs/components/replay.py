@@ -1,22 +1,15 @@
-"""Makes the parts of an experiment from its config: agent, evaluator and replay."""
+"""Makes the replay of an experiment: in one process, in shared memory, or on a Reverb server."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 import jax
 import numpy as np
 
-from agents import AGENTS
-from programs.build.seeds import role_key, role_seed
+from programs.components.seeds import role_seed
 from programs.experiment import Experiment
-from rlstack import exploration
-from rlstack.acting.evaluator import Evaluator
-from rlstack.agent import Agent
-from rlstack.families.normalised import normalised
-from rlstack.references import load_object, nearest
 from rlstack.replay import (
     InProcessReplay,
     ReplayBuffer,
@@ -29,42 +22,10 @@ from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
-from rlstack.types import EnvSpec, PyTree, Transition
+from rlstack.types import PyTree, Transition
 
 if TYPE_CHECKING:
     from rlstack.replay.reverb import ReverbReplayBuffer
-
-
-def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
-    """Makes the agent, with its exploring policy or, for evaluation, the greedy one."""
-    cfg = experiment.agent
-    if type(cfg) not in AGENTS:
-        raise ValueError(
-            f"Experiment: agent is a {type(cfg).__name__}, which no agent is registered for"
-            f"{nearest(type(cfg).__name__, {kind.__name__: kind for kind in AGENTS})}. "
-            "Decorate its class with agents.register."
-        )
-    entry = AGENTS[type(cfg)]
-    network = (
-        load_object(experiment.network_factory)
-        if experiment.network_factory
-        else functools.partial(entry.network, cfg=experiment.network)
-    )
-    policy: Callable[[], exploration.Policy]
-    if greedy:
-        policy = exploration.Greedy
-    elif experiment.policy_factory:
-        policy = load_object(experiment.policy_factory)
-    else:
-        policy = functools.partial(entry.policy, cfg, experiment.total_envs)
-    agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
-    return normalised(agent, experiment.normalisation)
-
-
-def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
-    """Makes the evaluator, with the agent's greedy policy."""
-    agent = make_agent(experiment, spec, greedy=True)
-    return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:

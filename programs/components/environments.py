@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from programs.build import opponents
-from programs.build.seeds import role_seed
+from programs.components import opponents
+from programs.components.seeds import role_seed
 from programs.experiment import EnvConfig, Experiment
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from programs.build.components import make_agent
+from programs.components.agent import make_agent
 from programs.experiment import Experiment, from_json
 from programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint

@@ -1,0 +1,58 @@
+"""What every form of inference shares: its config, its answer, and what its callers rely on.
+
+`rlstack.acting.inferencer` acts in this process, `rlstack.acting.inference_service` acts for many
+callers, and `rlstack.acting.inference_client` calls a service.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rlstack.checks import Checked
+from rlstack.types import AgentOut, AgentState, PyTree, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class InferencerConfig(Checked):
+    """How an Inferencer keeps up with the learner."""
+
+    sync_interval: int = 1
+    """Batches between two requests for newer params. Raise it when the params are so large that
+    taking new ones slows acting down; actions are then chosen by older params."""
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "sync_interval")
+
+
+class Inference(NamedTuple):
+    """The answer to one batch, as numpy arrays."""
+
+    agent_output: AgentOut  # [B, ...]
+    agent_state: AgentState  # [B, ...] the state the step began from
+    params_version: np.ndarray  # [B] int32
+
+
+class InferencerLike(Protocol):
+    """A local Inferencer, or a client of one."""
+
+    def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
+        """Acts on one batch of environments."""
+
+
+class Servable(InferencerLike, Protocol):
+    """An Inferencer as its service uses it: state can be reset, and restored after an error."""
+
+    num_envs: int
+    obs_spec: PyTree
+
+    def reset(self, rows: np.ndarray) -> None:
+        """Gives environments a fresh agent state."""
+
+    def save(self) -> PyTree:
+        """Returns the key and the agent states."""
+
+    def load(self, saved: PyTree) -> None:
+        """Restores what `save` returned."""
