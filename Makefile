@@ -37,7 +37,7 @@ test-slow: venv  ## run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-chosen: venv  ## run the slow tests that continuous integration runs too
-	@$(BIN)/python -m pytest -o cache_dir=.pytest_cache/chosen -m "slow and chosen" $(ARGS)
+	@$(BIN)/python -m pytest -o cache_dir=.pytest_cache/chosen $(PARALLEL) -m "slow and chosen" $(ARGS)
 
 test-core: $(CORE)/.ready  ## run the quick tests without the services (PYTHON=3.11, 3.12 or 3.13)
 	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/core $(PARALLEL) \
