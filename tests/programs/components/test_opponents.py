@@ -169,7 +169,10 @@ def test_opponents_that_cannot_play_are_refused_before_anything_starts(runs, tmp
     judged = dataclasses.replace(GAME, eval_opponents=met((other,)))
     refused(dataclasses.replace(EXPERIMENT, env=judged), "other.* must have an agent that fits")
     refused(against(runs, share=0.25), r"share must leave whole games of 2 .* 0.25 of 4 .*is 0.5")
-    refused(against((*runs, other), share=0.5), "each of the 3 opponents .*; got 2 environments with opponents")
+    refused(
+        against((*runs, other), share=0.5),
+        "each of the 3 opponents .*; got 2 environments with opponents",
+    )
     alone = dataclasses.replace(GAME, options={"game": GAME.options["game"]}, opponents=met(runs))
     refused(dataclasses.replace(EXPERIMENT, env=alone), "game of several agents.*agents = 1")
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\]; got 0"):
