@@ -1,4 +1,4 @@
-"""Agents over every kind of environment, and data for them: what the agent tests share."""
+"""Shared by the agent tests: agents for every kind of environment, and data for them."""
 
 import functools
 import importlib
@@ -26,7 +26,7 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
 VECTOR = specs.Array((3,), np.float32)
 IMAGE = specs.BoundedArray((36, 36, 1), np.uint8, 0, 255)
-# A mask of floats, which statistics of observations must not touch.
+# A float mask, which observation statistics must not change.
 MASKED = {"observation": VECTOR, "action_mask": specs.BoundedArray((4,), np.float32, 0, 1)}
 NESTED = {"flag": specs.DiscreteArray(3), "place": VECTOR}
 ONE_OF_4 = specs.DiscreteArray(4)
@@ -34,7 +34,7 @@ SEVERAL = specs.BoundedArray((2,), np.int32, [0, 1], [2, 2])
 REAL = specs.BoundedArray((2,), np.float32, -1.0, 1.0)
 UNEVEN = specs.BoundedArray((2,), np.float32, [-2.0, 0.0], [2.0, 6.0])
 STRUCTURED = {"aim": REAL, "move": specs.DiscreteArray(3)}
-ENTITIES = ragged_cases.CODEC.observation_spec  # of three kinds of actions
+ENTITIES = ragged_cases.CODEC.observation_spec  # with three kinds of actions
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 SMALL = NetworkConfig(hidden_sizes=(8,))
@@ -44,7 +44,7 @@ NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_cli
 
 
 class CountingAgent(Agent):
-    """Its state counts an environment's steps in the episode; its action is params + count."""
+    """An agent whose state counts the steps of the episode; its action is params + count."""
 
     def __init__(self):
         super().__init__(None, None, None, lambda *_: None, lambda: None)
@@ -63,7 +63,7 @@ class CountingAgent(Agent):
         return {"action": params + count}, {"count": count}
 
 
-# Tests compile much and run little.
+# Tests compile many functions and run each only briefly.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -76,11 +76,11 @@ class Setting(NamedTuple):
     network: NetworkConfig = SMALL
     normalisation: NormalisationConfig = NormalisationConfig()
     learns: bool = True  # False for agents whose params are empty and stay so
-    is_chance: bool = False  # whether even the greedy agent draws its actions
+    is_chance: bool = False  # whether even the greedy agent samples its actions
 
 
 def largest(observation):
-    """A rule: the number of the largest of three observed values."""
+    """A rule: the index of the largest of three observed values."""
     return jnp.argmax(observation, axis=-1)
 
 
@@ -91,7 +91,7 @@ def towards(observation):
 
 @functools.cache
 def settings():
-    """Returns the settings of all agents, by name: each agent's test has its own as SETTINGS."""
+    """Returns the settings of all agents, by name, from SETTINGS in each agent's test."""
     found = {}
     for module in pkgutil.iter_modules(tests.agents.__path__):
         tested = importlib.import_module(f"tests.agents.{module.name}")
@@ -145,7 +145,7 @@ def case(name):
 
 
 def step_types():
-    """[T+1, B]: no boundary, a FIRST at the start, an end inside, an end at the end."""
+    """[T+1, B]; columns: no boundary, FIRST at the start, an end inside, an end at the end."""
     columns = [
         [MID, MID, MID, MID, MID, MID],
         [FIRST, MID, MID, MID, MID, MID],
@@ -159,7 +159,7 @@ def random_array(rng, spec, leading):
     shape = (*leading, *spec.shape)
     if spec is MASKED["action_mask"]:
         mask = rng.integers(0, 2, shape).astype(spec.dtype)
-        mask[..., 1], mask[..., 2] = 0, 1  # something is always legal
+        mask[..., 1], mask[..., 2] = 0, 1  # one action is always legal
         return mask
     if not np.issubdtype(spec.dtype, np.integer):
         return rng.normal(size=shape).astype(spec.dtype)
@@ -187,7 +187,7 @@ def random_observations(rng, obs_spec, leading):
 
 
 def acted_batch(case, params, step_type, seed=0, discount=None):
-    """Returns a numpy Batch as actor and replay make it: the agent acts on random steps."""
+    """Returns a numpy Batch as from actor and replay; the agent acts on random steps."""
     timesteps = random_timesteps(case.setting.obs_spec, step_type, seed, discount)
     # The first state is not the initial one: most unrolls begin within an episode.
     earlier = random_timesteps(case.setting.obs_spec, step_type[0], seed + 100)

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and hooks for all tests."""
 
 import atexit
 import os
@@ -6,17 +6,17 @@ import shutil
 import signal
 import tempfile
 
-# Tests, and the programs that they start, compile the same small functions again and again, so all
+# Tests, and the programs that they start, compile the same small functions many times, so all
 # processes of a run of the suite share one compilation cache. JAX reads these when it is imported.
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the cache of the process above them
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the parent's cache
     _compiled = tempfile.mkdtemp(prefix="rlstack-compiled-")
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# Tests compare outputs of few rows with those of many bit for bit. XLA's older runtime rounds both
-# alike in all their shapes only so; whatever programs the tests start inherits it.
+# Tests compare outputs for few rows and for many rows bit for bit. XLA's older runtime rounds
+# all shapes equally only with this flag; programs that the tests start inherit it.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=true".strip()
 )
@@ -27,7 +27,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from programs.components import xla
 
-# As `rlstack train` does: the suite acts and learns on small networks.
+# The same as in `rlstack train`, because the suite acts and learns with small networks.
 xla.configure(convolutions=False)
 
 # A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit that.
@@ -36,9 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 class _ByFile(LoadFileScheduling):
-    """A worker takes a file at a time, since fixtures and compiled functions are shared in files.
+    """A worker takes one file at a time, since the tests of a file share fixtures and compilations.
 
-    The files that start Ray go to one worker: two clusters at once would take each other's ports.
+    One worker gets all files that start Ray: two clusters at once would have port conflicts.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -52,6 +52,6 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled():
-    """What a file's tests have compiled is of no use to the next, and is gigabytes in the end."""
+    """Drops compiled functions after each file: the next file cannot use them; they take GBs."""
     yield
     jax.clear_caches()

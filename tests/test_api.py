@@ -1,4 +1,4 @@
-"""The public API: what ``import rlstack`` offers, and that it costs nothing."""
+"""The public API: the names that ``import rlstack`` offers, and that the import is cheap."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Laws of the house: who may import whom, sizes, configs that are read, and start-up."""
+"""Laws of the source: allowed imports, sizes, configs that are read, and start-up."""
 
 import ast
 import functools
@@ -18,14 +18,14 @@ SOURCES = sorted(
     path for folder in ("rlstack", "agents", "programs") for path in (ROOT / folder).rglob("*.py")
 )
 MAX_FILE, MAX_FUNCTION, MAX_MODULES = 400, 60, 13
-# These folders have one file an algorithm, a family of presets, or a game, so they may grow.
+# These folders have one file per algorithm, family of presets, or game, so they may grow.
 ONE_FILE_EACH = {"agents", "programs/presets", "rlstack/entity/games", "tests/agents"}
 
 # A room is a package whose docstring ends with what it may import; a package without that line
 # belongs to the room around it. A room that says "Pure." holds functions over arrays, without
 # I/O, threads, processes or a clock.
 MAY_IMPORT = re.compile(r"May import: ([\w., \n]+)\.\s*$")
-# What the pure half and the agents may import from outside, beside the standard library.
+# The packages that the pure half and the agents may import, besides the standard library.
 PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env"}
 IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess", "time", "queue"}
 # Heavy packages, and the only files that may import them.
@@ -54,9 +54,9 @@ def _tree(path):
 
 
 def _imports(path):
-    """Every imported module of a file as a dotted name, with the names taken from it."""
+    """Every imported module of a file as a dotted name, with the names imported from it."""
     if _name(path) == "rlstack/__init__.py":
-        return  # the public API: its names are imported on first use
+        return  # the public API imports its names on first use
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
@@ -89,7 +89,7 @@ def _room(module):
 
 
 def _room_of(path):
-    """The room of a file; what `python -m` runs stands above all of them, with the command line."""
+    """The room of a file; modules run by `python -m` are above all rooms, with the command line."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     if parts[-1] == "__main__":
         parts = (*parts[:-1], "cli")
@@ -132,7 +132,7 @@ def test_the_laws_of_rooms_have_no_circle():
 
 
 def test_rooms_import_all_that_they_say():
-    """What a room may import and does not is a door left open."""
+    """A room must not be allowed to import more than it imports."""
     used = {name: set() for name in _rooms(ROOT)}
     for path in SOURCES:
         room = _room_of(path)
@@ -188,7 +188,7 @@ def test_the_law_sees_each_kind_of_breach(tmp_path, monkeypatch):
 
 
 def test_envpool_and_the_services_are_imported_lazily():
-    """At the top of a file they would be paid for, or missed, by whoever imports that file."""
+    """Imported at the top of a file, they would slow or break every import of that file."""
     early = [
         f"{_name(path)}:{node.lineno}"
         for path in SOURCES
@@ -217,7 +217,7 @@ def test_folders_are_small():
     modules = Counter(path.parent for path in paths if path.name != "__init__.py")
     sizes = {_name(folder): size for folder, size in modules.items() if size > MAX_MODULES}
     assert {name: size for name, size in sizes.items() if name not in ONE_FILE_EACH} == {}
-    assert len(list((ROOT / "rlstack").glob("*.py"))) <= 6  # the ground floor
+    assert len(list((ROOT / "rlstack").glob("*.py"))) <= 6  # the top level
 
 
 def test_functions_are_short():
@@ -284,7 +284,7 @@ def test_every_config_field_is_read_and_has_a_help_string():
 
 
 def test_no_file_names_a_package_registry():
-    """Whoever installs decides where from: a host in a file would override mirrors."""
+    """The user chooses the package source: a host in a file would override mirrors."""
     words = ["pypi\x2eorg", "pythonhosted\x2e", "npmjs\x2e", "index-url\x20http", "index-url=http"]
     words += ["--extra-index-url", "--find-links"]
     listed = subprocess.run(
@@ -340,7 +340,7 @@ def test_help_answers_at_once():
         )
         return time.perf_counter() - start, done.stdout
 
-    # The smallest of several: what others do on the machine only ever adds.
+    # The smallest of several, because other load on the machine only adds time.
     pairs = [(seconds("-c", "pass"), seconds("-m", "programs", "--help")) for _ in range(5)]
     bare, helping = (min(times) for times in zip(*((b[0], h[0]) for b, h in pairs), strict=True))
     assert b"usage: rlstack" in pairs[0][1][1]

@@ -101,6 +101,6 @@ def test_a_negative_norm_is_refused():
 
 
 def test_a_component_without_a_module_is_refused():
-    # "torso" begins no part of policy_torso/linear
+    # no part of policy_torso/linear begins with "torso"
     with pytest.raises(ValueError, match=r"torso or core.*policy_head"):
         moves(component_optimizer(SGD, {("torso", "core"): SGD}, 0.0))

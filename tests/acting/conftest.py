@@ -1,4 +1,4 @@
-"""Inference services for tests, and no thread left behind."""
+"""Inference services for tests, and a check that no thread is left behind."""
 
 import threading
 
@@ -16,7 +16,7 @@ def no_thread_left():
 
 @pytest.fixture
 def serve():
-    """Makes services, and closes them at the end."""
+    """Makes services; closes them at the end."""
     services = []
 
     def make(cfg=PATIENT, agent=None, source=None, num_envs=8):

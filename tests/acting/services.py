@@ -1,4 +1,4 @@
-"""What the tests of the inference service share: agents, sources of params, callers."""
+"""Helpers for the tests of the inference service: agents, sources of params, callers."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ PATIENT = ServiceConfig(max_wait_ms=20_000, live_s=1000, timeout_s=30)
 
 
 class Echo(CountingAgent):
-    """Answers with what it saw and how many steps it has counted in the environment's episode."""
+    """Outputs its observation and the number of steps that it counted in the episode."""
 
     def actor_step(self, rng_key, params, timestep, state):
         output, state = super().actor_step(rng_key, params, timestep, state)
@@ -29,7 +29,7 @@ class Echo(CountingAgent):
 
 
 class Fragile(Echo):
-    """Fails at run time where it sees a negative number."""
+    """Fails at run time if an observation is negative."""
 
     def actor_step(self, rng_key, params, timestep, state):
         def check(seen):
@@ -46,7 +46,7 @@ class Fragile(Echo):
 
 
 class Source:
-    """Publishes whatever it is told, when the gate is open."""
+    """Returns the params set by the test; waits while the gate is closed."""
 
     def __init__(self, version=0, params=0):
         self.published = (version, params)
@@ -76,7 +76,7 @@ def ask(service, client, ids, step_type=MID, incarnation=0):
 
 
 class Call(threading.Thread):
-    """A call in a thread of its own."""
+    """A call in a separate thread."""
 
     def __init__(self, function, *args, **kwargs):
         super().__init__()
@@ -99,7 +99,7 @@ class Call(threading.Thread):
 
 
 def queued(service, number):
-    """Waits until so many requests are queued."""
+    """Waits until ``number`` requests are queued."""
     end = time.monotonic() + 10
     while service.stats()["service/queued"] != number:
         assert time.monotonic() < end, service.stats()

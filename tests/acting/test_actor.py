@@ -1,4 +1,4 @@
-"""The Actor: who is called with what, in which order, and what is counted."""
+"""The Actor: its calls, their arguments and order, and its counters."""
 
 import functools
 import threading
@@ -24,7 +24,7 @@ class Output(NamedTuple):
 
 
 class Countdown(gymnasium.Env):
-    """Seeded with s, episodes of s + 1 steps; step t gives reward t; the observation is [s, t]."""
+    """With seed s, episodes have s + 1 steps; step t gives reward t; the observation is [s, t]."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(100)
@@ -44,7 +44,7 @@ class Countdown(gymnasium.Env):
 
 
 class Echo:
-    """Answers with 10 times the environment's name plus its time, which `Countdown` expects."""
+    """Outputs 10 times the environment's name plus its time, as `Countdown` expects."""
 
     def __init__(self, journal=None):
         self.journal = [] if journal is None else journal
@@ -58,7 +58,7 @@ class Echo:
 
 
 class Memory:
-    """A replay that writes down what it is given."""
+    """A replay that records the steps that it receives."""
 
     def __init__(self, journal=None):
         self.journal = [] if journal is None else journal
@@ -70,7 +70,7 @@ class Memory:
 
 
 class ScriptedEnv:
-    """Shows rows of a script and writes down what it is asked."""
+    """Returns the rows of a script and records its calls."""
 
     def __init__(self, script, journal, is_sync=True, ids=None):
         self.script, self.journal, self.is_sync = iter(script), journal, is_sync
@@ -110,7 +110,7 @@ def test_a_sync_step_remembers_while_the_environments_step():
     logs = actor.step()
     names = [entry[0] for entry in journal]
     assert names == ["reset", *["inference", "send", "add", "recv"] * 2]
-    assert journal[1][1] is None and journal[3][1] is None  # all in order
+    assert journal[1][1] is None and journal[3][1] is None  # all environments, in order
     seen, transition = journal[1][2], journal[3][2]
     assert transition.timestep is seen is script[0]
     assert transition.params_version.tolist() == [3, 3]
@@ -118,7 +118,7 @@ def test_a_sync_step_remembers_while_the_environments_step():
     assert transition.agent_output.action is journal[2][1]
     assert logs["actor/episode_return"].tolist() == [2]
     assert logs["actor/episode_length"].tolist() == [1]
-    assert (actor.env_frames, actor.episodes) == (2, 1)  # FIRST answers no action
+    assert (actor.env_frames, actor.episodes) == (2, 1)  # no action leads to FIRST
 
 
 def test_an_async_step_sends_to_whom_it_received_from():
@@ -144,10 +144,10 @@ def test_a_sync_actor_of_higher_rank_names_its_environments():
 
 
 def by_hand(num_envs, num_steps):
-    """What environment i has done after it was shown `num_steps` steps: frames and episodes."""
+    """The frames and episodes of environment i after it has returned `num_steps` steps."""
     frames = episodes = 0
     for length in range(1, num_envs + 1):
-        whole, rest = divmod(num_steps, length + 1)  # an episode of n actions shows n + 1 steps
+        whole, rest = divmod(num_steps, length + 1)  # an episode of n actions has n + 1 steps
         frames += whole * length + max(rest - 1, 0)
         episodes += whole
     return frames, episodes
@@ -182,7 +182,7 @@ def test_real_environments_in_threads():
                 )
     assert all(total == length * (length + 1) / 2 for length, total in episodes)
     assert len(episodes) == actor.episodes
-    # Each environment's steps, in the order in which replay was given them, are its own and whole.
+    # Per environment, the steps in replay order are complete and come from that environment.
     streams = {0: [], 1: [], 2: []}
     for env_ids, transition in memory.added:
         for row, env_id in enumerate(env_ids):
@@ -221,7 +221,7 @@ def test_run_logs_each_episode_and_closes_the_environments_it_made():
 
     actor = Actor(build, Echo(), Last())
     actor.run(stop, logger)
-    # The first environment's episodes have one step, the second's two, and then one to reset.
+    # Episodes of the first environment have one step, of the second two, then one to reset.
     returns = logger.series("actor/episode_return")
     assert returns == [(2, 1), (3, 3), (4, 1), (7, 1), (7, 3)]
     with pytest.raises(RuntimeError, match="closed"):

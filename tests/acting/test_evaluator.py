@@ -36,13 +36,13 @@ class ScriptedEnv:
 
 
 class Ramped(NamedTuple):
-    """The least that an agent can put out."""
+    """The smallest output of an agent."""
 
     action: Any
 
 
 class Ramp(CountingAgent):
-    """Acts with params times the steps it remembers of the episode: 1, 2, 3, ..."""
+    """Acts with params times the steps counted in the episode: 1, 2, 3, ..."""
 
     def actor_step(self, rng_key, params, timestep, state):
         _, state = super().actor_step(rng_key, params, timestep, state)
@@ -59,7 +59,7 @@ def test_every_environment_plays_as_many_episodes_however_short():
     judge, env = evaluator([2, 7, 1], episodes=6)
     found = judge.evaluate(1.0, env)
     assert found.lengths.tolist() == [2, 2, 7, 7, 1, 1]
-    # 1 + 2 + ... + length, from the start in each episode: the state is reset.
+    # 1 + 2 + ... + length in each episode, because the state is reset.
     assert found.returns.tolist() == [3, 3, 28, 28, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""The inference service: many callers, one batch; all get what a lone Inferencer gives."""
+"""The inference service: many callers, one batch, the same answers as from one Inferencer."""
 
 import time
 
@@ -27,7 +27,7 @@ from tests.agent_cases import FIRST, LAST, MID, assert_close, case, random_times
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_thread_left")]
 
 
-# What a lone Inferencer gives.
+# The same answers as from one Inferencer.
 
 
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-separate", "dqn"])
@@ -91,12 +91,12 @@ def test_in_lock_step_many_clients_are_one_inferencer_bit_for_bit(serve):
     assert service.stats()["service/batches"] == 20
 
 
-# When a batch goes.
+# When a batch starts.
 
 
 def test_a_batch_goes_when_every_live_client_waits(serve):
     service = serve()
-    ask(service, "a", [0])  # alone, it need not wait
+    ask(service, "a", [0])  # the only client need not wait
     first = Call(ask, service, "b", [1])
     queued(service, 1)
     second = Call(ask, service, "a", [0])
@@ -114,7 +114,7 @@ def test_a_batch_goes_when_it_is_full(serve):
     assert service.stats()["service/batches"] == 2
     waiting = Call(ask, service, "a", [1, 2])
     queued(service, 1)
-    # Together they are too many: the first goes alone, and the other waits for its own time.
+    # Together they exceed the limit: the first is a batch alone, the other waits its own time.
     larger = Call(ask, service, "b", [3, 4, 5])
     waiting.result()
     queued(service, 1)
@@ -137,7 +137,7 @@ def test_a_client_that_is_gone_is_not_waited_for(serve):
     service = serve(ServiceConfig(max_wait_ms=20_000, live_s=0.05))
     ask(service, "gone", [0])
     start = time.monotonic()
-    ask(service, "a", [1])  # waits until the other is gone
+    ask(service, "a", [1])  # waits until the other client is no longer live
     time.sleep(0.1)
     ask(service, "a", [1])
     assert time.monotonic() - start < 5
@@ -159,7 +159,7 @@ def test_padding_changes_no_row_and_takes_none_for_another(serve):
     service = serve(ServiceConfig(batch_sizes=(3,)), num_envs=4)
     ask(service, "a", [0, 1, 2, 3], FIRST)
     assert counts(ask(service, "a", [1])) == [2]  # two rows of padding
-    # Their ids grow by one and are as many as the environments, and yet they are not all in order.
+    # The padded ids grow by one and fill num_envs rows, but are not all environments in order.
     assert counts(ask(service, "a", [0, 1, 2])) == [2, 3, 2]
     assert service.sizes_seen == (3, 4)
     service = serve(ServiceConfig(batch_sizes=(4,)), num_envs=4)
@@ -183,7 +183,7 @@ def test_answers_are_not_written_to_later(serve):
         assert (answer.agent_output["seen"] == i).all() and counts(answer) == [i + 1] * 3
 
 
-# The rest.
+# Other behaviour.
 
 
 def test_params_change_between_batches_and_come_from_the_background(serve):
@@ -218,8 +218,8 @@ def test_statistics_tell_how_well_batches_fill(serve):
 
 
 def test_many_random_clients_get_their_own_answers(serve):
-    """Eight threads for two seconds, or longer until each was answered six times: each row's
-    answer is of its own observation and history."""
+    """Eight threads run for two seconds, or longer until each has six answers: each row's
+    answer belongs to its own observation and history."""
     per_client, num_clients = 12, 8
     num_envs = per_client * num_clients
     service = serve(ServiceConfig(max_batch=40, max_wait_ms=0.5, timeout_s=20), num_envs=num_envs)
@@ -250,5 +250,5 @@ def test_many_random_clients_get_their_own_answers(serve):
     total = sum(call.result() for call in calls)
     stats = service.stats()
     assert stats["service/requests"] == total
-    assert stats["service/batches"] < total / 1.5  # they did share batches
+    assert stats["service/batches"] < total / 1.5  # the clients shared batches
     assert set(service.sizes_seen) <= {8, 16, 32, 40}

@@ -1,4 +1,4 @@
-"""The Inferencer: its table of agent states, and which params act when."""
+"""The Inferencer: its table of agent states, and the params that act at each step."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ KEY = jax.random.PRNGKey(5)
 
 
 class Source:
-    """Publishes whatever it is told."""
+    """Returns the params set by the test."""
 
     def __init__(self, version=0, params=0):
         self.published = (version, params)
@@ -46,12 +46,12 @@ def test_rows_go_by_id_and_start_afresh_at_first():
     assert act(inferencer, None, [FIRST] * 4).agent_output["action"].tolist() == [1, 1, 1, 1]
     answer = act(inferencer, [2, 0], [MID, MID])
     assert answer.agent_output["action"].tolist() == [2, 2]
-    assert answer.agent_state["count"].tolist() == [1, 1]  # as the step began
+    assert answer.agent_state["count"].tolist() == [1, 1]  # the state before the step
     answer = act(inferencer, [3, 2], [MID, FIRST])
     assert answer.agent_output["action"].tolist() == [2, 1]
     assert answer.agent_state["count"].tolist() == [1, 0]  # after the reset
     assert act(inferencer, None, [MID] * 4).agent_state["count"].tolist() == [2, 1, 1, 2]
-    # All ids out of order are not "all in order".
+    # All ids in another order are not treated as "all in order".
     answer = act(inferencer, [3, 1, 0, 2], [MID, FIRST, MID, MID])
     assert answer.agent_output["action"].tolist() == [4, 1, 4, 3]
     assert act(inferencer, [0, 1, 2, 3], [MID] * 4).agent_state["count"].tolist() == [4, 1, 3, 4]
@@ -70,7 +70,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(name):
             part = parts.inference(ids, jax.tree.map(lambda x, i=ids: x[i], timestep))
             expected = jax.tree.map(lambda x, i=ids: x[i], together)
             assert_close(part.agent_state, expected.agent_state)
-            if name != "dqn":  # greedy actions alone: DQN's output is no more than that
+            if name != "dqn":  # DQN's output has only the greedy action
                 assert_close(part.agent_output, expected.agent_output)
             np.testing.assert_array_equal(part.agent_output.action, expected.agent_output.action)
 
@@ -85,7 +85,7 @@ def test_newer_params_are_swapped_in_between_calls_by_interval():
         actions.append(answer.agent_output["action"][0] - 1)
     assert versions == [[v] * 2 for v in (0, 0, 0, 3, 3, 3, 6)]
     assert actions == [0, 0, 0, 300, 300, 300, 600]
-    assert source.asked == [-1, 0, 3]  # it asks for news only
+    assert source.asked == [-1, 0, 3]  # it asks only for newer versions
 
 
 def test_versions_handed_out_are_not_changed_later():
@@ -138,7 +138,7 @@ def test_environments_keep_their_number_in_the_whole_experiment(name):
     assert numbers(inferencer, np.array([2, 1]), [FIRST, MID]) == [12, 5]
     inferencer.reset(np.array([True, False, True, False]))
     assert numbers(inferencer, None, [MID, FIRST, MID, MID]) == [4, 5, 12, 13]
-    # Ids that padding lies beyond are rows, not numbers.
+    # In a padded call, ids select rows; they are not environment numbers.
     assert numbers(inferencer, np.array([3, 0, 4, 4]), [MID] * 4)[:2] == [13, 4]
 
 

@@ -1,4 +1,4 @@
-"""Params by version: what is published, encoded once, and pulled in the background."""
+"""Params by version: published, encoded once, and pulled in the background."""
 
 import pickle
 import threading
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_thread_left")
 
 
 class Source:
-    """Publishes what it is told, or fails; counts its calls."""
+    """Returns the params set by the test, or fails; counts its calls."""
 
     def __init__(self, version=0, params="p0"):
         self.published = version, params
@@ -81,7 +81,7 @@ def test_a_version_is_encoded_once_for_many_readers_and_never_for_none():
 
     def encode(params):
         encoded.append(params)
-        time.sleep(0.05)  # long enough for all readers to meet
+        time.sleep(0.05)  # long enough for all readers to overlap
         return params.encode()
 
     learner = Source(1, "unread")

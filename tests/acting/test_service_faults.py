@@ -1,4 +1,4 @@
-"""The inference service: restarted clients, wrong requests, failures and its end."""
+"""The inference service: restarted clients, wrong requests, failures and closing."""
 
 import time
 
@@ -37,7 +37,7 @@ def test_an_actor_that_comes_back_starts_afresh_and_alone(serve):
     with pytest.raises(StaleIncarnationError, match=r"must call as incarnation 1, .* got 0"):
         ask(service, "a", [0], incarnation=0)
     assert counts(ask(service, "a", [0], incarnation=1)) == [2]
-    # Rows that it no longer asks for are free, and fresh.
+    # Rows that the client no longer uses are free, with a reset state.
     ask(service, "a", [5], incarnation=2)
     call = Call(ask, service, "c", [2])
     queued(service, 1)
@@ -64,7 +64,7 @@ def test_what_an_earlier_incarnation_left_in_the_queue_is_refused(serve):
         old.result()
     ask(service, "absent", [7])
     assert counts(new.result()) == [1, 1]
-    # What was refused waits no longer: the client is waited for as before.
+    # The refused request no longer waits, so the service waits for the client as before.
     call = Call(ask, service, "absent", [7])
     queued(service, 1)
     ask(service, "a", [0], incarnation=1)
@@ -78,7 +78,7 @@ def test_what_an_earlier_incarnation_still_has_acted_on_does_not_reach_the_next(
     source.gate.clear()
     old = Call(ask, service, "a", [0])
     queued(service, 0)
-    while source.calls < 2:  # it is being acted on
+    while source.calls < 2:  # until the worker acts on it
         time.sleep(0.001)
     new = Call(ask, service, "a", [0], incarnation=1)
     queued(service, 1)
@@ -95,13 +95,13 @@ def test_an_environment_has_one_client_and_one_question_at_a_time(serve):
     queued(service, 1)
     with pytest.raises(ValueError, match=r"'c' must wait .* got \[3\] while \[2 3\] wait"):
         ask(service, "c", [3])
-    other = Call(ask, service, "c", [4])  # another of its environments may ask
+    other = Call(ask, service, "c", [4])  # a call for another of its environments is allowed
     queued(service, 2)
     ask(service, "a", [0])
     assert counts(first.result()) == [1, 1] and counts(other.result()) == [1]
 
 
-# What goes wrong.
+# Failures.
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_failure_reaches_every_caller_of_its_batch_and_nobody_else(serve):
             call.result()
         assert "batch of 2 requests" in str(caught.value) and "Traceback" in str(caught.value)
     assert good.error is not bad.error
-    # State and key are as before it.
+    # State and key are as before the failed batch.
     again = Call(ask, service, "b", [1])
     queued(service, 1)
     assert counts(ask(service, "a", [0])) == [2] and counts(again.result()) == [1]
@@ -154,7 +154,7 @@ def test_a_failure_seen_late_leaves_no_trace(serve, monkeypatch):
     def broken(tree):
         raise RuntimeError("the result never came")
 
-    with monkeypatch.context() as patch:  # as where JAX computes asynchronously
+    with monkeypatch.context() as patch:  # as if JAX computed asynchronously
         patch.setattr("rlstack.acting.inferencer._to_numpy", broken)
         with pytest.raises(InferenceError, match="the result never came"):
             ask(service, "a", [0])
@@ -177,7 +177,7 @@ def test_nobody_waits_for_ever(serve):
     service = serve(ServiceConfig(timeout_s=0.1, live_s=1000), source=source)
     ask(service, "absent", [7])
     source.gate.clear()
-    acted_on = Call(ask, service, "a", [0])  # by the worker
+    acted_on = Call(ask, service, "a", [0])  # the worker acts on it
     while source.calls < 2:
         time.sleep(0.001)
     waiting = Call(ask, service, "b", [1])
@@ -186,7 +186,7 @@ def test_nobody_waits_for_ever(serve):
     with pytest.raises(TimeoutError, match="'b' waits in the queue with 0 others"):
         waiting.result()
     source.gate.set()
-    assert counts(ask(service, "b", [1])) == [1]  # withdrawn, it was not acted on
+    assert counts(ask(service, "b", [1])) == [1]  # the withdrawn request was not acted on
 
 
 def test_close_wakes_all_callers_and_leaves_no_thread():
@@ -194,14 +194,14 @@ def test_close_wakes_all_callers_and_leaves_no_thread():
     service = started(ServiceConfig(live_s=1000), source)
     ask(service, "absent", [7])
     source.gate.clear()
-    calls = [Call(ask, service, 0, [0])]  # acted on by the worker
+    calls = [Call(ask, service, 0, [0])]  # the worker acts on it
     while source.calls < 2:
         time.sleep(0.001)
     calls += [Call(ask, service, i, [i]) for i in (1, 2, 3)]
     queued(service, 3)
     with pytest.raises(TimeoutError, match=r"the present batch must end within 0.01 s"):
         service.close(timeout=0.01)
-    for call in calls:  # though the batch has not ended
+    for call in calls:  # although the batch has not ended
         with pytest.raises(ServiceClosedError):
             call.result()
     source.gate.set()
@@ -226,7 +226,7 @@ def test_close_lets_a_caller_that_acts_for_others_finish():
         ask_other.result()
     source.gate.set()
     service.close()
-    with pytest.raises(ServiceClosedError):  # as all the others of its batch
+    with pytest.raises(ServiceClosedError):  # like all the others of its batch
         last.result()
 
 

@@ -1,4 +1,4 @@
-"""A policy and a critic that are linear, and items for them: what a hand can work out."""
+"""A linear policy, a linear critic, and items for them, for values computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def networks(num_outputs):
 
 
 def make_batch(step_types, output, seed=0, weights=None, discounts=None):
-    """One item a column; `step_types` is [B][T+1]; actions are inside the bounds."""
+    """One item per column; `step_types` is [B][T+1]; actions are inside the bounds."""
     rng = np.random.default_rng(seed)
     step_type = np.array(step_types, np.int32).T
     if discounts is None:
@@ -58,7 +58,7 @@ def unit(action):
 
 
 def values_of(critics, observation, action):
-    """What each critic says, [B, N], by plain numpy; actions in [-1, 1]."""
+    """The values of each critic, [B, N], in plain numpy; actions in [-1, 1]."""
     return np.stack(
         [
             observation @ np.asarray(w) + np.asarray(action) @ np.asarray(v)

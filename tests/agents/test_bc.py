@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 def parrot(obs_spec, action_spec):
-    """A network that says what it sees: observations are the distribution's parameters."""
+    """A network that returns its observations: they are the distribution's parameters."""
 
     def apply(rng_key, params, timestep, state):
         observation = timestep.observation
@@ -97,12 +97,12 @@ def test_the_loss_is_the_mean_negative_log_likelihood_but_for_last_steps():
     batch = batch_of(
         observation=[[a, b], [a, a], [b, b], [a, a]],
         action=np.array([[0, 0], [1, 1], [1, 0], [1, 1]], np.int32),
-        # The second column ends at step 1 and begins anew; the action at the end was ignored.
+        # The second column ends at step 1 and starts again; the action at the end was ignored.
         step_type=[[FIRST, MID], [MID, LAST], [MID, FIRST], [MID, MID]],
     )
     agent = agent_of(specs.DiscreteArray(2))
     loss, logs = agent.loss(jnp.zeros(()), batch)
-    # Of T = 3 steps and 2 columns the five that were obeyed: 1/4, 3/4, 1/5 and 4/5, 4/5.
+    # T = 3 steps, 2 columns; five actions took effect: 1/4, 3/4, 1/5 and 4/5, 4/5.
     expected = -(ln(1 / 4) + ln(3 / 4) + ln(1 / 5) + 2 * ln(4 / 5)) / 5
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     np.testing.assert_allclose(logs["accuracy"], 3 / 5, rtol=1e-6)
@@ -157,7 +157,7 @@ def test_real_numbers_have_the_density_of_a_gaussian_no_narrower_than_the_limit(
 
 def test_a_structure_is_the_sum_of_its_parts():
     spec = {"aim": specs.Array((1,), np.float32), "move": specs.DiscreteArray(2)}
-    row = [0.0, 0.0, 0.0, ln(3)]  # a standard normal, and (1/4, 3/4)
+    row = [0.0, 0.0, 0.0, ln(3)]  # a standard normal and (1/4, 3/4)
     action = {"aim": np.ones((2, 1, 1), np.float32), "move": np.ones((2, 1), np.int32)}
     loss, _ = agent_of(spec).loss(jnp.zeros(()), batch_of([[row]] * 2, action, [[MID]] * 2))
     np.testing.assert_allclose(loss, 0.5 + 0.5 * ln(2 * math.pi) - ln(3 / 4), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""C51 and Rainbow: targets and losses by hand, and noise where it belongs."""
+"""C51 and Rainbow: targets and losses by hand, and which outputs have noise."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ ATOMS = np.linspace(-2, 2, NUM_ATOMS)
 
 
 def linear_network():
-    """Logits that are linear in the observation: a hand can work them out."""
+    """Logits that are linear in the observation, for values computed by hand."""
 
     def apply(key, params, timestep, state):
         return jnp.einsum("bi,ian->ban", timestep.observation, params), state
@@ -75,7 +75,7 @@ def softmax(x):
 
 
 def slow_target(reward, discount, observation, double):
-    """The paper's algorithm 1, one atom after the other."""
+    """Algorithm 1 of the paper, one atom at a time."""
     probs = softmax(np.einsum("i,ian->an", observation, TARGET))
     choosing = softmax(np.einsum("i,ian->an", observation, ONLINE)) if double else probs
     best, target = np.argmax(choosing @ ATOMS), np.zeros(NUM_ATOMS)
@@ -198,7 +198,7 @@ def test_learning_draws_noise_for_the_online_the_target_and_the_choosing_network
     quiet, still = without_noise(params), without_noise(target)
     assert varies(params, still) and varies(quiet, target)
     assert not varies(quiet, still)
-    # The network that chooses draws noise of its own: the same params give other values.
+    # The network that chooses actions draws separate noise: the same params give other values.
     choosing, drawn = [], agent.outputs
 
     class Spy(C51):

@@ -82,7 +82,7 @@ def test_acting_is_the_same_without_jit(c):
 
 
 def test_the_greedy_action_is_the_mode_of_the_action_distribution(c):
-    # Agents of action values give the network the first half of the key.
+    # Agents with action values pass the first half of the key to the network.
     keys, state = (c.key, jax.random.split(c.key)[0]), c.agent.initial_state(BATCH)
     found = [c.greedy.action_distribution(key, c.params, steps(c), state) for key in keys]
     if found[0] is None:
@@ -99,7 +99,7 @@ def test_the_greedy_action_is_the_mode_of_the_action_distribution(c):
 def test_a_row_does_not_depend_on_the_others(c):
     if c.setting.is_chance:
         pytest.skip("its draws are of the batch's shape, for lack of anything else to depend on")
-    # From the middle of an episode, so that recurrent states are not all alike.
+    # From the middle of an episode, so that recurrent states differ.
     timesteps, state = steps(c), c.agent.initial_state(BATCH)
     _, state = c.act(c.key, c.params, steps(c, seed=7), state)
     together = c.act_greedily(c.key, c.params, timesteps, state)
@@ -134,7 +134,7 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
     params, learner_state, output = c.learn(c.params, c.learner_state, c.batch)
     before, after = (c.params, c.learner_state), (params, learner_state)
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    assert shapes(before) == shapes(after)  # so that a scan over batches takes it
+    assert shapes(before) == shapes(after)  # as a scan over batches requires
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert np.isfinite(new).all()
         assert old is not new
@@ -184,7 +184,7 @@ def test_a_learner_restored_from_a_checkpoint_goes_on_as_it_would_have(c, tmp_pa
 
 
 def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
-    """Judged from outside the loss, so that a wrong sign in it fails."""
+    """Measures progress without the loss, so that a wrong sign in the loss fails the test."""
     if isinstance(c.agent, Normalised):
         pytest.skip("the agent inside is judged; test_normalised compares the two")
     if not c.setting.learns:
@@ -211,7 +211,7 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
 
 
 def critics_opinion(c, params, policy):
-    """The mean value of what a policy would do at the batch's first steps."""
+    """The critics' mean value for the policy's actions at the batch's first steps."""
     timestep = jax.tree.map(lambda x: x[0], c.batch.trajectory.timestep)
     output, _ = c.act_greedily(
         c.key, params._replace(policy=policy), timestep, c.agent.initial_state(BATCH)
@@ -221,7 +221,7 @@ def critics_opinion(c, params, policy):
 
 
 def likelihood(c, params):
-    """Log probabilities [N] of the actions that the batch's environments obeyed."""
+    """Log probabilities [N] of the actions that took effect in the batch."""
     trajectory = jax.tree.map(lambda x: x[:-1], c.batch.trajectory)
     timestep, state = trajectory.timestep, jax.tree.map(lambda x: x[0], trajectory.agent_state)
     parameters, _ = quick_jit(c.agent.network.unroll)(None, params, timestep, state)
@@ -241,7 +241,7 @@ def judged(c, params):
     before = jax.tree.map(lambda x: x[:-1], trajectory)
     cfg, timestep = c.setting.cfg, before.timestep
     mask = trajectory.timestep.step_type[1:] != FIRST
-    if isinstance(c.agent, Reinforce):  # of the steps whose episode ends in the batch
+    if isinstance(c.agent, Reinforce):  # only steps whose episode ends in the batch
         ends = trajectory.timestep.last()
         mask &= np.stack([ends[t:].any(axis=0) for t in range(1, len(ends))])
     advantage, target = returns.gae(

@@ -50,7 +50,7 @@ SGD = OptimizerConfig(name="sgd", learning_rate=0.5)
 
 
 def linear_network():
-    """Action values that are linear in the observation: a hand can work them out."""
+    """Action values that are linear in the observation, for values computed by hand."""
 
     def apply(key, params, timestep, state):
         return timestep.observation @ params, state
@@ -79,7 +79,7 @@ def gradient_of(agent, target=TARGET):
 
 
 def make_batch(step_types, discounts=None, seed=0, weights=None):
-    """One item a column; `step_types` is [B][T+1]."""
+    """One item per column; `step_types` is [B][T+1]."""
     rng = np.random.default_rng(seed)
     step_type = np.array(step_types, np.int32).T
     if discounts is None:
@@ -253,7 +253,7 @@ def test_epsilon_falls_over_the_frames_of_all_environments_and_survives_episodes
         state = agent.reset_state(state, step_type == FIRST)
         step = TimeStep(step_type, np.zeros(2), np.ones(2), np.zeros((2, 3), np.float32))
         _, state = agent.actor_step(jax.random.PRNGKey(0), jnp.asarray(ONLINE), step, state)
-    # Four environments make 4 frames a step of each; the answer to LAST is no frame.
+    # Four environments make 4 frames per step; the action at LAST makes no frame.
     np.testing.assert_allclose(np.array(seen)[:, 0], 1 - 0.1 * np.arange(6), atol=1e-6)
     np.testing.assert_allclose(np.array(seen)[:, 1], [1.0, 0.9, 0.8, 0.8, 0.7, 0.6], atol=1e-6)
     assert np.asarray(state.episodes).tolist() == [0, 1]

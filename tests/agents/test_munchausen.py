@@ -21,7 +21,7 @@ def make(**config):
 
 
 def by_hand(item, reward, discount, before, after, action, bonus):
-    """Equation 2 of the paper, one transition, in plain Python."""
+    """Equation 2 of the paper for one transition, in plain Python."""
 
     def log_policy(observation):
         values = observation @ TARGET.astype(float)

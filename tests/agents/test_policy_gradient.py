@@ -1,7 +1,6 @@
 """IMPALA, A2C and REINFORCE: losses against slow plain Python, boundaries, recurrence, optimizers.
 
-What they learn from a batch differs in the advantages and targets alone; V-trace is also compared
-with rlax.
+The agents differ only in their advantages and targets; V-trace is also compared with rlax.
 """
 
 import dataclasses
@@ -82,7 +81,7 @@ def make(kind, **config):
 
 
 def unrolls(columns, truncated=(), seed=0):
-    """A trajectory of these step types, acted by somebody else; some ends are time limits."""
+    """A trajectory of these step types with another policy's actions; some ends are time limits."""
     rng = np.random.default_rng(seed)
     step_type = np.array(columns, np.int32).T
     discount = np.where(step_type == LAST, 0, 1).astype(np.float32)
@@ -103,7 +102,7 @@ def batched(trajectory):
     return Batch(trajectory, np.ones(trajectory.params_version.shape[1], np.float32))
 
 
-# Every kind of boundary: none; an end inside; a time limit inside; ends at the unroll's end.
+# All kinds of boundary: none; an end inside; a time limit inside; ends at the unroll's end.
 COLUMNS = [
     [MID, MID, MID, MID, MID],
     [FIRST, MID, LAST, FIRST, MID],
@@ -115,7 +114,7 @@ TRUNCATED = (2, 3)
 
 
 class Plain:
-    """What the linear network says of a trajectory, in numpy, and the episodes in it."""
+    """The linear network's outputs for a trajectory, in numpy, and its episodes."""
 
     def __init__(self, trajectory):
         timestep, taken = trajectory.timestep, trajectory.agent_output
@@ -134,7 +133,7 @@ class Plain:
         self.ends = timestep.step_type == LAST
 
     def loss(self, estimate, value_cost, entropy_cost, standardise=False):
-        """The loss where ``estimate(piece)`` gives [(t, advantage, target)] of a piece."""
+        """The loss; ``estimate(piece)`` returns [(t, advantage, target)] of a piece."""
         rows = [(piece[0], *row) for piece in self.pieces for row in estimate(piece)]
         advantages = np.array([advantage for _, _, advantage, _ in rows])
         if standardise:
@@ -148,7 +147,7 @@ class Plain:
         return total / len(rows), len(rows)
 
     def vtrace(self, piece, clip_rho=1.0, clip_c=1.0, clip_pg_rho=1.0, decay=1.0):
-        """Equation 1 of the paper as the sum that it is, with lambda of remark 2."""
+        """Equation 1 of the paper as a sum, with lambda of remark 2."""
         b, start, end = piece
         r, d, v, ratio = self.reward[:, b], self.discount[:, b], self.value[:, b], self.ratio[:, b]
 
@@ -183,7 +182,7 @@ class Plain:
         return rows
 
     def monte_carlo(self, piece, baseline):
-        """Whole returns of episodes that end in the piece; time limits add the last value."""
+        """Full returns of episodes that end in the piece; time limits add the last value."""
         b, start, end = piece
         if not self.ends[end, b]:
             return []
@@ -249,7 +248,7 @@ def test_reinforces_loss_is_that_of_whole_returns(baseline, standardise):
     expected, num_rows = plain.loss(
         lambda piece: plain.monte_carlo(piece, baseline), value_cost, 0.1, standardise
     )
-    # In order of the columns: none; the two before the end; one; all; one and two.
+    # Rows per column: none; the two before the end; one; all; one and two.
     assert num_rows == 0 + 2 + 1 + 4 + 3
     loss, logs = quick_jit(agent.loss)(PARAMS, batched(trajectory))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -270,7 +269,7 @@ def test_a_batch_without_an_end_teaches_reinforce_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
-    """Column 0 ends by a time limit, whose last observation counts and whose action does not."""
+    """Column 0 ends by a time limit: its last observation counts, its last action does not."""
     agent = make(kind, entropy_cost=0.1)
     gradient = quick_jit(
         lambda trajectory: jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
@@ -278,7 +277,7 @@ def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
     trajectory = unrolls([[MID, MID, LAST, FIRST, LAST]], truncated=(0,))
     before = gradient(trajectory)
     changed = jax.tree.map(np.copy, trajectory)
-    changed.timestep.reward[3, 0] = 100.0  # of FIRST
+    changed.timestep.reward[3, 0] = 100.0  # the reward at FIRST
     changed.timestep.discount[3, 0] = 0.5
     changed.agent_output.action[2, 0] = (changed.agent_output.action[2, 0] + 1) % 4
     changed.agent_output.behaviour_log_prob[2, 0] = -100.0
@@ -286,7 +285,7 @@ def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
     changed.timestep.observation[2, 0] += 1.0
     assert np.abs(gradient(changed)["policy_head"] - before["policy_head"]).max() > 1e-3
 
-    # An end inside an unroll separates: it is the same as two unrolls, but for the mean.
+    # An unroll with an end inside equals two unrolls, except for the mean.
     whole = unrolls([[MID, MID, LAST, FIRST, MID, LAST]])
     halves = [jax.tree.map(lambda x, s=s: x[s], whole) for s in (slice(0, 3), slice(3, 6))]
     parts = [gradient(half) for half in halves]
@@ -297,7 +296,7 @@ def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_passes_through_advantages_and_targets(kind):
-    """The value head moves by (value - target) x observation alone, the policy's not at all."""
+    """The value head's gradient is (value - target) x observation; the policy loss adds nothing."""
     agent = make(kind, value_cost=1.0)
     trajectory = unrolls([[MID, LAST]] * 3)
     grads = jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
@@ -346,7 +345,7 @@ def test_impalas_loss_is_rlaxs(decay):
 @pytest.mark.parametrize("name", ["impala-lstm", "a2c-gru", "reinforce-gru"])
 def test_the_learner_unrolls_from_the_stored_state(name):
     c = case(name)
-    # A policy far from uniform, or its probabilities would hardly tell one state from another.
+    # A policy far from uniform; otherwise its probabilities hardly depend on the state.
     head = jax.tree.map(lambda x: 100 * x, c.params["policy_head"])
     params = {**c.params, "policy_head": head}
     trajectory = acted_batch(c, params, step_types()).trajectory
@@ -359,5 +358,5 @@ def test_the_learner_unrolls_from_the_stored_state(name):
     forgetful = trajectory._replace(agent_state=jax.tree.map(np.zeros_like, trajectory.agent_state))
     other = unrolled(params, forgetful)
     assert np.abs(other.log_rhos[0]).max() > 1e-3
-    # Column 2 begins an episode inside the unroll, with a state of its own.
+    # Column 2 begins an episode inside the unroll, with a reset state.
     assert_close(other.value[3:, 2], said.value[3:, 2], atol=1e-6)

@@ -1,4 +1,4 @@
-"""IMPALA, A2C and REINFORCE: what an update moves, the sizes of a preset, and configs."""
+"""IMPALA, A2C and REINFORCE: the params that an update changes, preset sizes, and configs."""
 
 import dataclasses
 import functools
@@ -82,7 +82,7 @@ def test_means_are_of_what_the_mask_keeps():
 
 
 def test_the_deep_torso_of_the_paper_fits_the_preset():
-    """Traced, not compiled: fifteen convolutions take XLA long."""
+    """The network is traced, not compiled: XLA takes long for fifteen convolutions."""
     experiment = preset("pong-impala")
     network = functools.partial(actor_critic, cfg=experiment.network)
     agent = Impala(experiment.agent, IMAGE, ONE_OF_4, network, Sample)

@@ -93,13 +93,13 @@ def linear_agent(**config):
 
 
 def rows_for(network, num_rows=12, seed=0):
-    """Rows whose ratios lie within the clip range and beyond it on both sides."""
+    """Rows whose ratios are inside, above and below the clip range."""
     rng = np.random.default_rng(seed)
     observation = rng.normal(size=(num_rows, 3)).astype(np.float32)
     action = rng.integers(0, 4, num_rows).astype(np.int32)
     logits = observation @ np.asarray(network["policy_head"])
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    shift = np.resize(np.log([0.5, 0.95, 1.05, 2.0]), num_rows)  # of the new policy's
+    shift = np.resize(np.log([0.5, 0.95, 1.05, 2.0]), num_rows)  # the change of log_prob
     floats = rng.normal(size=(3, num_rows)).astype(np.float32)
     floats[0] = np.repeat([1, -1, 2, -0.5], 3)  # advantages of both signs for every ratio
     timestep = TimeStep(
@@ -199,7 +199,7 @@ def test_a_truncation_is_bootstrapped_and_the_pair_after_it_left_out():
 
     rng = np.random.default_rng(0)
     poisoned = jax.tree.map(lambda x: x.copy(), batch)
-    poisoned.trajectory.timestep.reward[3, 2] = 100.0  # of FIRST
+    poisoned.trajectory.timestep.reward[3, 2] = 100.0  # the reward at FIRST
     output = poisoned.trajectory.agent_output
     output.action[2, 2] = (output.action[2, 2] + 1) % 4
     output.behaviour_log_prob[2, 2] -= 1.0
@@ -227,7 +227,7 @@ def test_a_scan_and_calls_learn_the_same(name):
 @pytest.mark.parametrize("name", ["ppo-lstm", "ppo-gru"])
 def test_an_unroll_from_the_stored_state_says_what_acting_said(name):
     c = case(name)
-    # A policy far from uniform, or its probabilities would hardly tell one state from another.
+    # A policy far from uniform; otherwise its probabilities hardly depend on the state.
     head = jax.tree.map(lambda x: 100 * x, c.params["policy_head"])
     params = {**c.params, "policy_head": head}
     batch = acted_batch(c, params, step_types())
@@ -294,7 +294,7 @@ def test_too_many_minibatches_are_refused_and_a_remainder_is_left_out():
         dataclasses.replace(PPO_SMALL, num_minibatches=3, num_epochs=4), *c.agent._arguments[1:]
     )
     _, _, schedule = uneven.prepare(c.params, c.learner_state, c.batch)
-    assert schedule.shape == (4 * 3, 6)  # 20 rows in three
+    assert schedule.shape == (4 * 3, 6)  # 20 rows in three minibatches
     epochs = np.asarray(schedule).reshape((4, 18))
     left_out = [set(range(20)) - set(epoch.tolist()) for epoch in epochs]
     assert all(len(rows) == 2 for rows in left_out)

@@ -1,4 +1,4 @@
-"""PPO with a ratio per actor, and with an entropy bonus that is annealed; both by hand."""
+"""PPO with a ratio per actor and with an annealed entropy bonus, both by hand."""
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ def _agent(**config):
 def _observation(size, seed=0):
     rng = np.random.default_rng(seed)
     move = np.ones((size, 2, 3), bool)
-    move[::2, 1, 1:] = False  # every other step, nobody is the second actor
+    move[::2, 1, 1:] = False  # at every other step there is no second actor
     return {
         "x": rng.normal(size=(size, 3)).astype(np.float32),
         "action_mask": {"move": move.reshape(size, 6), "mode": np.ones((size, 2), bool)},
@@ -59,7 +59,7 @@ def test_parts_sum_to_the_whole_and_those_without_a_choice_are_told():
     found = parts(joint, action)
     np.testing.assert_allclose(found.log_prob.sum(-1), joint.log_prob(action), rtol=1e-5)
     np.testing.assert_allclose(found.entropy.sum(-1), joint.entropy(), rtol=1e-5)
-    # In order of the leaves: mode, then the two that move.
+    # In the order of the leaves: mode, then the two actors that move.
     np.testing.assert_array_equal(found.decides, [[True, True, i % 2 == 1] for i in range(4)])
 
 

@@ -1,4 +1,4 @@
-"""QR-DQN and IQN: targets and losses by slow plain Python, and the fractions that IQN asks for."""
+"""QR-DQN and IQN: targets and losses in slow plain Python, and the fractions that IQN uses."""
 
 import dataclasses
 import functools
@@ -67,7 +67,7 @@ def make_qr(**config):
 
 
 def ends():
-    """Of the batch above: rewards, discounts and observations of the items' ends."""
+    """The rewards, discounts and observations at the ends of the items of `BATCH`."""
     timestep = BATCH.trajectory.timestep
     reward = timestep.reward[1] + 0.9 * timestep.reward[2]
     reward[1] = timestep.reward[1, 1]
@@ -86,7 +86,7 @@ def test_qr_dqn_by_hand(double, delta):
     best = (linear(ONLINE, observation) if double else after).mean(-1).argmax(-1)
     before = linear(ONLINE, BATCH.trajectory.timestep.observation[0])
     losses, errors = np.zeros(4), np.zeros(4)
-    for i in (0, 1, 3):  # the other begins at an end
+    for i in (0, 1, 3):  # item 2 begins at an end
         quantiles = before[i, BATCH.trajectory.agent_output.action[0, i]]
         targets = reward[i] + discount[i] * after[i, best[i]]
         losses[i] = slow_quantile_loss(quantiles, [1 / 6, 3 / 6, 5 / 6], targets, delta)
@@ -96,7 +96,7 @@ def test_qr_dqn_by_hand(double, delta):
 
 
 def make_iqn(policy=Greedy, **config):
-    """Quantiles are the linear values of actions times (1 + fraction)."""
+    """An IQN whose quantiles are linear action values times (1 + fraction)."""
 
     def apply(key, params, timestep, state):
         observation, fractions = timestep.observation
@@ -128,7 +128,7 @@ def test_iqn_by_hand_with_the_fractions_it_drew(double):
 
     reward, discount, observation = ends()
     after = observation @ target
-    # 1 + fraction is positive and alike for all actions, so the best is that of the values.
+    # 1 + fraction is positive and the same for all actions, so the best action is unchanged.
     best = (observation @ online if double else after).argmax(-1)
     before = BATCH.trajectory.timestep.observation[0] @ online
     losses, errors = np.zeros(4), np.zeros(4)

@@ -1,4 +1,4 @@
-"""R2D2: losses by hand and by plain Python, burn-in, stored state, priorities, exploration."""
+"""R2D2: losses by hand and in plain Python, burn-in, stored state, priorities, exploration."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ SGD = OptimizerConfig(name="sgd", learning_rate=0.5)
 
 
 def linear_network():
-    """h = x w + u h, values = h v: recurrent, and plain Python can do it."""
+    """h = x w + u h, values = h v: recurrent, and simple to repeat in plain Python."""
 
     def apply(key, params, timestep, state):
         kept = jnp.where(timestep.first()[:, None], 0, state)
@@ -82,7 +82,7 @@ def make(policy=Greedy, **config):
 
 
 def make_batch(step_types, weights=None, seed=0):
-    """One item a column; `step_types` is [B][T+1]. Ends in odd columns are truncations."""
+    """One item per column; `step_types` is [B][T+1]. Ends in odd columns are truncations."""
     rng = np.random.default_rng(seed)
     step_type = np.array(step_types, np.int32).T
     shape = step_type.shape
@@ -128,7 +128,7 @@ def slow_values(params, batch, column):
 
 
 def slow_td_errors(batch, column, burn_in, n, rescaled):
-    """TD errors of one item's transitions after the burn-in; None where there is none."""
+    """TD errors of one item's transitions after the burn-in; None where there is no transition."""
     online, target = (slow_values(p, batch, column) for p in (ONLINE, TARGET))
     trajectory = jax.tree.map(lambda x: x[:, column], batch.trajectory)
     steps, length = trajectory.timestep, len(online) - 1
@@ -240,13 +240,13 @@ def test_no_gradient_passes_through_the_burn_in():
     assert np.all(by_observation[:2] == 0)
     assert all(np.all(x == 0) for x in jax.tree.leaves(by_core))
     assert np.all(np.abs(by_observation[2:5]).sum((1, 2)) > 0)
-    # The burn-in matters all the same.
+    # The burn-in still changes the value.
     assert compiled(observation + np.eye(6)[0][:, None, None], core)[0] != value
     assert compiled(observation, jax.tree.map(lambda x: x + 0.5, core))[0] != value
 
 
 def test_the_gradient_is_that_of_a_sequence_that_begins_after_the_burn_in():
-    """As if both networks had been handed the state they have brought up to date."""
+    """It equals learning without burn-in from the states that both networks reach after it."""
     c, target = lstm_case()
     trajectory = c.batch.trajectory
     grads, _ = quick_jit(jax.grad(c.agent.loss, has_aux=True))(c.params, target, c.batch)
@@ -298,11 +298,11 @@ def test_a_replayed_sequence_gives_the_actors_own_outputs():
             trajectory = sample.batch.trajectory
             values = np.asarray(jax.jit(agent.values)(params, trajectory))
             starts, env_ids = np.divmod(sample.keys.astype(int), 4)
-            assert (trajectory.timestep.step_type[1:] == FIRST).any()  # begun within an episode
+            assert (trajectory.timestep.step_type[1:] == FIRST).any()  # episodes begin in unrolls
             for column, (start, env_id) in enumerate(zip(starts, env_ids, strict=True)):
                 own = np.stack([acted[start + t][env_id] for t in range(10)])
-                # Bit for bit, but where XLA's newer CPU runtime fuses a scan unlike a single step:
-                # there the last bit may differ.
+                # Equal bit for bit, except that XLA's newer CPU runtime may fuse a scan and a
+                # single step differently; then the last bit may differ.
                 exact = jax.__version__.startswith("0.5.")
                 np.testing.assert_allclose(
                     values[:, column], own, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-7
@@ -362,7 +362,7 @@ def test_each_environment_has_a_chance_of_its_own_for_ever():
     for kind in ([FIRST] * 5, [MID, LAST, MID, MID, MID], [MID, FIRST, MID, MID, FIRST]):
         step_type = np.array(kind, np.int32)
         state = agent.reset_state(state, step_type == FIRST)
-        # The core starts afresh, the environment stays who it is.
+        # The core is reset; the environment's id stays.
         assert np.all(state.core[step_type == FIRST] == 0)
         assert np.all(state.core[step_type == MID] != 0)
         step = TimeStep(step_type, np.zeros(5), np.ones(5), np.ones((5, 3), np.float32))

@@ -67,7 +67,7 @@ def items(**changes):
 
 
 def drawn(weights, observation, key):
-    """A squashed Gaussian's action in [-1, 1] and its log density, from its definition."""
+    """A squashed Gaussian's action in [-1, 1] and its log density, by definition."""
     mean, log_std = np.split(np.asarray(observation @ np.asarray(weights), np.float64), 2, axis=-1)
     log_std = np.clip(log_std, -20, 2)
     noise = np.asarray(jax.random.normal(key, mean.shape))
@@ -125,7 +125,7 @@ def test_each_loss_moves_its_own_part_and_weights_count_for_the_critics():
     assert all(np.all(x == 0) for x in jax.tree.leaves(silent.critics))
     assert all(np.any(x != 0) for x in jax.tree.leaves(full.critics))
     assert_close(full._replace(critics=()), silent._replace(critics=()))
-    # Whatever the reward, the policy's and the temperature's gradients stay.
+    # The reward does not change the gradients of the policy and the temperature.
     batch = items()
     batch.trajectory.timestep.reward[:] = 9.0
     assert_close(gradients(agent, params, batch)._replace(critics=()), full._replace(critics=()))
@@ -227,7 +227,7 @@ def test_the_discrete_losses_by_enumeration_of_the_legal_actions():
 
 def test_entropies_to_keep_are_the_papers_unless_said():
     def surplus(agent):
-        """What the temperature sees, from its gradient."""
+        """The target entropy, computed from the temperature's gradient."""
         params = agent.initial_params(KEY)
         state = agent.initial_learner_state(KEY, params)
         if isinstance(agent.obs_spec, dict):
@@ -262,7 +262,7 @@ def test_actions_fill_the_bounds_and_are_random_at_first():
         np.ones((rows, 3), np.float32),
     )
     far = np.zeros((3, 4), np.float32)
-    far[:, 0], far[:, 1], far[:, 2:] = 9.0, -9.0, -2.0  # the mean beyond either end, sure of it
+    far[:, 0], far[:, 1], far[:, 2:] = 9.0, -9.0, -2.0  # means out of bounds, small deviation
     params = agent.initial_params(KEY)._replace(policy=far)
     begun = initial_counts(rows)
     action = np.asarray(agent.actor_step(KEY, params, timestep, begun)[0].action)

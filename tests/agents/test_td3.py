@@ -1,4 +1,4 @@
-"""TD3: blurred targets, the delay of policy and targets, step by step."""
+"""TD3: smoothed targets, and the delay of policy and targets, step by step."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The cluster model: limits from costs per frame."""
+"""The cluster model: throughput limits from costs per frame."""
 
 import json
 import subprocess

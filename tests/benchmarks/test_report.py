@@ -1,4 +1,4 @@
-"""The measurements of benchmarks, and that the PPO reference does the same work."""
+"""The measurements of benchmarks, and a check that the PPO reference does the same work."""
 
 import json
 import time
@@ -70,9 +70,9 @@ def test_timers_measure_shares_and_restore_the_methods():
         report.Timed(sleeper, "own", "asleep", wait=lambda seconds: time.sleep(seconds)),
     ):
         assert sleeper.nap(0.02) == 0.02
-        assert sleeper.own(seconds=0.015) == 0.015  # then `wait` sleeps as long again
+        assert sleeper.own(seconds=0.015) == 0.015  # then `wait` sleeps equally long
     assert vars(sleeper) == before
-    sleeper.nap(0.01)  # not timed any more
+    sleeper.nap(0.01)  # no longer timed
     shares = timers.shares(0.1)
     assert list(shares) == ["asleep", "rest"]
     assert 0.5 <= shares["asleep"] < 0.9
@@ -149,7 +149,7 @@ def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):
         x.reshape((num_rows, *x.shape[2:]))
         for x in (program.observations[:-1], program.actions, program.log_probs)
     )
-    log_prob = log_prob + 0.3 * rng.normal(size=num_rows).astype(np.float32)  # ratios that clip
+    log_prob = log_prob + 0.3 * rng.normal(size=num_rows).astype(np.float32)  # some ratios clip
 
     experiment = single_process.experiment(single_process.Setting("ppo", env, 4, 1, 1))
     with make_env(experiment.env, 1) as pool:

@@ -1,4 +1,4 @@
-"""Numbers for rlstack.distributions: enumeration, scipy, Monte Carlo, masks, specs."""
+"""rlstack.distributions against enumeration, scipy and Monte Carlo; masks and specs."""
 
 import pickle
 
@@ -25,7 +25,7 @@ def normal_numbers(*shape, seed=0):
 
 
 def example(kind, seed=0):
-    """A distribution of the kind over 4 rows."""
+    """A distribution of the given kind with 4 rows."""
     x = normal_numbers(4, 13, seed=seed)
     mask = np.array([[1, 1, 0, 1, 1]] * 4)
     bounds = jnp.broadcast_to(jnp.array([-2.0, 0.0]), (4, 2)), jnp.ones((4, 2)) * 3
@@ -136,7 +136,7 @@ def test_categorical_by_enumeration_with_mask():
     want = np.sum(p[legal] * np.log(p[legal] / q[legal]))
     np.testing.assert_allclose(got.kl(other), want, rtol=1e-5)
     assert got.mode() == 0 and got.mode().dtype == np.int32
-    # KL to what forbids an action is very large, and finite.
+    # The KL to a distribution that forbids an action is very large, but finite.
     assert 1e7 < got.kl(dist.categorical(logits, [True, False, False, True])) < np.inf
 
 
@@ -229,7 +229,7 @@ def test_tanh_normal_stays_inside_and_saturates_finitely():
     action, log_prob = d.sample_and_log_prob(KEY)
     assert np.all(action >= low) and np.all(action <= high)
     assert np.all(np.isfinite(log_prob)) and np.all(np.isfinite(d.log_prob(action)))
-    # The slope of tanh at 20 is 4 e^-40: the density before tanh over it, without underflow.
+    # The slope of tanh at 20 is 4 e^-40; the density before tanh is divided by it, no underflow.
     narrow = dist.TanhNormal(*(jnp.array([x]) for x in (20.0, -10.0, -1.0, 1.0)))
     _, log_prob = narrow.sample_and_log_prob(KEY)
     z = jax.random.normal(KEY, (1,))[0]
@@ -244,7 +244,7 @@ def test_tanh_normal_entropy_against_many_samples(mean, log_std):
     fields = (jnp.full(shape, x) for x in (mean, log_std, -2.0, 2.0))
     d = dist.TanhNormal(*fields)
     _, log_prob = d.sample_and_log_prob(KEY)
-    error = 5 * np.std(log_prob) / np.sqrt(shape[0]) + 0.02  # the quadrature's own, worst at std 7
+    error = 5 * np.std(log_prob) / np.sqrt(shape[0]) + 0.02  # quadrature error, worst at std 7
     assert abs(-np.mean(log_prob) - d.entropy()[0]) < error
 
 

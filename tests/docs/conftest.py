@@ -1,4 +1,4 @@
-"""One run of each page's blocks, shared by all tests."""
+"""Runs the blocks of each page once, for all tests."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.docs.pages import blocks, run
 def ran(tmp_path_factory):
     """Returns a function from a page to (its folder, the results of its blocks by line).
 
-    The blocks of a page run in order in one folder, once; those of another page in another.
+    The blocks of a page run once, in order, in one folder; each page has its own folder.
     """
     results = {}
 

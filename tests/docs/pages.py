@@ -1,4 +1,4 @@
-"""The pages of the documentation, their code blocks, and a way to run these as a reader would."""
+"""The documentation pages, their code blocks, and a function that runs these like a reader."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SECONDS = 120  # for one block; the slowest takes about 15 alone on two cores
+SECONDS = 120  # for one block; the slowest takes about 15 s on two idle cores
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-# A block below such a comment is left alone; the comment gives the reason.
+# A block below such a comment does not run; the comment gives the reason.
 NOT_RUN = re.compile(r"<!-- not run: [^\n]+ -->\s*\Z")
 
 
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
     @property
     def is_source(self):
-        """Whether it shows a file of the checkout, whose path is its first line."""
+        """Whether it shows a file of the checkout; its first line is the path."""
         return self.language == "python" and re.match(r"# \w+/\S+\.py\n", self.text) is not None
 
     @property
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
     @property
     def is_output(self):
-        """Whether it shows what the block before it prints."""
+        """Whether it shows the output of the block before it."""
         return self.language == "text" and not self.excused
 
     def __str__(self):
@@ -91,7 +91,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def run(block, folder):
-    """Runs a block as a reader would; returns its exit code and what it printed."""
+    """Runs a block as a reader would; returns its exit code and its output."""
     if block.language == "python":
         named = re.match(r"# (\w+\.py)\n", block.text)
         assert named, f"{block}: the first line must name the file"
@@ -108,7 +108,7 @@ def run(block, folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that all of it can be ended
+        start_new_session=True,  # so that all its processes can be ended
     )
     try:
         stdout, stderr = process.communicate(timeout=SECONDS)

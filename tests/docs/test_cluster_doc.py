@@ -1,4 +1,4 @@
-"""What docs/cluster.md and its examples say can be run, as far as that can be known here."""
+"""The commands in docs/cluster.md and its examples are valid, as far as this machine can test."""
 
 import os
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def commands(path):
-    """The commands of a file that belong to Ray or to rlstack, without what is optional."""
+    """The Ray and rlstack commands of a file, without optional parts."""
     text = path.read_text().replace("\\\n", " ")
     for found in re.findall(r"\b(?:ray start|rlstack train) [^\n`;&']*", text):
         words = shlex.split(found, comments=True)
@@ -87,7 +87,7 @@ def test_the_manifest_has_its_parts():
 
 STAND_INS = {
     "scontrol": 'printf "one\\ntwo\\nthree\\n"',
-    # Runs the command itself, and notes where it would have run.
+    # Runs the command itself, and records where srun would have run it.
     "srun": 'for w in "$@"; do case $w in --nodelist=*) on=${w#*=};; esac; done\n'
     'while [[ $1 == --* ]]; do shift; done\necho "$on: $*" >> "$NOTES"\nexec "$@"',
     "hostname": "echo 10.0.0.1 fe80::1",
@@ -126,7 +126,7 @@ def wait_for(condition, timeout=20.0):
 
 
 def alone(process):
-    """Whether nobody is left in the job's session."""
+    """Whether no process is left in the job's session."""
     try:
         os.killpg(process.pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""docs/ keeps its word: files shown are the files there, and what is named exists."""
+"""docs/ is correct: files shown equal the repository's files, and everything named exists."""
 
 import re
 from pathlib import Path

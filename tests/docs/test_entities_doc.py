@@ -1,4 +1,4 @@
-"""docs/entities.md keeps its word: its blocks run as written, and its tables name what there is."""
+"""docs/entities.md is correct: its blocks run as written, and its tables match the code."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_returns_are_what_the_text_says(ran):
     ]
     fire, count, rule, clone, first, second = returns
     assert fire > 0.3 and count > 0.9 and rule == 1.0 and clone > 0.9
-    assert abs(first) < 1e-6 and second > 0.5  # among its own a win is another's loss
+    assert abs(first) < 1e-6 and second > 0.5  # against itself, one side's win is the other's loss
     (by_opponent,) = [json.loads(text) for text in printed if "eval_return_by_opponent" in text]
     assert len(by_opponent["eval_return_by_opponent"]) == 2
 

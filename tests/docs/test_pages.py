@@ -1,4 +1,4 @@
-"""Every page keeps its word: each block runs as written, and what is named exists."""
+"""Every page is correct: each block runs as written, and everything that it names exists."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ OUTPUTS = [block for block in BLOCKS if block.is_output]
 
 
 def runs_blocks(test):
-    """Marks a test that runs a page's blocks, of which some need the services."""
+    """Marks a test that runs a page's blocks; some blocks need the services."""
     mark = pytest.mark
     for decorate in (mark.slow, mark.chosen, mark.reference, mark.timeout(ALL_SECONDS)):
         test = decorate(test)
@@ -24,7 +24,7 @@ def runs_blocks(test):
 
 
 def stdout_of(ran, page, part):
-    """What the first block of a page with this text prints."""
+    """The output of the first block of a page that contains this text."""
     _, outputs = ran(page)
     return next(outputs[block.line][1] for block in blocks(page) if part in block.text)
 
@@ -149,6 +149,6 @@ def test_the_contract_has_the_signatures_of_the_code():
 
 
 def test_no_figure_is_left_open():
-    # In two parts, so that a search for what is open does not find this line.
+    # In two parts, so that a search for open tasks does not find this line.
     for name in (*PAGES, "BUILD_NOTES.md", "CHANGELOG.md"):
         assert [line for line in text_of(name).splitlines() if "TODO" + "-" in line] == [], name

@@ -1,4 +1,4 @@
-"""Games for the tests: three states of MineSweeper, and a game with every feature of spaces."""
+"""Games for tests: three states of MineSweeper, and a game that uses every space feature."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ class Scripted:
 
 
 class Skirmish:
-    """Random observations: types that appear late, absent actions, masks at some steps.
+    """Gives random observations: late types, absent actions, masks at some steps.
 
-    Scouts have ids, rocks have none, flags no features either; an episode in four is over at once.
+    Scouts have ids, rocks do not; flags have no ids or features. One episode in four ends at once.
     """
 
     obs_space = ObsSpace(
@@ -124,7 +124,7 @@ class Skirmish:
             "Scout": rng.normal(size=(scouts, 2)).astype(np.float32),
             "Rock": rng.normal(size=(rocks, 1)),
         }
-        if flags:  # else the type is missing
+        if flags:  # otherwise the type is missing
             features["Flag"] = flags
         return Observation(
             features=features,
@@ -167,7 +167,7 @@ def build_skirmish(seed: int):
 
 
 def legal_actions(observation, action_spec, rng):
-    """One legal choice for every actor of a batch ``[B, ...]``, choice 0 where there is none."""
+    """One legal choice for every actor of a batch ``[B, ...]``, choice 0 if no choice is legal."""
     actions = {}
     for name, spec in sorted(action_spec.items()):
         mask = observation["action_mask"][name].reshape(-1, spec.shape[0], spec.maximum + 1)
@@ -184,7 +184,7 @@ def stacked(rows):
 
 
 def entities(observation):
-    """(type, row) of each entity by index, computed one by one."""
+    """The (type, row) of each entity by index, computed one by one."""
     listed = []
     for name in Skirmish.obs_space.entities:
         rows = observation.features.get(name, 0)

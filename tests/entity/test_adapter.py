@@ -26,7 +26,7 @@ def leaves(observation):
 
 
 def alone(env_id):
-    """The steps of one environment on its own, with its own random choices."""
+    """The steps of one environment run alone, with its own random choices."""
     env, rng = build_skirmish(env_id), np.random.default_rng(env_id)
     timestep = env.reset()
     history = []
@@ -116,7 +116,7 @@ def test_step_types_and_metrics():
         ]
     )
     env = as_dm_env(game)
-    first = env.reset()  # skips the two episodes that are over at once
+    first = env.reset()  # skips the two episodes that end at once
     assert first[:3] == (StepType.FIRST, None, None)
     assert env.last_metrics == {"mines": 3.0}
     shown = [env.step(no_action(env))[:3] for _ in range(6)]
@@ -205,7 +205,7 @@ def test_a_missing_action_is_an_error():
 
 
 def build_lever(seed: int):
-    """No entities at all: four of the observation's dicts are empty or nearly so."""
+    """A game without entities: four of the observation's dicts are empty or nearly so."""
     del seed
     shown = [Observation({}, {"Pull": GlobalCategoricalMask([False, True])}, reward=i) for i in
              range(3)]  # fmt: skip

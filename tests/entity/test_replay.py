@@ -22,7 +22,7 @@ class Output(NamedTuple):
 
 @pytest.fixture(scope="module")
 def steps():
-    """Random steps of MineSweeper with its cannon, in which the number of entities changes."""
+    """Random steps of MineSweeper with its cannon, so that the number of entities changes."""
     rng, found = np.random.default_rng(0), []
     options = {"orbital_cannon": True, "cooldown_period": 2, "max_steps": 20}
     with SyncEnv("rlstack.entity.games:MineSweeper", NUM_ENVS, seed=0, options=options) as env:
@@ -96,7 +96,7 @@ def test_entities_come_back_from_replay(steps, backend):
 
 
 def _of(found, row, wanted):
-    """The environment whose steps a row of a batch has."""
+    """The environment whose steps are in this row of a batch."""
 
     def alike(env):
         pairs = jax.tree.map(lambda x, y: np.array_equal(x[:, row], y[:, env]), found, wanted)

@@ -1,6 +1,6 @@
 """The MineSweeper batch that the documents of entity-gym, enn-ppo and rogue-net use as an example.
 
-Three states; every number here was copied from there.
+The batch has three states; every number here is copied from those documents.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def view():
 @hypothesis.given(st.lists(st.integers(0, 2**31), min_size=1, max_size=4))
 @hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
 def test_vec_obs_contains_the_observation_of_each_environment(seeds):
-    """Types that come late, absent actions, masks in some environments only, no entities at all."""
+    """Covers late types, absent actions, masks in only some environments, and no entities."""
     shown = [each for seed in seeds for each in observations(seed, 4)]
     timestep, _, _ = batch(shown)
     observed = view().vec_obs(timestep)
@@ -122,7 +122,7 @@ NUMBERS = BatchView(ObsSpace({"A": EntityType((), 5)}), {"go": Categorical(("x",
 
 
 def acted(rows, capacity=5):
-    """An observation with as many actors in each environment as its row has values."""
+    """An observation in which each environment has one actor per value of its row."""
     lengths = np.array([len(values) for values in rows], np.int32)
     places = np.arange(capacity, dtype=np.int32)
     actors = np.where(places < lengths[:, None], places, -1)

@@ -1,4 +1,4 @@
-"""Every test of this folder leaves no process, thread, descriptor or shared memory behind."""
+"""Checks that no test of this folder leaves a process, thread, descriptor or shared memory."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 class Script:
-    """Episode lengths and ends by turns: terminated after 3, truncated after 2, both after 4."""
+    """Cycles through episode ends: terminated after 3, truncated after 2, both after 4."""
 
     ENDS = ((3, True, False), (2, False, True), (4, True, True))
 
@@ -70,7 +70,7 @@ class ScriptDm(dm_env.Environment):
 
 
 class Nested(gymnasium.Env):
-    """Dict and tuple spaces, discrete ones that do not start at 0; echoes its action."""
+    """Has dict and tuple spaces and discrete ones that do not start at 0; echoes its action."""
 
     def __init__(self):
         box = spaces.Box(np.array([-1.0, -2.0]), np.array([1.0, 2.0]), dtype=np.float64)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Driver:
-    """Steps either kind of pool ``n`` times an environment and keeps each one's own history."""
+    """Steps each environment of a pool ``n`` times, and keeps the history of each environment."""
 
     def __init__(self, env, actions):
         self.env, self.actions = env, actions
@@ -85,13 +85,13 @@ def test_boundaries(mode, kind, builder):
         for k, (type_, reward, _, observation) in enumerate(rows):
             assert observation.dtype == np.float32
             assert observation[0] == 7 + i
-            time = observation[2]  # of the true last observation, too
+            time = observation[2]  # also in the true last observation
             assert reward == (0.0 if type_ == FIRST else 10 * time + ACTIONS[i, k - 1])
         assert [r[3][2] for r in rows] == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 0, 1]
 
 
 def test_determinism_does_not_depend_on_how_it_runs():
-    """One worker or many, sync or async: each environment's own history is the same."""
+    """An environment's history is the same with one worker or many, sync or async."""
     runs = {}
     for mode, kind in KINDS:
         for workers in (1, 3):
@@ -181,7 +181,7 @@ def test_sync_misuse(kind):
     ]:
         with pytest.raises(error, match="Env pool: action"):
             env.step(bad)
-    assert (env.step(good).step_type == MID).all()  # nothing of that has stepped or broken it
+    assert (env.step(good).step_type == MID).all()  # the errors neither stepped nor broke the pool
     env.step(good.tolist())
     env.close()
     env.close()
@@ -229,7 +229,7 @@ def test_async_misuse(kind):
 @pytest.mark.parametrize("kind", ("cpp", *ASYNC))
 @pytest.mark.parametrize(("size", "wait"), [(1, 1), (3, 3), (5, 1), (5, 3)])
 def test_async_sizes(kind, size, wait):
-    """Also sends that split and shuffle what was received, where recv waits for everybody."""
+    """Includes sends that split and shuffle a batch, where recv waits for all environments."""
     builder = "CartPole-v1" if kind == "cpp" else ScriptGym
     with AsyncEnv(builder, size, wait, kind) as env:
         env.async_reset()

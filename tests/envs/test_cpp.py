@@ -1,4 +1,4 @@
-"""EnvPool behind the pools: what it gets wrong is put right, and both ways to its data agree."""
+"""EnvPool behind the pools: its errors are corrected, and both ways to read its data agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_time_limit_is_a_truncation():
     assert [r.step_type[0] for r in rows] == [MID] * 4 + [LAST, FIRST, MID]
     assert [r.discount[0] for r in rows] == [1] * 7
     assert [r.reward[0] for r in rows] == [1, 1, 1, 1, 1, 0, 1]
-    assert np.abs(rows[4].observation - rows[3].observation).max() > 0  # the true last one
+    assert np.abs(rows[4].observation - rows[3].observation).max() > 0  # the true last observation
 
 
 def test_fallen_pole_is_a_termination():
@@ -64,7 +64,7 @@ def test_continuous_time_limit_and_float32():
 
 
 def test_atari_life_loss_and_its_hidden_time_limit():
-    """With episodic_life the limit falls in the midst of a life: neither flag is set there."""
+    """With episodic_life the limit may fall within a life, where EnvPool sets neither flag."""
     options = {"episodic_life": True, "max_episode_steps": 120, "repeat_action_probability": 0.0}
     with SyncEnv("Breakout-v5", 1, options=options, seed=1) as env:
         pool = env._backend._pool
@@ -80,7 +80,7 @@ def test_atari_life_loss_and_its_hidden_time_limit():
     limits = [n for n, discount in ends if discount == 1]
     assert lives
     assert limits
-    assert all(n < 120 for n in lives + limits)  # less than the limit, so EnvPool does not say so
+    assert all(n < 120 for n in lives + limits)  # below the limit, so EnvPool does not report it
 
 
 def test_atari_limit_without_lives():
@@ -93,7 +93,7 @@ def test_atari_limit_without_lives():
 
 
 class _Recorded:
-    """Stands in for a pool: gives out recorded fields."""
+    """A replacement for a pool that returns recorded fields."""
 
     def __init__(self, frames):
         self.frames = iter(frames)
@@ -106,12 +106,12 @@ class _Recorded:
     ("episodic", "trunc", "over", "lives", "discount"),
     [
         (False, False, 1, 0, 0.0),  # game over
-        (False, True, 0, 3, 1.0),  # time limit, announced
+        (False, True, 0, 3, 1.0),  # time limit, flagged by EnvPool
         (False, True, 1, 0, 0.0),  # both at once: a termination
         (False, False, 0, 3, 1.0),  # an end that is neither
         (True, False, 0, 2, 0.0),  # a life lost
         (True, False, 0, 3, 1.0),  # neither game, life nor flag: the hidden limit
-        (True, True, 0, 2, 1.0),  # limit, announced
+        (True, True, 0, 2, 1.0),  # limit, flagged by EnvPool
     ],
 )
 def test_atari_ends_by_table(episodic, trunc, over, lives, discount):
@@ -250,7 +250,7 @@ def test_import_prints_nothing():
 
 
 def test_overhead_on_top_of_envpool_is_small():
-    """What the pool adds to a step of 8 CartPoles, with EnvPool itself replaced by a recording."""
+    """The time that the pool adds to a step of 8 CartPoles; a recording replaces EnvPool."""
     env = SyncEnv("CartPole-v1", 8)
     env.reset()
     env.step(np.zeros(8, np.int32))
@@ -273,4 +273,4 @@ def test_overhead_on_top_of_envpool_is_small():
             env.step(actions)
         best = min(best, (time.perf_counter() - start) / 500)
     env.close()
-    assert best < 30e-6  # about 6 on a quiet machine, the rest is for a busy one
+    assert best < 30e-6  # about 6 us on an idle machine; the margin is for a busy one

@@ -1,4 +1,4 @@
-"""Environments and workers that fail: what the caller sees, and that nothing stays behind."""
+"""Environments and workers that fail: the caller's view, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_worker_is_replaced_and_its_episode_truncated(fault, tmp_path):
         assert [r.discount[1] for r in rows] == [1] * 6
         assert [r.reward[1] for r in rows] == [1, 1, 0, 0, 1, 1]
         assert rows[2].observation[1].tolist() == rows[1].observation[1].tolist() == [1, 2]
-        assert rows[3].observation[1][0] not in (0, 1, 2)  # a seed of its own
+        assert rows[3].observation[1][0] not in (0, 1, 2)  # a new seed
         for other in (0, 2):
             assert [r.observation[other][1] for r in rows] == [1, 2, 3, 4, 5, 6]
         assert env.stats() == {"restarts": 1}
 
 
 def test_async_worker_death_hits_held_and_flying_environments():
-    """One worker holds both environments; it is killed while one is held by the caller."""
+    """One worker runs both environments; it is killed while the caller holds one of them."""
     with AsyncEnv(Faulty, 2, 1, "process", num_workers=1) as env:
         env.async_reset()
         for _ in range(4):
@@ -192,7 +192,7 @@ def _alive(pid):
 def test_forgotten_pool_ends_its_workers():
     env = SyncEnv(Faulty, 2, "process", num_workers=1)
     env.reset()
-    del env  # the fixture of this folder finds what is left
+    del env  # this folder's fixture detects leftovers
 
 
 def test_sleeping_environments_overlap():
@@ -203,7 +203,7 @@ def test_sleeping_environments_overlap():
             start = time.monotonic()
             for _ in range(5):
                 env.step(zeros(4))
-            assert time.monotonic() - start < 0.6  # one after the other: 1 s
+            assert time.monotonic() - start < 0.6  # sequential steps would take 1 s
 
 
 def test_builders_may_be_local_to_a_process_pool():

@@ -1,4 +1,4 @@
-"""Pools in which opponents play some of the places."""
+"""Pools in which opponents play some of the agents."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ NAMES = ("two", "one")
 
 
 class Bidder:
-    """Bids the same always; remembers what it saw, by seat."""
+    """Always makes the same bid; records its observations, by seat."""
 
     def __init__(self, bid):
         self.bid, self.seen = bid, {}
@@ -89,14 +89,14 @@ def test_the_learner_is_shown_its_own_seats_alone(kind):
             np.testing.assert_array_equal(agent, [0, 1, 0, 1, 0, 0, 1, 1])
             timestep = env.step(bids(8, 1))
             np.testing.assert_array_equal(timestep.reward, [1, 2, 1, 2, 1, 1, 2, 2])
-            # What the opponents bid shows in the total: 2 * 2 or 1 * 2 as agent 1, 2 or 1 as 0.
+            # The total includes the opponents' bids: 2 * 2 or 1 * 2 as agent 1, 2 or 1 as 0.
             total = timestep.observation["features"]["__global__"][:, 0, 0]
             np.testing.assert_array_equal(total, [3, 3, 3, 3, 5, 3, 4, 3])
         for _ in range(3):
             timestep = env.step(bids(8, 1))
         assert timestep.last().all()
         assert env.step(bids(8, 1)).first().all()
-    for player in players:  # in either game: agent 1, then agent 0; every tick, the last one too
+    for player in players:  # in both games: agent 1, then agent 0; every tick, including the last
         assert set(player.seen) == {0, 1}
         for place, rows in player.seen.items():
             agent = 1 - place
@@ -114,7 +114,7 @@ def test_opponents_of_an_asynchronous_pool_answer_at_once(kind):
             env.recv()
         env.async_reset()
         total, ends = np.zeros(4), np.zeros(4, int)
-        for _ in range(2000):  # whoever is first goes on: the games share no clock
+        for _ in range(2000):  # the games advance independently
             if (ends >= 2).all() and min(len(player.seen.get(0, ())) for player in players) > 10:
                 break
             ids, timestep = env.recv()

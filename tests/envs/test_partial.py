@@ -1,4 +1,4 @@
-"""Environments seen in part are the whole ones but for what is hidden."""
+"""Partially observed environments equal the full ones, except for the hidden values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def balance(observation, velocities):
 @pytest.mark.parametrize("seed", [0, 7])
 @pytest.mark.parametrize("skilled", [True, False])
 def test_it_is_gymnasiums_cartpole(seed, skilled):
-    """Same starts, states, rewards and ends, over several episodes."""
+    """Compares starts, states, rewards and ends over several episodes."""
     whole, part = gymnasium.make("CartPole-v1"), cartpole_without_velocities()
     rng = np.random.default_rng(seed)
     seen, _ = whole.reset(seed=seed)
     shown, _ = part.reset(seed=seed)
     ends = []
     for _ in range(1200):
-        # Rounding differs in the last digit of 16; it has no time to grow to the tolerance.
+        # Rounding differs in the last of 16 digits; the difference stays below the tolerance.
         np.testing.assert_allclose(shown, seen[[0, 2]], rtol=0, atol=1e-6)
         assert shown.dtype == np.float32 and part.observation_space.contains(shown)
         action = balance(shown, seen[[1, 3]]) if skilled else int(rng.integers(2))
@@ -44,7 +44,7 @@ def test_it_is_gymnasiums_cartpole(seed, skilled):
         if expected[1] or expected[2]:
             ends.append(tuple(expected[1:]))
             (seen, _), (shown, _) = whole.reset(), part.reset()
-    # The skilled one is cut off by the time limit alone, the other falls.
+    # The skilled controller ends only at the time limit; the random one lets the pole fall.
     assert ends == [(False, True)] * 2 if skilled else set(ends) == {(True, False)}
 
 

@@ -1,4 +1,4 @@
-"""The toy environments have the answers that they claim."""
+"""The toy environments have the answers that their docstrings state."""
 
 from __future__ import annotations
 

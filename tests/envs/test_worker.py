@@ -1,4 +1,4 @@
-"""What a worker process does where steps wait for one another; its pools are in the contract."""
+"""A worker process whose steps wait for one another; test_contract.py tests its pools."""
 
 import select
 import socket

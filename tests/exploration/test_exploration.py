@@ -1,4 +1,4 @@
-"""Policies explore as much as they say, among legal actions, each row by its own counts."""
+"""Policies explore at the stated rate, among legal actions, and each row by its own counts."""
 
 import pickle
 
@@ -115,7 +115,7 @@ def test_epsilon_greedy_tosses_one_coin_for_all_choices_of_a_row():
     first, second, third = action["a"][:, 0], action["a"][:, 1], action["b"]
     assert set(np.unique(first)) == {1, 2} and set(np.unique(second)) == {0, 1, 2}
     assert set(np.unique(third)) == {0, 2, 3}
-    # first and third leave their modes together: 1/2 * 1/2 * 2/3, not 1/4 * 1/3
+    # first and third differ from their modes together: 1/2 * 1/2 * 2/3, not 1/4 * 1/3
     both = np.mean((first != 1) & (third != 0))
     np.testing.assert_allclose(both, 0.5 * 0.5 * 2 / 3, atol=0.015)
     np.testing.assert_allclose(np.mean(second != 2), 0.5 * 2 / 3, atol=0.015)

@@ -1,4 +1,4 @@
-"""Normalisation around agents: what the agent inside sees, and when the statistics move."""
+"""Normalisation around agents: the inputs of the inner agent, and when statistics change."""
 
 import dataclasses
 import functools
@@ -61,14 +61,14 @@ def plain(kind, obs_spec=VECTOR):
 
 
 def data(agent, params, step_type, seed=0):
-    """A batch that this agent acted, with whatever state it keeps."""
+    """A batch with actions of this agent, and its state."""
     c = Case(Setting(agent.cfg, agent.obs_spec, ONE_OF_4))
     c.agent, c.act = agent, quick_jit(agent.actor_step)
     return acted_batch(c, params, step_type, seed)
 
 
 def by_hand(timestep):
-    """What `ALL` shows under `MOMENTS`."""
+    """The expected result of `ALL` with `MOMENTS`."""
     observation = (timestep.observation - [1.0, -2.0, 0.5]) / [2.0, 0.5, 1.0]
     reward = np.clip(timestep.reward * 2.0 / 4.0, -1.5, 1.5)
     return timestep._replace(
@@ -143,7 +143,7 @@ def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_aft
     found = params.statistics.reward
     assert found.num_seen == len(returns) == 40 - 2 * 3
     np.testing.assert_allclose(found.variance[0], returns.var(), rtol=1e-4)
-    # Acting with them is what learning compares with.
+    # Acting and learning use the same statistics, so the KL divergence is 0.
     acted = data(agent, params, step_types(), seed=3)
     rows = agent.prepare(params, state, acted)[1]
     _, logs = agent.agent.loss(params.agent, rows)

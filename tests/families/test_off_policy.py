@@ -1,4 +1,4 @@
-"""What SAC, TD3 and DDPG are made of: bounds, ensembles, their networks, random first actions."""
+"""The parts of SAC, TD3 and DDPG: bounds, ensembles, networks, random first actions."""
 
 import functools
 
@@ -105,7 +105,7 @@ def test_the_two_networks_fit_the_specs(factory, obs_spec, action_spec, outputs)
     params = quick_jit(pair.policy.init)(KEY)
     parameters, _ = quick_jit(pair.policy.apply)(None, params, step, ())
     assert parameters.shape == (3, outputs)
-    assert np.abs(parameters).max() < 0.5  # the first policy prefers nothing
+    assert np.abs(parameters).max() < 0.5  # the initial policy has no preference
     params = quick_jit(pair.critic.init)(KEY)
     if action_spec is ONE_OF_4:
         assert quick_jit(pair.critic.apply)(None, params, step, ())[0].shape == (3, 4)

@@ -1,4 +1,4 @@
-"""Behaviour cloning reaches its experts, from what `rlstack record` writes."""
+"""Behaviour cloning reaches its experts' returns from datasets of `rlstack record`."""
 
 import dataclasses
 import io

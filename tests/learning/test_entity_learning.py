@@ -1,4 +1,4 @@
-"""PPO learns the entity games: quick ones always, what takes minutes where slow tests run."""
+"""PPO learns the entity games: quick ones always, slower ones when slow tests run."""
 
 import dataclasses
 
@@ -37,14 +37,14 @@ def test_small_entity_games_are_learned(name, least):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("cheat", "low", "high"), [(False, 0.8, 1.2), (True, 1.9, 2.0)])
 def test_a_hidden_move_is_of_no_use_and_a_shown_one_is(cheat, low, high):
-    # Paper wins half the time, for 2; to play what beats the hidden move would win always.
+    # Paper wins half the time, for 2; playing against the hidden move would always win.
     experiment = preset("entity-rock-paper-scissors-ppo")
     experiment = dataclasses.replace(
         experiment,
         env=dataclasses.replace(experiment.env, options={"cheat": cheat}),
         evaluator=dataclasses.replace(
             experiment.evaluator, episodes=1000
-        ),  # 0.03 of a mean's error
+        ),  # the standard error of the mean is 0.03
     )
     assert low <= learned_return(experiment) <= high
 

@@ -22,7 +22,7 @@ KEYS = np.array([5, 6, 7, 8], np.uint64)
 
 
 class Replay:
-    """A replay of one sample that writes down new priorities."""
+    """A replay of one sample that records new priorities."""
 
     def __init__(self, sample, times=3):
         self.sample, self.times, self.told = sample, times, []
@@ -87,7 +87,7 @@ def test_a_non_finite_update_leaves_all_as_it_was_and_holds_the_batch(name, mini
     assert_close(learner.save(), before, atol=0, rtol=0)
     assert not replay.told
     assert_close(caught.value.before["params"], before["params"], atol=0, rtol=0)
-    bad.batch.trajectory.timestep.reward[:] = 0  # replay may use its arrays again
+    bad.batch.trajectory.timestep.reward[:] = 0  # replay may reuse its arrays
     assert np.isnan(caught.value.batch.trajectory.timestep.reward[1]).all()
     assert np.isfinite(learner.step(sample(name))["loss"]) and learner.version == 2
 
@@ -144,7 +144,7 @@ def test_configs_out_of_range_are_refused():
 
 @pytest.mark.timeout(200)
 def test_two_devices_learn_what_one_does():
-    """In a process of its own: the number of devices is fixed when JAX starts."""
+    """Runs in a child process: the number of devices is fixed when JAX starts."""
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

@@ -1,6 +1,6 @@
 """Agents learn: each reaches a stated return within a stated number of frames, on fixed seeds.
 
-Quick versions run always; the ones marked slow take the figures that README and presets promise.
+Quick versions always run; tests marked slow check the returns that README and presets state.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from rlstack.replay import ReplayConfig
 from rlstack.storage.loggers import InMemoryLogger
 
 SEEDS = (1, 2, 3)
-# Three-step transitions, for Q-learning on toys.
+# Three-step transitions, for Q-learning on toy environments.
 PRIORITIZED = ReplayConfig(
     sampler="prioritized",
     batch_size=32,
@@ -81,8 +81,8 @@ def test_ppo_learns_catch():
 
 @pytest.mark.parametrize("env_type", ["thread", "process"])
 def test_ppo_learns_a_point_mass_from_asynchronous_batches(env_type):
-    # Which rows come first is chance, so no two runs are alike: the task must be one that every run
-    # learns. Over eight of them this one came to between -2.4 and -3.5; see the task below.
+    # The order of rows is random, so no two runs are equal: the task must be one that every run
+    # learns. Eight runs of this one reached between -2.4 and -3.5; see the task below.
     agent = dataclasses.replace(FAST_PPO, discount=0.9)
     experiment = toy("PointMass", agent, frames=40_000)
     env = dataclasses.replace(experiment.env, type=env_type, wait_num=8, num_workers=2)
@@ -136,7 +136,7 @@ def test_memory_needs_a_recurrent_core(core, solved):
 
 
 class ForgetsTruncation(PPO):
-    """A PPO with a well-known bug: it takes a time limit for the end of the world."""
+    """A PPO with a well-known bug: it treats a time limit as a termination."""
 
     def prepare(self, params, learner_state, batch):
         timestep = batch.trajectory.timestep
@@ -147,9 +147,9 @@ class ForgetsTruncation(PPO):
 
 @pytest.mark.parametrize("agent_class", [PPO, ForgetsTruncation])
 def test_values_bootstrap_through_a_time_limit(agent_class, monkeypatch):
-    """Each step pays 1 and nothing tells the time, so the value is 1 / (1 - discount) = 10.
+    """Each reward is 1 and no observation shows the time, so the value is 1 / (1 - discount) = 10.
 
-    Were the time limit of 10 steps a termination, values would be those of episodes that end.
+    If the time limit of 10 steps were a termination, values would be those of ended episodes.
     """
     import agents
 

@@ -1,4 +1,4 @@
-"""SAC, TD3 and DDPG learn: a toy always, the figures of their presets when slow tests run."""
+"""SAC, TD3 and DDPG learn: a toy always, their presets' stated returns when slow tests run."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""IMPALA, A2C and REINFORCE learn: quickly on toys, and what their presets promise when slow."""
+"""IMPALA, A2C and REINFORCE learn: toys always, the presets' stated returns in slow tests."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""C51, Rainbow, QR-DQN, IQN and DQN learn what their presets promise."""
+"""C51, Rainbow, QR-DQN, IQN and DQN reach the returns that their presets state."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_rainbow_learns_catch_with_no_epsilon():
         network=NetworkConfig(activation="relu", duelling=True, noisy_sigma=0.5, num_atoms=21),
         replay=PRIORITIZED,
     )
-    # Chance plays at -0.6.
+    # A random policy scores -0.6.
     assert learned_return(experiment) > 0.9
 
 

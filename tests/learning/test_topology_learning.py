@@ -1,8 +1,8 @@
-"""What is learned does not depend on the topology: CartPole, in processes, on fixed seeds.
+"""The learned return does not depend on the topology: CartPole, in processes, fixed seeds.
 
-Which frames are learned from when is chance in an asynchronous program, so a run may take up to
-twice the frames of a single process. ``python -m tests.learning.test_topology_learning`` prints the
-table of docs/topologies.md.
+An asynchronous program learns from frames in random order, so a run may take up to twice the
+frames of a single process. ``python -m tests.learning.test_topology_learning`` prints the table of
+docs/topologies.md.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def test_cartpole_is_solved_in_every_topology(tmp_path, agent, topology, pool):
 
 
 def main(wanted):
-    """Prints a row for each run whose name has all the words."""
+    """Prints a row for each run whose name contains all the words."""
     print("| agent | topology | pool | return | frames | updates | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for agent in ("ppo", "dqn"):

@@ -15,7 +15,7 @@ LAMBDA = 0.8
 CLIPS = {"clip_rho": 0.9, "clip_c": 1.1, "clip_pg_rho": 1.3, "vtrace_lambda": LAMBDA}
 
 
-# Every function as a call on one dict of arrays, jitted, giving a dict of named results.
+# Every function as a jitted call from one dict of arrays to a dict of named results.
 FUNCTIONS = {
     "gae": lambda d: returns.gae(d["rewards"], d["discounts"], d["values"], LAMBDA, d["mask"]),
     "vtrace": lambda d: returns.vtrace(
@@ -53,7 +53,7 @@ def run(name, data):
 
 
 def random_data(seed, length, batch, discount=0.95):
-    """An unroll of one episode a row."""
+    """An unroll with one episode per column."""
     rng = np.random.default_rng(seed)
     shape = (length, batch)
     return {
@@ -67,7 +67,7 @@ def random_data(seed, length, batch, discount=0.95):
 
 
 def slow(name, d, column):
-    """The equations in plain Python, episode by episode, for one column; leaves as in ``run``."""
+    """The equations in plain Python, by episode, for one column; results as in ``run``."""
     data = {key: [float(x) for x in array[:, column]] for key, array in d.items()}
     length = len(data["rewards"])
     results = None
@@ -144,7 +144,7 @@ def _slow_episode(name, d, start, end):
 def test_equals_slow_version_of_the_equation(name, seed, length, batch):
     data = random_data(seed, length, batch)
     rng = np.random.default_rng(seed + 1)
-    # Boundaries anywhere, a few next to each other, also at the two ends of the unroll.
+    # Boundaries anywhere: some next to each other, some at the two ends of the unroll.
     data["mask"] = rng.random((length, batch)) > 0.25
     terminated = rng.random((length, batch)) < 0.5
     ends = np.roll(~data["mask"], -1, axis=0)
@@ -159,11 +159,11 @@ def test_equals_slow_version_of_the_equation(name, seed, length, batch):
 @pytest.mark.parametrize("terminated", [True, False])
 @pytest.mark.parametrize("as_float", [True, False])
 def test_two_episodes_in_one_unroll_equal_each_alone(name, terminated, as_float):
-    """Also pins the truncated bootstrap: alone, the first episode ends in its last step's value."""
+    """Also tests the truncated bootstrap: alone, episode 1 ends with its last step's value."""
     first, second = random_data(1, 5, 2), random_data(2, 4, 2)
     if terminated:
         first["discounts"][-1] = 0.0
-    # LAST -> FIRST: what stands there is arbitrary and must not matter.
+    # LAST -> FIRST: the values there are arbitrary and must not matter.
     gap = {
         key: np.full((1, 2), x, first[key].dtype)
         for key, x in {
@@ -305,7 +305,7 @@ def test_gradients_stop_where_the_paper_needs_it(name):
     gradient = np.asarray(jax.grad(total)(jnp.asarray(data["values"])))[:, 0]
     if name in ("gae", "vtrace", "retrace"):
         np.testing.assert_array_equal(gradient, 0.0)
-    else:  # up to the truncated step's value, not beyond
+    else:  # up to the truncated step's value, and no further
         assert gradient[2] > 0
         np.testing.assert_array_equal(gradient[3:], 0.0)
         eps = np.zeros_like(data["values"])
@@ -354,7 +354,7 @@ def test_value_rescaling():
     np.testing.assert_allclose(
         returns.signed_hyperbolic(returns.signed_parabolic(x / 100)), x / 100, rtol=2e-5, atol=1e-9
     )
-    # The slope at 0 is 1/2 + eps, that of the inverse its reciprocal.
+    # The slope at 0 is 1/2 + eps; the inverse has the reciprocal slope.
     np.testing.assert_allclose(jax.grad(returns.signed_hyperbolic)(0.0), 0.501, rtol=1e-6)
     np.testing.assert_allclose(jax.grad(returns.signed_parabolic)(0.0), 1 / 0.501, rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Projections and quantile losses: by hand, by slow plain Python, and against rlax."""
+"""Projections and quantile losses: by hand, in slow plain Python, and against rlax."""
 
 import jax
 import jax.numpy as jnp

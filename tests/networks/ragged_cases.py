@@ -1,4 +1,4 @@
-"""A made-up entity environment with everything in it, and random observations of it."""
+"""A made-up entity environment with every feature, and random observations of it."""
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ CONFIGS = {
 
 
 def network(cfg, perturbed=True):
-    """A network and params all of which matter: heads that start at 0 do not."""
+    """A network whose params all affect its outputs; heads that start at 0 would not."""
     made = ragged_transformer(CODEC.observation_spec, CODEC.action_spec, cfg)
     params = made.init(jax.random.PRNGKey(0))
     leaves, structure = jax.tree.flatten(params)
@@ -97,7 +97,7 @@ def _observation(rng, count):
     mask = {}
     for name, width in (("move", 3), ("aim", SLOTS.total), ("mode", 2)):
         legal = rng.random((len(actors[name]), width)) < 0.7
-        if name == "aim":  # at whoever is there
+        if name == "aim":  # only present entities are legal targets
             legal &= there
             legal[:, -1] = True
         else:

@@ -177,7 +177,7 @@ def test_noisy_layers_draw_factorised_noise_from_the_key_and_none_without():
         key = jax.random.PRNGKey(i)
         noise = apply(key, np.eye(3, dtype=np.float32)) - apply(key, np.zeros((3, 3))) - w
         bias = apply(key, np.zeros((1, 3)))[0] - b
-        # The noise of the weights is an outer product with that of the biases.
+        # The noise of the weights is an outer product with the noise of the biases.
         ratio = np.asarray(noise) / np.asarray(bias)
         np.testing.assert_allclose(ratio[:, 0], ratio[:, 1], rtol=1e-2)
         np.testing.assert_allclose(apply(key, x), x @ (w + noise) + b + bias, rtol=1e-3, atol=1e-5)

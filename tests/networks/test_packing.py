@@ -9,7 +9,7 @@ from rlstack.networks.ragged.packing import ladder, pack, packed_index
 
 
 def first_fit_decreasing(lengths, width):
-    """The textbook's loop over items and bins; rows and members in order of the first member."""
+    """The textbook loop over items and bins; rows in the order of their first members."""
     rows = []
     for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if not lengths[item]:
@@ -64,7 +64,7 @@ def test_little_is_padding_when_sizes_are_skewed(size):
     packing = pack(lengths, 64)
     assert 1 - lengths.sum() / (ladder(packing.num_rows) * 64) < 0.34  # the bound of the ladder
     assert 1 - lengths.sum() / (packing.num_rows * 64) < 0.05
-    assert 1 - lengths.sum() / (size * 64) > 0.8  # what padding alone would waste
+    assert 1 - lengths.sum() / (size * 64) > 0.8  # the waste of padding without packing
 
 
 def test_ladder_has_few_rungs_and_wastes_a_bounded_share():

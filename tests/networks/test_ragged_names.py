@@ -1,4 +1,4 @@
-"""Types and actions may have any names; modules may not."""
+"""Types and actions may have any names, but modules may not."""
 
 import jax
 import pytest

@@ -30,7 +30,7 @@ POINTS = [(0.0, 0.0), (1.0, 0.2), (-0.6, 1.4), (2.4, -3.0), (-0.3, -0.45), (0.5,
 
 
 def _slow_buckets(cfg, x, y):
-    """{bucket: weight}, from the words of the config."""
+    """{bucket: weight}, from the description in the config."""
     if cfg.kind == "grid":
         column, row = (
             max(-extent, min(extent, math.floor(v + 0.5)))
@@ -79,7 +79,7 @@ def test_buckets_are_those_of_slow_plain_python(kind, interpolate):
 
 
 def test_halves_of_a_cell_are_rounded_along_each_axis():
-    """Rounding what the axes make together, as the original does, would give another cell."""
+    """The original rounds the combined index, which gives another cell."""
     cfg = RelativePositionsConfig(kind="grid", extent=(1, 1))
     (code,) = buckets(cfg, jnp.array([[0.4, 0.4]])).code[0]
     assert code == 4  # the middle; 0.4 * 3 + 0.4 rounds to another
@@ -223,7 +223,7 @@ def test_statistics_are_by_type_and_over_real_entities():
         for seed in (0, 1)
     ]
     for batch in batches:
-        batch["features"]["Rock"][..., 0] = 7.0  # a feature that never varies; padding holds it too
+        batch["features"]["Rock"][..., 0] = 7.0  # a feature that never varies; also in the padding
     stats = network.standardiser.initial()
     for batch in batches:
         stats = quick_jit(network.standardiser.update)(stats, batch)

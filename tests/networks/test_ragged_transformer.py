@@ -1,4 +1,4 @@
-"""The ragged transformer: what must never change its outputs, and what may not be seen."""
+"""The ragged transformer: inputs that must not change outputs, and hidden entities."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def _policy(output, observation):
 
 
 def _assert_same(ours, theirs, observation, other=None, atol=1e-5):
-    """Compares values and policies; logits of nobody mean nothing."""
+    """Compares values and policies; ignores the logits of absent actors."""
     np.testing.assert_allclose(ours.value, theirs.value, atol=atol)
     pairs = zip(
         jax.tree.leaves(_policy(ours, observation)),
@@ -82,7 +82,7 @@ def test_batch_mates_and_padding_do_not_matter(name):
     for i in range(4):
         alone = jax.tree.map(lambda x, i=i: np.repeat(x[i : i + 1], 4, axis=0), batch)
         dirty = dict(alone, features=dict(alone["features"]))
-        for kind in ("Ship", "Rock"):  # what stands beyond the count is never read
+        for kind in ("Ship", "Rock"):  # values beyond the count are never read
             rows = alone["features"][kind].copy()
             beyond = np.arange(rows.shape[1]) >= alone["count"][kind][:, None]
             rows[beyond] = rng.normal(size=(beyond.sum(), rows.shape[2]))
@@ -96,7 +96,7 @@ def test_packed_rows_give_what_padded_ones_give(name):
     made, params, apply = case(name)
     cfg = dataclasses.replace(CONFIGS[name], packing="always")
     found = read_layout(CODEC.observation_spec, CODEC.action_spec)
-    # Small ones share rows; hidden entities among them stay their environment's own.
+    # Small environments share rows; hidden entities stay in their own environment.
     batch = observations(8, seed=3, counts={"Ship": 1, "Rock": 2, "Ghost": 0})
     few = observations(8, seed=4)
     batch = jax.tree.map(lambda x, y: np.concatenate([x[:5], y[:1], y[-1:], x[:1]]), batch, few)
@@ -117,7 +117,7 @@ def test_packed_rows_give_what_padded_ones_give(name):
 def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
     found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     small = observations(16, counts={"Ship": 1, "Rock": 1, "Ghost": 0})
-    assert "packing" not in packed_rows.with_packing(found, "auto", small)  # not worth it
+    assert "packing" not in packed_rows.with_packing(found, "auto", small)  # packing does not pay
     small, full = (
         jax.tree.map(lambda x: np.repeat(x, 32, axis=0), x)
         for x in (small, observations(16, counts={"Ship": 2, "Rock": 6, "Ghost": 3}))
@@ -172,7 +172,7 @@ def test_hidden_entities_reach_the_value_and_never_the_policy(name):
 
     base = apply(batch)
     hidden, seen = changed(2), changed(0)
-    # Nobody may aim at the hidden, so those logits do not count.
+    # No actor may aim at hidden entities, so those logits do not count.
     found = read_layout(CODEC.observation_spec, CODEC.action_spec)
     aims = batch["action_mask"]["aim"].reshape(4, 2, -1)
     aims &= np.asarray(entity_layout.visible(found, batch))[:, None]
@@ -195,7 +195,7 @@ def test_absent_types_and_zero_actors_give_finite_gradients():
     value, grads = quick_jit(jax.value_and_grad(loss))(params)
     assert np.isfinite(value)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
-    # Only the global entity is there, whose action has two choices.
+    # Only the global entity is present; its action has two choices.
     assert not np.asarray(grads["policy_head_move"]["w"]).any()
     assert np.asarray(grads["policy_head_mode"]["w"]).any()
 

@@ -1,4 +1,4 @@
-"""A user's environment that does not keep its word."""
+"""A user's environment that violates its own specification."""
 
 import gymnasium
 import numpy as np

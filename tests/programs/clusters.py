@@ -1,4 +1,4 @@
-"""Ray clusters on this machine for tests, and what programs must not leave behind in them."""
+"""Ray clusters on this machine for tests, and a check that programs leave no processes there."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-# Nothing beyond this host, nothing started before it is needed.
+# Ray listens on this host only, and starts no process before it is needed.
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -21,7 +21,7 @@ NODE = {"num_cpus": 8, "object_store_memory": 80 << 20}
 
 @contextlib.contextmanager
 def cluster(workers):
-    """A head and some workers, each a `NODE`; all are gone afterwards."""
+    """A head and some workers, each a `NODE`; stops all of them at the end."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: its sockets' names have a limit
     before = dict(os.environ)
     os.environ.update(VARIABLES, RAY_TMPDIR=folder)
@@ -42,7 +42,7 @@ def cluster(workers):
 
 
 def processes():
-    """Ray's processes of nodes, below this one."""
+    """The Ray processes that run nodes, among the descendants of this process."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -53,7 +53,7 @@ def processes():
 
 
 def wait_until_empty(timeout=10.0):
-    """Waits until no node's process is left; returns those that are."""
+    """Waits until no node process is left; returns those that still run."""
     until = time.monotonic() + timeout
     while (left := processes()) and time.monotonic() < until:
         time.sleep(0.1)

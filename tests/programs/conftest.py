@@ -1,4 +1,4 @@
-"""What several tests of programs start from."""
+"""Fixtures that several tests of programs share."""
 
 import pytest
 

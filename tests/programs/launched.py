@@ -1,4 +1,4 @@
-"""The command line in a process of its own, whose nodes can be found and killed."""
+"""Runs the command line in a child process; tests can find and kill its nodes."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ class Launched:
     """`rlstack train` on a program of several nodes."""
 
     def __init__(self, run_dir, *args, within=()):
-        """`within` comes before the command, such as what runs it in a network of its own."""
+        """`within` precedes the command, for example to run it in a separate network namespace."""
         self.run_dir = run_dir
         self._stderr = open(run_dir.with_suffix(".stderr"), "ab+")  # noqa: SIM115
         self._temporary = run_dir.with_suffix(".temporary")
@@ -29,7 +29,7 @@ class Launched:
             start_new_session=True,
             env={**os.environ, "TMPDIR": str(self._temporary)},
         )
-        self._seen = {}  # processes below, by pid
+        self._seen = {}  # descendant processes, by pid
 
     def __enter__(self):
         return self
@@ -49,14 +49,14 @@ class Launched:
         return self.run_dir.with_suffix(".stderr").read_text(errors="replace")
 
     def processes(self):
-        """All processes below that were ever seen."""
+        """All descendant processes that were ever seen."""
         if self.process.poll() is None:
             below = psutil.Process(self.process.pid).children(recursive=True)
             self._seen.update({p.pid: p for p in below})
         return list(self._seen.values())
 
     def nodes(self):
-        """The nodes proper that run now, by name."""
+        """The processes of nodes that run now, by node name."""
         found, record = {}, str(self.run_dir / "failures.jsonl")
         for process in self.processes():
             try:
@@ -72,7 +72,7 @@ class Launched:
         self.nodes()[name].kill()
 
     def wait_for(self, condition, what, timeout=90.0):
-        """Waits until something is so, while the program runs."""
+        """Waits until the condition is true; the program must keep running."""
         until = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, self.stderr
@@ -81,7 +81,7 @@ class Launched:
         self.processes()
 
     def wait_for_log(self, name, at_least=-float("inf"), timeout=90.0):
-        """Waits until a log has such a value."""
+        """Waits until a log has a value of at least ``at_least``."""
 
         def is_there():
             if not (self.run_dir / "metrics.jsonl").exists():
@@ -92,7 +92,7 @@ class Launched:
         self.wait_for(is_there, f"{name} >= {at_least}", timeout)
 
     def wait_for_update(self):
-        """Waits until the program learns."""
+        """Waits until the program has made a learner step."""
         self.wait_for_log("learner/loss")
 
     def wait_for_checkpoint(self):
@@ -105,9 +105,9 @@ class Launched:
         return 0 if path is None else checkpoint.read_metadata(path)["env_frames"]
 
     def end(self, timeout):
-        """Waits for the end; returns the exit code and what is left 10 s later at most.
+        """Waits for the end; returns the exit code and what is left after at most 10 s.
 
-        That is processes, and temporary files.
+        What is left: processes and temporary files.
         """
         self.processes()
         code = self.process.wait(timeout)
@@ -116,5 +116,5 @@ class Launched:
         return code, left + [path.name for path in self._temporary.rglob("*")]
 
     def failures(self):
-        """What was written down of failed nodes."""
+        """The records of failed nodes."""
         return failures(self.run_dir)

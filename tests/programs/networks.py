@@ -1,4 +1,4 @@
-"""Hosts with networks of their own: namespaces joined by a bridge, a Ray node in each."""
+"""Hosts with separate networks: namespaces joined by a bridge, with a Ray node in each."""
 
 import contextlib
 import os
@@ -25,15 +25,15 @@ class Host:
 
     @property
     def within(self):
-        """What runs a command there."""
+        """The prefix that runs a command in the namespace."""
         return ("ip", "netns", "exec", self.name)
 
     def connect(self, up):
-        """Plugs the wire in, or pulls it."""
+        """Sets the host's network link up or down."""
         _ip("link", "set", self._wire, "up" if up else "down")
 
     def connections(self):
-        """(address, port, pid) of whom its processes are connected to, and theirs."""
+        """(peer address, peer port, local pid) of each connection of the host's processes."""
         command = [*self.within, "ss", "-tnpH", "state", "established"]
         shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
         for line in shown.stdout.splitlines():
@@ -48,7 +48,7 @@ def _ip(*args):
 
 @contextlib.contextmanager
 def network(size):
-    """Namespaces on one bridge; skips the test where they may not be made."""
+    """Namespaces on one bridge; skips the test if the user may not create them."""
     mark = secrets.token_hex(2)
     bridge, subnet = f"rlb{mark}", f"10.213.{secrets.randbelow(250)}"
     hosts = [Host(f"rl{mark}-{i}", f"{subnet}.{i}", f"rlw{mark}{i}") for i in range(1, size + 1)]
@@ -75,7 +75,7 @@ def network(size):
 
 @contextlib.contextmanager
 def ray_on(hosts):
-    """Ray on the hosts, the first of which is the head; gives the cluster's address."""
+    """Starts Ray on the hosts, the first as the head; yields the cluster's address."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     address = f"{hosts[0].address}:6379"
     started = []

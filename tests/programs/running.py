@@ -1,4 +1,4 @@
-"""Small programs for tests, and what they must not leave behind."""
+"""Small programs for tests, and checks that they leave nothing behind."""
 
 import contextlib
 import dataclasses
@@ -114,13 +114,13 @@ def series(directory, name):
 
 
 def failures(directory):
-    """What was written down of failed nodes."""
+    """The records of failed nodes."""
     path = directory / "failures.jsonl"
     return [json.loads(line) for line in path.open()] if path.exists() else []
 
 
 def blocks():
-    """Blocks of shared memory whose owner is this process, below it, or no more."""
+    """Shared memory blocks whose owner is this process, a descendant, or has ended."""
     ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}
     return {
         name
@@ -134,13 +134,13 @@ def _is_anothers(owner, ours):
 
 
 def threads():
-    """Python threads that run; those that other languages lend to Python do not count."""
+    """Running Python threads, without threads that other languages started."""
     return {t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
 
 
 @contextlib.contextmanager
 def nothing_left():
-    """Checks that no process, thread, block of memory or signal handler outlives what is inside."""
+    """Checks that the body leaves no process, thread, memory block or signal handler behind."""
     before = threads(), blocks(), [signal.getsignal(number) for number in _SIGNALS]
     yield
     until = time.monotonic() + 10.0

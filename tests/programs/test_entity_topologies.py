@@ -1,4 +1,4 @@
-"""Entity games train in every topology as they are."""
+"""Entity games train unchanged in every topology."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from tests.programs.running import (
 )
 
 pytest.importorskip("launchpad")
-# Launchpad's threads take SIGALRM for themselves, so the limit must not need it.
+# Launchpad's threads use SIGALRM, so the time limit must not need it.
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
 
 GAMES = {
@@ -36,7 +36,7 @@ def _nothing_left():
 
 
 def updates(name, topology, **program):
-    """A few updates of a preset, of 64 rows each, and of a network that compiles fast."""
+    """A preset with a few updates of 64 rows each, and a network that compiles fast."""
     found = preset(name)
     entities = dataclasses.replace(found.network.entities, d_model=8, num_layers=0)
     agent = dataclasses.replace(found.agent, num_epochs=1, num_minibatches=1)
@@ -66,7 +66,7 @@ def test_entity_games_train(tmp_path, name, topology):
 @pytest.mark.chosen
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_entities_in_lock_step_equal_a_single_process_bit_for_bit(tmp_path, topology):
-    """So nothing of an observation or an action is lost on its way."""
+    """Equality shows that no part of an observation or action is lost between nodes."""
     name = "entity-minesweeper-ppo"
     expected = run(updates(name, "single_process"), tmp_path / "single")
     result = run(updates(name, topology, pacing="lock_step"), tmp_path / "several")

@@ -1,4 +1,4 @@
-"""Every agent runs unchanged in every topology: one small run of one preset each."""
+"""Every agent runs unchanged in every topology: one small run with one preset per agent."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def presets():
-    """The first preset of each agent that acts to learn, on small environments."""
+    """The first preset of each agent that learns by acting, on small environments."""
     found = {}
     for name in PRESETS:
         kind = type(preset(name).agent)
@@ -28,7 +28,7 @@ def presets():
 
 
 def tiny(name, topology):
-    """Few frames, and a learner that begins at once."""
+    """A preset with few frames, whose learner begins at once."""
     experiment = preset(name)
     replay = experiment.replay
     if replay.sampler != "fifo":
@@ -51,5 +51,5 @@ def test_the_agent_runs_in_the_topology(tmp_path, name, topology):
         result = run(tiny(name, topology), tmp_path / "run")
     assert result.env_frames >= 1500
     losses = series(tmp_path / "run", "learner/loss")
-    assert losses or name in ("cartpole-random", "cartpole-scripted")  # which do not learn
+    assert losses or name in ("cartpole-random", "cartpole-scripted")  # these do not learn
     assert np.isfinite(losses).all()

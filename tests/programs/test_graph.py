@@ -1,4 +1,4 @@
-"""Topologies as plain data: which nodes each has, who calls whom, and which are restarted."""
+"""Topologies as plain data: their nodes, which node calls which, and which are restarted."""
 
 import pytest
 
@@ -14,7 +14,7 @@ INFERENCERS = ["inferencer/0", "inferencer/1"]
 
 
 def calls(node):
-    """The nodes that a node has handles of."""
+    """The nodes to which a node has handles."""
     return [argument.node for argument in node.args if isinstance(argument, Handle)]
 
 
@@ -22,7 +22,7 @@ def calls(node):
 def graph(request, tmp_path):
     experiment = ppo(request.param, program={"num_actors": 3, "num_inferencers": 2})
     setup = Setup(experiment, RunDir(tmp_path), EnvSpec((), ()))
-    setup.__dict__["step"] = None  # spares the agent
+    setup.__dict__["step"] = None  # so that no agent is built
     return graph_of(setup)
 
 

@@ -1,4 +1,4 @@
-"""Nodes are killed: programs go on where that is safe, else end, and leave nothing behind."""
+"""Nodes are killed: programs go on if that is safe, otherwise end, and leave nothing behind."""
 
 import dataclasses
 import io
@@ -19,7 +19,7 @@ from tests.programs.launched import FAST, Launched
 from tests.programs.running import SHARED_MEMORY, TOPOLOGIES, failures, nothing_left, series
 
 pytest.importorskip("launchpad")
-# Launchpad's threads take SIGALRM for themselves, so the limit must not need it.
+# Launchpad's threads use SIGALRM, so the time limit must not need it.
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
 
 ENDLESS = ("--frames", 100_000_000)
@@ -37,7 +37,7 @@ def ppo(topology, *more):
 
 
 def dqn(topology, *more):
-    """Updates of some hundred bytes, so that frames come quickly."""
+    """A preset whose updates take a few hundred bytes, so that frames come quickly."""
     return (
         "cartpole-dqn", "--topology", topology, *FAST, "--replay.batch-size", 32,
         "--replay.samples-per-insert", 4, *more,
@@ -45,7 +45,7 @@ def dqn(topology, *more):
 
 
 def faulty(topology, flag=None, **program):
-    """PPO on environments of which one raises at its third step; once, if there is a flag."""
+    """PPO on environments of which one raises at its third step; only once if ``flag`` is given."""
     options = {"fault": "raise"} | ({"flag": str(flag)} if flag else {})
     return Experiment(
         preset="faulty",
@@ -106,7 +106,7 @@ def test_a_killed_actor_is_started_again(tmp_path):
     ],
 )
 def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, name):
-    # The evaluator steps back behind all others, so that it is long in coming again.
+    # The evaluator has the lowest priority, so its restart takes long.
     check_restart(topology, name, tmp_path, frames=600_000 if name == "evaluator" else 150_000)
 
 
@@ -114,7 +114,7 @@ def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, n
 @pytest.mark.parametrize("topology", ["heavy_env", "light_env"])
 def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
     experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)
-    # A process that starts again is counted when it is back: the other must not be done by then.
+    # A restart is counted when the process runs again; the other actor must not finish before.
     experiment = dataclasses.replace(experiment, frames=100_000 if launch == "processes" else 3000)
     result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert result.env_frames >= experiment.frames
@@ -122,7 +122,7 @@ def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, 
     assert {f["node"] for f in failed} <= {"actor/0", "actor/1"}
     assert all(f["restarts"] for f in failed if "exit code" in f["reason"])
     assert any("told to fail" in f.get("traceback", "") for f in failed)
-    assert series(tmp_path / "run", "program/restarts")[-1] in (1, 2)  # both may come to it at once
+    assert series(tmp_path / "run", "program/restarts")[-1] in (1, 2)  # both may fail at once
 
 
 @pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
@@ -227,7 +227,7 @@ def test_the_death_of_the_parent_saves_and_ends_everything(tmp_path, topology):
     run_dir = tmp_path / "run"
     with Launched(run_dir, *ppo(topology, *ENDLESS, "--run-dir", run_dir)) as program:
         program.wait_for_update()
-        # What the learner saves as the frames is what it heard last, a second ago at most.
+        # The learner saves the frame count that it last received, at most a second ago.
         program.wait_for_log("wall_time", at_least=time.time() + 2.0)
         program.process.kill()
         killed = time.monotonic()
@@ -268,7 +268,7 @@ def test_chaos_does_not_keep_a_program_from_learning(tmp_path, topology):
             kills += 1
             time.sleep(5.0)
             assert program.process.poll() is None, program.stderr
-        # What the preset takes to learn it, in updates.
+        # The number of updates in which the preset learns the task.
         program.wait_for_log("learner/steps", at_least=590, timeout=200)
         program.process.send_signal(signal.SIGINT)
         code, left = program.end(20)

@@ -1,4 +1,4 @@
-"""Every wait of a program stands in one module, which asserts their order."""
+"""All waiting times of programs are in one module, which asserts their order."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ PROGRAMS = Path(timing.__file__).parent
 LITERAL = re.compile(
     r"(?:sleep|wait|join)\(\d|timeout=\d|^_?[A-Z_]+(?:SECONDS|PATIENCE|GRACE) =", re.M
 )
-# The supervisor imports nothing of the stack; its times are passed in.
+# The supervisor imports nothing of the stack; its times are arguments.
 ALONE = "supervisor.py"
 
 

@@ -1,4 +1,4 @@
-"""The three programs of several nodes run, give what a single process gives, and leave nothing."""
+"""The three multi-node programs run, equal a single process, and leave nothing behind."""
 
 import dataclasses
 import json
@@ -27,12 +27,12 @@ from tests.programs.running import (
 )
 
 pytest.importorskip("launchpad")
-# Launchpad's threads take SIGALRM for themselves, so the limit must not need it.
+# Launchpad's threads use SIGALRM, so the time limit must not need it.
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
 
 LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
-# Where one topology will do for a quick look.
+# For tests where one topology is enough in the quick suite.
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
 HEAVY_FIRST = ["heavy_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[1:])]
 SHARED_FIRST = [*SHARED_MEMORY, pytest.param("distributed", marks=_LATER)]
@@ -45,7 +45,7 @@ def _nothing_left():
 
 
 def check_files(directory, experiment, result):
-    """What every run files."""
+    """Checks the files that every run writes."""
     assert json.loads((directory / "result.json").read_text()) == result._asdict()
     assert from_json((directory / "config.json").read_text()) == experiment
     assert checkpoint.latest(directory / "checkpoints") is not None
@@ -73,7 +73,7 @@ def test_it_trains_in_threads_again_and_again(tmp_path, topology):
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """Runs single processes, each once; gives the params that they end with."""
+    """Runs each single process once; returns its final params."""
     known = {}
 
     def params_of(make, frames):
@@ -107,7 +107,7 @@ def test_ppo_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
     assert result.learner_steps >= 20
 
 
-@pytest.mark.parametrize("topology", SHARED_MEMORY)  # the draws of a Reverb server are its own
+@pytest.mark.parametrize("topology", SHARED_MEMORY)  # a Reverb server makes its own random draws
 def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
     result = check_parity(single, dqn, 1000, topology, tmp_path / "run")
     assert result.learner_steps >= 100
@@ -118,7 +118,7 @@ def test_the_last_round_of_lock_step_is_learned_however_soon_its_frames_are_repo
 ):
     monkeypatch.setattr(
         "programs.timing.REPORT_PERIOD", 0.0
-    )  # every node tells and hears at every step
+    )  # every node reports and gets an answer at every step
     check_parity(single, dqn, 1000, "heavy_env", tmp_path / "run")
 
 
@@ -141,14 +141,14 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
     replay = dataclasses.replace(experiment.replay, batch_size=16, max_size=32)
     experiment = dataclasses.replace(experiment, replay=replay)
     results = [run(experiment, tmp_path / "one")]
-    # Whoever looks at the replay while one actor has written and the other has not changes nothing.
+    # Reading the replay after only one of the two actors has written changes nothing.
     monkeypatch.setattr("programs.timing.REPORT_PERIOD", 0.0)
     monkeypatch.setattr("programs.timing.LEARNER_SAMPLE", 0.001)
     results.append(run(experiment, tmp_path / "two"))
     assert results[0].learner_steps == results[1].learner_steps >= 7
     assert results[0].env_frames == results[1].env_frames
     one, two = params(tmp_path / "one"), params(tmp_path / "two")
-    if topology == "distributed":  # which actor's items a Reverb server gets first is chance
+    if topology == "distributed":  # the order in which Reverb gets items varies
         assert all(np.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
     else:
         assert same(one, two)
@@ -156,7 +156,7 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_environments_know_their_number_among_all(tmp_path, topology, monkeypatch):
-    """So that exploration by environment gives each its own, whoever acts for it."""
+    """So each environment explores in its own way, whichever node acts for it."""
     seen = []
     step = Learner.step
 
@@ -165,13 +165,13 @@ def test_environments_know_their_number_among_all(tmp_path, topology, monkeypatc
         return step(self, sample)
 
     monkeypatch.setattr(Learner, "step", spy)
-    # The second service has one actor, the first has two that are not neighbours.
+    # The second service has one actor; the first has two without consecutive ranks.
     program = {"num_actors": 3, "num_inferencers": 2}
     run(dqn(topology, program=program, env={"num_envs": 2}), tmp_path / "run")
     ids = np.concatenate([ids for _, ids in seen], axis=1)  # [T+1, items]
     assert set(ids[0].tolist()) == set(range(6))
     assert (ids == ids[0]).all()
-    if topology in SHARED_MEMORY:  # where the key of an item says whose it is
+    if topology in SHARED_MEMORY:  # where an item's key gives its environment
         keys = np.concatenate([keys for keys, _ in seen])
         np.testing.assert_array_equal(ids[0], keys % np.uint64(6))
 

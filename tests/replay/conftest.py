@@ -28,7 +28,7 @@ BACKENDS["reverb"] = backend.make
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS, scope="module")
 def make(request):
     with pytest.MonkeyPatch.context() as patch:
-        # Reverb's items of the suite are small: all would be of one piece, and none made of steps.
+        # The suite's items are small: each would be one piece, and none would be made of steps.
         patch.setattr(table_config, "SMALL_ITEM", 0)
         yield request.param
 

@@ -1,4 +1,4 @@
-"""A slow replay in plain Python that says what every backend must do, and steps to feed both."""
+"""A slow replay in plain Python that defines what backends must do, and steps to feed both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def feed(buffer, num_envs, first, last, versions=None, step_types=None):
 
 
 def drain(buffer):
-    """Samples while there is something to sample."""
+    """Samples until no sample is available."""
     while buffer.can_sample():
         yield buffer.sample()
 
@@ -103,7 +103,7 @@ class Model:
         self.known: set[int] = set()  # environments that a writer has claimed
         self.step_types: dict[tuple[int, int], int] = {}
         self.ordinal = [0] * num_envs  # steps added
-        self.clock = [0] * num_envs  # the same, moved on to a multiple of the period at a gap
+        self.clock = [0] * num_envs  # the same, rounded up to a multiple of the period at a gap
         self.unbroken = [0] * num_envs  # the clock after the last gap
         self.items: list[Item] = []  # in order of completion
         self.inserts = self.samples = self.dropped = 0
@@ -120,7 +120,7 @@ class Model:
         if start < 0 or start % cfg.step_period:
             return
         turn = start // cfg.step_period
-        if not (self.waits and cfg.sampler == "fifo"):  # there, add waits before it comes to this
+        if not (self.waits and cfg.sampler == "fifo"):  # there, add has waited before this point
             self._leave([i for i in self.items if i.env == env and i.turn <= turn - self.per_env])
         first = self.ordinal[env] - 1 - cfg.unroll_length
         broken = start < self.unbroken[env]
@@ -130,12 +130,12 @@ class Model:
         self.inserts += 1
 
     def settle(self) -> None:
-        """Ends a call of add: a fifo that is too long loses its oldest items."""
+        """Ends a call of add: drops the oldest items of a fifo that is too long."""
         if self.cfg.sampler == "fifo" and not self.waits:
             self._leave(self.items[: max(0, len(self.items) - self.cfg.max_size)])
 
     def must_wait(self, envs) -> bool:
-        """Whether add waits, after dropping the items that would make it wait for ever."""
+        """Drops the items that would make add wait for ever; returns whether add waits."""
         self.known.update(envs)
         if not self.waits:
             return False
@@ -165,7 +165,7 @@ class Model:
         if cfg.samples_per_insert is None:
             return False
         if self.refused is not None and not self._has_items(self.refused):
-            return False  # the reader waits too, and not for the ratio
+            return False  # the reader waits too, but not because of the ratio
         ahead = cfg.samples_per_insert * (self.inserts - cfg.min_size) - self.samples
         batch_size = max(cfg.batch_size, self.refused or 0)
         return ahead > max(cfg.tolerance, batch_size - cfg.tolerance)

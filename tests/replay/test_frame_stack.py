@@ -1,4 +1,4 @@
-"""Stacked frames that are stored once come back exactly."""
+"""Stacked frames are stored once and reconstructed exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the backend inside one process promises: views, few bytes, a reused batch."""
+"""Behaviour specific to the in-process backend: views, few bytes, a reused batch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_memory_that_nobody_looks_at_is_taken_again_at_once():
     feed(buffer, 2, 0, 30)
     first = addresses(buffer.sample())
     assert [addresses(buffer.sample()) for _ in range(3)] == [first] * 3
-    view = buffer.sample().batch.trajectory.timestep.reward[1:]  # a part of it holds it too
+    view = buffer.sample().batch.trajectory.timestep.reward[1:]  # a view of a part also holds it
     kept = view.copy()
     assert addresses(buffer.sample()) != first
     np.testing.assert_array_equal(view, kept)

@@ -1,4 +1,4 @@
-"""What every replay backend must do, whatever it is made of."""
+"""The contract that every replay backend must satisfy."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_any_history_agrees_with_the_model(make, waits, history):
                         buffer.add(array, make_transition(envs, ordinals, types), timeout=0)
                     continue
                 buffer.add(array, make_transition(envs, ordinals, types), timeout=0)
-                # Items that end together: a reader that only sees how far each environment has
-                # come takes them in the order of the environments.
+                # For items completed in one add, a reader that only sees each environment's
+                # progress takes them in the order of the environments.
                 pairs = list(zip(envs, types, strict=True))
                 for env, step_type in sorted(pairs) if waits else pairs:
                     model.add(env, step_type)
@@ -199,7 +199,7 @@ def test_a_broken_item_takes_its_turn(make, waits):
     feed(buffer, 1, 0, 5)
     assert buffer.stats()["size"] == 1
     buffer.gap(None)  # at step 5 the item starting at 2 would have replaced the one starting at 0
-    if waits:  # and that would have waited
+    if waits:  # and add would have waited
         assert buffer.stats()["size"] == 1 and buffer.stats()["dropped"] == 0
         return
     assert buffer.stats()["size"] == 0 and buffer.stats()["dropped"] == 1
@@ -211,7 +211,7 @@ def test_rate_limits(make):
     for t in range(13):
         feed(buffer, 1, t, t + 1)
         sampled.append(len(list(drain(buffer))))
-    # Items come with steps 3, 4, ...; the fourth opens the table, each further one gives half.
+    # Steps 3, 4, ... complete items; sampling starts at the 4th, each later one adds half a sample.
     assert sampled == [0] * 6 + [1, 0, 0, 0, 1, 0, 0]
     with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
         buffer.sample(timeout=0)

@@ -1,4 +1,4 @@
-"""When a round is ready and what is in it; first the rule alone, then inside a buffer."""
+"""When a round is ready and which items it has: first the rule alone, then in a buffer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_grace_runs_from_the_moment_that_enough_have_reported():
     went = decide(rounds, [(0, 1), (2, 1)], 1, 11.0)
     assert went.take.tolist() == [0, 1] and went.actors == 2
     rounds.start_over()
-    assert decide(rounds, [(0, 1), (2, 1)], 1, 12.0) is None  # the next round has its own grace
+    assert decide(rounds, [(0, 1), (2, 1)], 1, 12.0) is None  # each round has its own grace
 
 
 def test_a_newer_version_takes_the_reports_back():
@@ -86,7 +86,7 @@ def rounds_config(**changes):
 
 
 def add_item(buffer, envs, turn, version):
-    """Adds the steps (unroll_length 3) that complete item ``turn`` of some environments."""
+    """Adds the steps (unroll_length 3) that complete item ``turn`` of the given environments."""
     for step in range(3 * turn + (turn > 0), 3 * turn + 4):
         n = len(envs)
         buffer.add(np.array(envs), make_transition(envs, [step] * n, [MID] * n, [version] * n))
@@ -105,7 +105,7 @@ def test_rounds_in_process(monkeypatch):
     assert drawn(buffer.sample()) == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert (buffer.stats()["round_actors"], buffer.stats()["late"]) == (2, 0)
     buffer.set_params_version(1)
-    add_item(buffer, [4, 5], 0, 0)  # too late for its round, fresh enough for the next
+    add_item(buffer, [4, 5], 0, 0)  # too late for its round, but fresh enough for the next
     add_item(buffer, [0, 1, 2, 3], 1, 1)
     assert not buffer.can_sample()
     now[0] = 2.5

@@ -1,4 +1,4 @@
-"""How often each item is drawn, and what it weighs; on every backend."""
+"""The sampling frequency and the weight of each item, on every backend."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_prioritized_frequencies_and_weights_follow_the_formula(make):
     alpha, beta = 0.7, 0.5
     cfg = config("prioritized", max_size=24, priority_exponent=alpha, importance_exponent=beta)
     buffer, rng = make(cfg, 4), np.random.default_rng(0)
-    feed(buffer, 4, 0, 9)  # 6 items an environment
+    feed(buffer, 4, 0, 9)  # 6 items per environment
     keys = np.unique(np.concatenate([buffer.sample(200).keys for _ in range(3)]))
     assert len(keys) == 24
     priorities = rng.uniform(0.1, 5, 24)
@@ -57,7 +57,7 @@ def test_prioritized_keys_of_items_that_left_are_ignored(make):
     buffer = make(config("prioritized", max_size=4, priority_exponent=1.0), 1)
     feed(buffer, 1, 0, 7)
     keys = np.unique(buffer.sample(100).keys)
-    feed(buffer, 1, 7, 9)  # two of the four leave
+    feed(buffer, 1, 7, 9)  # two of the four items are removed
     buffer.update_priorities(keys, np.array([3.0, 3.0, 1.0, 1.0]))
     np.testing.assert_array_equal(buffer.sample(100).batch.weights, np.ones(100))
 

@@ -24,7 +24,7 @@ def pair():
 
 @pytest.fixture
 def processes():
-    """Starts servers in processes of their own, and ends them."""
+    """Starts servers in child processes, and ends them."""
     pytest.importorskip("courier")
     running = []
 

@@ -1,4 +1,4 @@
-"""A node's object with all kinds of methods, and what tests of calls to it share."""
+"""A node object with all kinds of methods, and helpers for tests of calls to it."""
 
 import concurrent.futures
 import os
@@ -12,7 +12,7 @@ from rlstack.rpc import remote, serve
 
 
 class Node:
-    """A node's object with all kinds of methods."""
+    """A node object with all kinds of methods."""
 
     def __init__(self, folder=None):
         self.folder, self.runs, self.gate = folder, [], threading.Event()
@@ -77,7 +77,7 @@ def serve_for_ever(port, folder):
 
 
 def in_thread(function, *args):
-    """Calls a function in a thread of its own; returns a future."""
+    """Calls a function in a separate thread; returns a future."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(function, *args)
     pool.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""Calls between nodes over Courier: always with an end, errors that tell, nothing left behind."""
+"""Calls between nodes over Courier: every call ends, errors are clear, nothing is left behind."""
 
 import concurrent.futures
 import os
@@ -211,9 +211,9 @@ def test_signals_are_handled_while_a_call_waits(pair):
 
 
 def test_nothing_is_left():
-    """Neither threads, nor sockets, nor the port; also of clients that were just dropped."""
+    """No thread, socket or port is left, not even of clients that were dropped without close."""
     pytest.importorskip("courier")
-    # gRPC's own threads stay after the first round, or when it is busy; ours would in all.
+    # gRPC's threads may stay after the first round, or when it is busy; ours would in each round.
     for earlier in range(5):
         before, count = set(threading.enumerate()), tasks()
         with serve(Node()) as server:

@@ -1,4 +1,4 @@
-"""Trees of arrays as bytes: everything comes back, and no bytes do harm."""
+"""Trees of arrays as bytes: exact round trips, and damaged bytes are safe."""
 
 import collections
 import contextlib
@@ -130,7 +130,7 @@ def test_named_tuples_of_the_stack_arrive_as_such_others_as_tuples():
 
 
 def test_registered_and_exemplary_named_tuples(monkeypatch):
-    # Programs that other tests ran in threads have registered theirs.
+    # Programs that other tests ran in threads have registered their classes.
     unknown = {name: cls for name, cls in codec._CLASSES.items() if cls is not Inference}
     monkeypatch.setattr(codec, "_CLASSES", unknown)
     answer = Inference(Output(np.zeros(4), np.ones(4)), (), np.zeros(4, np.int32))
@@ -318,7 +318,7 @@ def test_any_tree_comes_back(tree):
 @quick
 @hypothesis.given(TREES, st.data())
 def test_damaged_messages_are_read_or_refused(tree, data):
-    """Whatever is cut, replaced or put in: a tree or ValueError, and nothing else."""
+    """A message with bytes cut, replaced or inserted gives a tree or ValueError, nothing else."""
     message = bytearray(codec.encode(tree))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(message)))

@@ -1,4 +1,4 @@
-"""Calls to nodes that die, are restarted, come late or move."""
+"""Calls to nodes that are killed, restarted, late or moved."""
 
 import pickle
 import socket
@@ -32,7 +32,7 @@ def test_a_node_that_is_killed_and_restarted_mid_call(processes, tmp_path, metho
             assert "replay.slow_once" in str(error)
             assert "was restarted and may have run it" in str(error)
             assert log.read_text() == "once\n"
-            assert client.slow_once(0) == second.pid  # the next call knows the new one
+            assert client.slow_once(0) == second.pid  # the next call reaches the new process
 
 
 @pytest.mark.timeout(60)
@@ -45,19 +45,19 @@ def test_a_node_restarted_between_calls_and_one_that_comes_late(processes, tmp_p
         first.kill()
         first.wait(5)
         processes(port, tmp_path)
-        assert client.add(3) == 3  # run by the new one, once: the old one surely has not seen it
+        assert client.add(3) == 3  # run once, by the new process; the old one has ended
         assert client.add(3) == 6
 
 
 @pytest.mark.timeout(30)
 def test_a_node_that_moved_is_found_at_its_new_address():
-    """As after a restart on another host; the old address may refuse, or not answer at all."""
+    """As after a restart on another host; the old address may refuse connections, or not answer."""
     pytest.importorskip("courier")
     with socket.socket() as deaf, serve(Node()) as new:
         deaf.bind(("localhost", 0))
         deaf.listen(0)
         fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:  # the queue is full then, and further connections wait for ever
+        for filler in fillers:  # fills the queue: further connections wait for ever
             filler.setblocking(False)
             filler.connect_ex(deaf.getsockname())
         first, asked = serve(Node()), []

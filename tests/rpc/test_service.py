@@ -1,4 +1,4 @@
-"""What a service answers, without a transport: at most once where it matters, errors that tell."""
+"""The answers of a service, without a transport: at most once where needed, clear errors."""
 
 import concurrent.futures
 import time
@@ -58,7 +58,7 @@ def test_a_repeated_call_is_answered_and_not_run_again():
     assert call(service, "add", (5,), identity=(*me, 2, 1)) == (OK, 15)
     assert call(service, "add", (5,), identity=(*me, 1, 1)) == (OK, 5)
     assert call(service, "add", (5,), identity=(*me, 3, 3)) == (OK, 20)
-    assert len(service._memory._clients[77].calls) == 1  # what is settled is forgotten
+    assert len(service._memory._clients[77].calls) == 1  # settled calls are removed
     late = call(service, "add", (5,), identity=(*me, 1, 1))
     assert late[:2] == (ERROR, "ValueError")
     failed = [call(service, "fail", ("key",), identity=(*me, 4, 4)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Servers that listen everywhere answer at one address only."""
+"""Servers that listen on all addresses answer at only one."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(90, method="thread")
 
 
 def own_address():
-    """An IPv4 address of this host that is none of the loopback's."""
+    """An IPv4 address of this host that is not a loopback address."""
     for addresses in psutil.net_if_addrs().values():
         for found in addresses:
             if found.family == socket.AF_INET and not found.address.startswith("127."):
@@ -22,7 +22,7 @@ def own_address():
 
 
 def six():
-    """A global or link-local address of IPv6, without its zone."""
+    """A global or link-local IPv6 address, without its zone."""
     for addresses in psutil.net_if_addrs().values():
         for found in addresses:
             if found.family == socket.AF_INET6 and found.address[:2] == "fd":
@@ -32,7 +32,7 @@ def six():
 
 @pytest.fixture
 def server():
-    """Listens on all addresses, and sends back what comes."""
+    """Listens on all addresses, and echoes the data that it receives."""
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
 
         def serve():
@@ -75,7 +75,7 @@ def test_one_address_and_loopback(server):
     restrict_listeners(server, own)
     assert answers(own, server)
     assert answers("127.0.0.1", server)
-    restrict_listeners(server, "192.0.2.77")  # none of this host's
+    restrict_listeners(server, "192.0.2.77")  # not an address of this host
     assert not answers(own, server)
 
 
@@ -104,7 +104,7 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
     tmp_path, monkeypatch, interface
 ):
     pytest.importorskip("launchpad")
-    reached = {}  # by port: at an own address, and at loopback
+    reached = {}  # by port: whether it answers at an own address, and at loopback
 
     def restrict_and_try(port, address):
         restrict_listeners(port, address)
@@ -127,7 +127,7 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
         looking.join()
     assert len(reached) >= 4  # coordinator, learner, service, replay
     assert set(reached.values()) == {(bool(interface), True)}
-    assert listened <= reached.keys()  # there is no server that was never restricted
+    assert listened <= reached.keys()  # every server was restricted
 
 
 def listening_ports():

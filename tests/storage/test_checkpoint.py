@@ -1,4 +1,4 @@
-"""Checkpoints: exact round trips, what a crash leaves, what an error says."""
+"""Checkpoints: exact round trips, the files after a crash, and error messages."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def _tree():
 
 
 def _blank(tree):
-    """The same structure with other values: what a fresh run would restore into."""
+    """The same structure with other values, like the target of a restore in a fresh run."""
 
     def blank(x):
         if isinstance(x, bool | int | float | str):

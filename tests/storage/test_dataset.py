@@ -1,4 +1,4 @@
-"""Datasets: what is written comes back, whole or not at all, and is gone through in epochs."""
+"""Datasets: steps are read as written, writes are atomic, and epochs visit the data."""
 
 import errno
 import json
@@ -61,7 +61,7 @@ def transition(spec, step_type, number, reward=1.0):
 
 
 def write(path, lengths, spec=BARE, **changes):
-    """Writes episodes of these lengths, one after the other; steps are numbered from 0."""
+    """Writes consecutive episodes of these lengths; steps are numbered from 0."""
     frames = sum(lengths)
     with DatasetWriter(path, spec, 1, frames, env=ENV, source={"run": "r"}, **changes) as writer:
         number = 0
@@ -161,17 +161,17 @@ def test_an_actor_records_whole_episodes_of_every_environment(tmp_path, asynchro
             while not writer.done:
                 actor.step()
             header = writer.finish()
-    # Episodes are of 9 frames. Those begun before the 30th frame are played to their ends.
+    # Episodes have 9 frames. Episodes begun before the 30th frame are played to the end.
     assert header.frames % 9 == 0 and 30 <= header.frames <= 30 + 3 * 9
     assert header.episodes == header.frames // 9
     timestep, action = Dataset(tmp_path / "d").read(np.arange(header.steps))
     boards = timestep.observation.reshape((-1, 10, 10, 5))
     for episode in boards:
-        # Whole and of one environment: the ball falls a row a step, to the last one.
+        # Each episode is whole and of one environment: the ball falls a row per step, to the last.
         assert [frame[:9].any(axis=1).argmax() for frame in episode[:9]] == list(range(9))
     assert (action == 2).all()
     paddle = boards[:, -1, -1, 4]
-    assert (paddle == 1).all()  # the true last observation: right is where the paddle went
+    assert (paddle == 1).all()  # the true last observation: the paddle is at the right
 
 
 def test_an_environment_that_begins_anew_in_mid_episode_drops_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Loggers: what is on disk right after a write, NaN, crashes, and closing."""
+"""Loggers: the file contents right after a write, NaN, crashes, and closing."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def test_jsonl_writes_one_object_a_line_with_frames_and_time(tmp_path):
     logger = loggers.JsonlLogger(path, clock=lambda: 12.5)
     logger.write(8, {"loss": np.float32(0.5), "count": np.int64(3)})
     logger.write(16, {"loss": jnp.asarray(0.25), "return": np.array([7.0]), "ok": True})
-    # Read before close: nothing may sit in a buffer.
+    # Read before close: no data may remain in a buffer.
     assert _lines(path) == [
         {"env_frames": 8, "wall_time": 12.5, "loss": 0.5, "count": 3},
         {"env_frames": 16, "wall_time": 12.5, "loss": 0.25, "return": 7.0, "ok": True},

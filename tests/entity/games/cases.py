@@ -1,4 +1,4 @@
-"""What the tests of the games' rules share."""
+"""Helpers for the tests of the games' rules."""
 
 from rlstack.entity.games import GAMES
 from rlstack.entity.policies import as_actions

@@ -58,7 +58,7 @@ def test_others_still_move_and_eat_when_a_snake_ends_the_game():
     last = act(game, observation, move=[LEFT, UP])
     assert last.done and last.reward == pytest.approx(1 / 20)
     assert last.features["SnakeHead"] == [(0, 0, 0), (5, 6, 1)]
-    # Food of another colour ends it too, and so does a cell that an earlier snake just entered.
+    # Food of another colour also ends it, as does a cell that an earlier snake has just entered.
     game, observation = snakes([[(0, 0)], [(5, 5)]], [(5, 6), (9, 9)])
     assert act(game, observation, move=[UP, UP]).done
     game, observation = snakes([[(0, 0)], [(1, 1)]], [(9, 8), (9, 9)])
@@ -68,7 +68,7 @@ def test_others_still_move_and_eat_when_a_snake_ends_the_game():
 def test_full_length_ends_the_game_when_all_have_it():
     game, observation = snakes([[(0, 0), (0, 1)], [(5, 5)]], [(0, 2), (5, 6)], max_snake_length=2)
     observation = act(game, observation, move=[UP, LEFT])
-    assert (observation.reward, observation.done) == (0, False)  # it is full: no growth, no reward
+    assert (observation.reward, observation.done) == (0, False)  # full length: no growth, no reward
     assert observation.features["SnakeBody"] == [(0, 1, 0)]
     game, observation = snakes([[(0, 0), (0, 1)], [(5, 5)]], [(9, 9), (5, 6)], max_snake_length=2)
     last = act(game, observation, move=[UP, UP])

@@ -36,7 +36,7 @@ def test_random_actions_play_every_game_in_a_pool(name):
             ends += int(timestep.last().sum())
             assert not timestep.discount[
                 timestep.last()
-            ].any()  # no game reaches its step limit so soon
+            ].any()  # no game reaches its step limit in these steps
     assert ends >= 3
 
 

@@ -1,4 +1,4 @@
-"""Returns of random and scripted policies in each game, to which learners are compared."""
+"""Returns of random and scripted policies in each game, for comparison with learners."""
 
 import math
 
@@ -23,8 +23,8 @@ def count_chance(choices):
     return (1 + sum(1 / m + (m - k) / (m * (k + 1)) for k in range(1, m + 1))) / (m + 1)
 
 
-# Figures that can be worked out are; the others are those published, or found by 10^4 episodes,
-# with what these leave open.
+# Values are exact where they can be derived; the others are published or measured over
+# 10^4 episodes, with their uncertainty.
 CHANCE = [
     ("MultiArmedBandit", {}, 300, 0.2, 0),
     ("MoveToOrigin", {}, 1000, -0.256, 0.008),

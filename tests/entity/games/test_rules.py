@@ -1,4 +1,4 @@
-"""Rules of the games without a board, by scripted episodes, and what holds for every game."""
+"""Rules of the games without a board, by scripted episodes, and checks for every game."""
 
 import math
 
@@ -123,7 +123,7 @@ def test_cherries_disappear_and_the_better_half_sums_to_one():
         assert observation.reward == pytest.approx(qualities.pop(step % 3))
         assert [q for (q,) in observation.features["Cherry"]] == qualities
     assert observation.done and len(qualities) == 16
-    # The top half in any order.
+    # Pick the top half, in any order.
     observation, total = game.reset(), 0.0
     while not observation.done:
         qualities = [q for (q,) in observation.features["Cherry"]]

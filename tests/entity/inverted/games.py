@@ -1,4 +1,4 @@
-"""Games for the tests; as a program, this module plays one of them through a socket."""
+"""Games for the tests; run as a program, this module plays one of them over a socket."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def count(seed=0):
 class Bidding:
     """Agents bid for 4 ticks; the score is what an agent has bid so far, agent 1's doubled.
 
-    how: "all" asks at once, "each" one after the other, "sparse" agent 1 on even ticks alone.
+    how: "all" asks all at once, "each" one after the other, "sparse" asks agent 1 on even ticks.
     """
 
     obs_space, action_space = OBS, ACTIONS

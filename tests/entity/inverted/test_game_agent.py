@@ -74,7 +74,7 @@ def leave_run(path, experiment):
     directory.config.write_text(to_json(experiment))
     with SyncEnv(PythonGame, 2, options=experiment.env.options) as pool:
         agent = make_agent(experiment, pool.spec)
-    params = agent.initial_params(jax.random.PRNGKey(6))  # of choices that vary
+    params = agent.initial_params(jax.random.PRNGKey(6))  # params whose choices vary
     checkpoint.save(directory.checkpoints, 2, {"learner": {"params": params}}, {})
     return directory.path
 
@@ -85,7 +85,7 @@ def run_dir(tmp_path_factory):
 
 
 class Counted:
-    """Forwards to an agent, for a number of games."""
+    """Forwards to an agent for a given number of games."""
 
     def __init__(self, agent, num_games):
         self.agent, self.num_games, self.scores = agent, num_games, []
@@ -141,7 +141,7 @@ def test_sampled_agents_are_reproducible_and_checked(run_dir):
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("how", ["all", "sparse"])
 def test_recurrent_state_is_the_same_as_in_training(tmp_path, how):
-    """It covers a whole game, with the ticks at which only other agents are asked."""
+    """The state covers a whole game, including ticks that ask only other agents."""
     path = leave_run(tmp_path / "run", BIDDING)
     game = games.Bidding(how)
     team = team_from_run(path, game.obs_space, game.action_space, 2)

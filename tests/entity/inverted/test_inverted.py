@@ -1,4 +1,4 @@
-"""A game that owns its loop, as the environments of its agents."""
+"""A game that owns its loop becomes the environments of its agents."""
 
 import traceback
 

@@ -60,7 +60,7 @@ def test_a_killed_game_truncates_its_episodes_and_is_restarted():
             pool.step(bids(pool))
             game_process().send_signal(signal.SIGKILL)
             timestep = pool.step(bids(pool))
-            for _ in range(3):  # it may have been killed after its answer
+            for _ in range(3):  # the game may have been killed after its answer
                 if not timestep.last().all():
                     timestep = pool.step(bids(pool))
             assert timestep.last().all()
@@ -153,7 +153,7 @@ def good_hello(address):
 
 
 def garbage(data):
-    """A game that sends HELLO, one observation, and then invalid bytes."""
+    """A game that sends HELLO and one observation, then invalid bytes."""
 
     def client(address):
         game = games.Bidding(num_agents=1)

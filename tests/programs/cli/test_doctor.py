@@ -1,4 +1,4 @@
-"""Doctor: its report on this machine, and on packages that crash, hang or are missing."""
+"""The doctor command reports on this machine, and on packages that crash, hang or are missing."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which processors a node's process uses."""
+"""The processors that a node's process uses."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def test_threads_started_later_leave_it_too():
             return pool.submit(os.sched_getaffinity, 0).result(), os.sched_getaffinity(0)
 
     before = os.sched_getaffinity(0)
-    with ThreadPoolExecutor(1) as pool:  # so that this thread keeps what it has
+    with ThreadPoolExecutor(1) as pool:  # this thread keeps its own cores
         inherited, own = pool.submit(later).result()
     assert inherited == own == (before - {min(before)} or before)
     assert os.sched_getaffinity(0) == before

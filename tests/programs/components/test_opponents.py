@@ -1,4 +1,4 @@
-"""Runs against frozen opponents: whom they meet, what is learned from, what is told."""
+"""Runs against frozen opponents: the games they play, the steps learned from, the results."""
 
 import dataclasses
 import io
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.timeout(120, method="thread")
 
 
 def opponent(path, seed, network=EXPERIMENT.network):
-    """What a run that has learned nothing leaves behind; training would take longer."""
+    """Writes the directory of a run without training, because training would take longer."""
     experiment = dataclasses.replace(EXPERIMENT, network=network)
     directory = RunDir.create(path, "bidding", seed)
     directory.write_config(to_json(experiment))
@@ -78,7 +78,7 @@ def met(runs, share=1.0, **more):
 
 
 def against(runs, share=0.5, **changes):
-    """Trains against each of two in a quarter of the environments, is judged against both."""
+    """Trains against each of two runs in a quarter of the environments; evaluates against both."""
     env = dataclasses.replace(GAME, opponents=met(runs, share), eval_opponents=met(runs))
     return dataclasses.replace(EXPERIMENT, env=env, **changes)
 
@@ -99,7 +99,7 @@ def test_steps_of_opponents_are_neither_counted_nor_remembered(runs):
                 program.learner.step(program.replay.sample())
         assert program.learner.version >= 4
         assert program.env_frames == sum((s.timestep.step_type != 0).sum() for s in added) == 76
-        for step in added:  # two games' agents, then those that have the learner's first seat
+        for step in added:  # a game's two agents, then the learner's seats in two games
             agent = step.timestep.observation["features"]["Me"][:, 0, 0]
             np.testing.assert_array_equal(agent, [0, 1, 0, 0])
             assert step.params_version.shape == (4,)
@@ -122,7 +122,7 @@ def test_a_run_tells_its_returns_by_opponent_and_resumes(runs, tmp_path, capsys)
     assert json.loads((directory / "result.json").read_text()) == result._asdict()
     for name in told:
         assert len(series(directory, f"evaluator/return_against/{name}")) == 2
-    # The config names checkpoints: who played cannot change, and can be played again from anywhere.
+    # The config names checkpoints, so the opponents stay the same and can be loaded from anywhere.
     kept = from_json((directory / "config.json").read_text()).env.opponents.runs
     assert kept == tuple(f"{run}/checkpoints/step_000000000007" for run in runs)
     resumed = train.resume(directory, frames=128, stream=io.StringIO())

@@ -1,4 +1,4 @@
-"""How XLA is asked to run, and that what the user has set stays."""
+"""The XLA flags that a program sets; flags that the user has set stay."""
 
 import types
 
@@ -9,7 +9,7 @@ from programs.components import xla
 
 @pytest.fixture
 def environ(monkeypatch):
-    """The environment's variables, empty."""
+    """The environment variables, all removed."""
     variables = {}
     monkeypatch.setattr(xla, "os", types.SimpleNamespace(environ=variables))
     return variables

@@ -1,4 +1,4 @@
-"""What launchers see of a program, and how they end one."""
+"""How launchers monitor a program, and how they end it."""
 
 import io
 import os
@@ -41,7 +41,7 @@ def _nothing_left():
 
 
 class Display(ProgressDisplay):
-    """One that tells what it was shown."""
+    """A display that records what it shows."""
 
     def __init__(self):
         super().__init__(100, io.StringIO())
@@ -58,7 +58,7 @@ def coordinator(tmp_path):
 
 
 def free_address():
-    """Where nobody listens."""
+    """An address at which no process listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{sock.getsockname()[1]}"
@@ -75,7 +75,7 @@ def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted():
     monitor = ProgramMonitor(free_address(), Display())
     begun = time.monotonic()
     assert monitor.interrupt(signal.SIGINT) == OVER
-    assert time.monotonic() - begun < 1.0  # none to wait for
+    assert time.monotonic() - begun < 1.0  # there is no node to wait for
     monitor.close()
 
 
@@ -86,12 +86,12 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, ph
     coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {})
     address, display = free_address(), Display()
     monitor = ProgramMonitor(address, display)
-    time.sleep(1.0)  # it asks in vain, and goes on asking
+    time.sleep(1.0)  # the monitor gets no answer, and keeps polling
     with serve(coordinator, port=int(address.rsplit(":", 1)[1]), bind_address=LOOPBACK):
         wait_for(lambda: "actor/0" in display.nodes)
         assert monitor.interrupt(signal.SIGINT) == phase
         assert coordinator.interrupted == signal.SIGINT
-    assert monitor.interrupt(signal.SIGINT) == ""  # silent now, but something may be there to save
+    assert monitor.interrupt(signal.SIGINT) == ""  # no answer, but there may be something to save
     monitor.close()
 
 
@@ -103,7 +103,7 @@ def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
     os.set_blocking(launcher.stdout.fileno(), False)
     signals = StopSignals()
     signals.received = signal.SIGTERM
-    time.sleep(0.5)  # it begins to ignore the signal
+    time.sleep(0.5)  # the child begins to ignore the signal
     begun = time.monotonic()
     processes._supervise(launcher, free_address(), signals, Display())
     assert 2.0 < time.monotonic() - begun < 8.0

@@ -1,4 +1,4 @@
-"""The Ray launcher: the same program on a cluster's hosts gives the same, and leaves nothing."""
+"""The Ray launcher: a program on a cluster gives the same results and leaves nothing behind."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def on(hosts, **program):
 
 
 def placed(directory):
-    """Where nodes have been, in order."""
+    """The placements of nodes, in order of time."""
     return [json.loads(line) for line in (directory / "logs" / "hosts.jsonl").open()]
 
 
@@ -46,7 +46,7 @@ def test_it_trains_on_all_hosts_and_leaves_nothing(tmp_path, hosts):
     assert len({record["node_id"] for record in where.values()}) >= 3
     assert len({record["pid"] for record in where.values()}) == 7
     held = {where[name]["node_id"] for name in ("coordinator", "replay", "learner")}
-    assert len(held) == 1  # nothing else ends the program
+    assert len(held) == 1  # only the loss of this host ends the program
     assert not list((tmp_path / "run").glob(".hosts-*"))
 
 

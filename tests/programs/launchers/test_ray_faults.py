@@ -1,4 +1,4 @@
-"""Processes and hosts of a Ray cluster are lost: what may be is placed elsewhere, or all ends."""
+"""Processes and hosts of a Ray cluster fail: nodes are placed elsewhere, or the program ends."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ def _nothing_left():
 
 
 class Meanwhile(threading.Thread):
-    """Does something to a program that runs in the main thread, and says what went wrong in it."""
+    """Acts on a program that runs in the main thread, and reports errors raised in this thread."""
 
     def __init__(self, directory, does):
         super().__init__(daemon=True)
@@ -61,14 +61,14 @@ class Meanwhile(threading.Thread):
             raise self._error
 
     def wait_for(self, condition, timeout=90.0):
-        """Waits until something is so."""
+        """Waits until the condition is true."""
         until = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < until
             assert not self._ended.wait(0.05)
 
     def wait_for_update(self):
-        """Waits until the program learns."""
+        """Waits until the program has made a learner step."""
         self.wait_for(lambda: self.newest("learner/loss") is not None)
 
     def newest(self, name):
@@ -78,12 +78,12 @@ class Meanwhile(threading.Thread):
             return values[-1] if values else None
 
     def where(self, name):
-        """Where a node is, or was last."""
+        """The last known placement of a node."""
         return [record for record in placed(self.directory) if record["node"] == name][-1]
 
 
 def kill(name):
-    """Kills a node's process once the program learns."""
+    """Kills a node's process after the first learner step."""
 
     def does(meanwhile):
         meanwhile.wait_for_update()
@@ -120,7 +120,7 @@ def test_a_killed_actor_comes_back_and_its_lost_frames_are_counted(tmp_path, hos
     with Meanwhile(tmp_path / "run", kill("actor/1")):
         assert run(experiment, tmp_path / "run").env_frames >= 80_000
     check_moved(tmp_path / "run", "actor/1")
-    # An unroll of each environment, and what it did since it last reported.
+    # One unroll of each environment, and the frames since the actor's last report.
     assert 0 <= series(tmp_path / "run", "program/lost_frames")[-1] < 8 * 32 + 5000
 
 
@@ -129,7 +129,7 @@ def hosts_by_id(hosts):
 
 
 def spare(hosts, directory):
-    """Hosts without which the program can go on, but which have nodes of it."""
+    """Hosts that run nodes of the program, but whose loss does not end it."""
     import ray
 
     last = {record["node"]: record["node_id"] for record in placed(directory)}
@@ -141,7 +141,7 @@ def spare(hosts, directory):
 @pytest.mark.slow
 @pytest.mark.timeout(500, method="thread")
 def test_losing_a_host_every_10_s_does_not_keep_a_program_from_learning(tmp_path, monkeypatch):
-    """For 60 s, a host at a time is removed with all that runs there, and an empty one added."""
+    """For 60 s, removes one host at a time with all its processes, and adds an empty host."""
     directory, draw, removed = tmp_path / "run", random.Random(1), []
     # Hosts are added in a thread, where Ray cannot have its signal handler.
     monkeypatch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)
@@ -236,7 +236,7 @@ def test_a_signal_saves_and_ends_everything(tmp_path, hosts, number, expected):
 @pytest.mark.slow
 def test_a_signal_while_nodes_are_placed_ends_everything(tmp_path, hosts):
     run_dir = tmp_path / "run"
-    cfg = ("--program.ray.gpus", "learner", 1)  # which never comes
+    cfg = ("--program.ray.gpus", "learner", 1)  # a GPU that is never available
     args = (
         "cartpole-ppo", "--topology=distributed", "--launch=ray", f"--ray-address={hosts.address}",
         *cfg, "--run-dir", run_dir,

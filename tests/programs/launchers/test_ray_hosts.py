@@ -1,4 +1,4 @@
-"""A program on hosts that share no loopback, of which one is cut off for a while."""
+"""A program on hosts that share no loopback; one host is disconnected for a while."""
 
 import time
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def newest(run_dir):
-    """Where each node is, or was last."""
+    """The last known placement of each node."""
     return {record["node"]: record for record in placed(run_dir)}
 
 
@@ -35,7 +35,7 @@ def wait_for_frames(program, more, timeout):
 
 
 def check_that_nobody_calls_at_loopback(run_dir, hosts):
-    """But replay, whose server's own client does, within the process."""
+    """Replay is the exception: its server has a client in the same process."""
     where = newest(run_dir)
     names = {record["pid"]: name for name, record in where.items()}
     ports = {port for record in where.values() for port in record["ports"]}
@@ -50,7 +50,7 @@ def check_that_nobody_calls_at_loopback(run_dir, hosts):
 
 @pytest.mark.parametrize("lost_seconds", [8, 60])
 def test_a_host_that_is_cut_off_for_20_s_stops_no_program(tmp_path, lost_seconds):
-    """Its nodes are given up and placed elsewhere, or waited for, as the config has it."""
+    """The config decides whether its nodes are placed elsewhere or waited for."""
     run_dir = tmp_path / "run"
     with network(3) as hosts, ray_on(hosts) as address:
         args = (

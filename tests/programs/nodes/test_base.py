@@ -23,7 +23,7 @@ class Clock:
 
 
 class Far:
-    """A coordinator that can be away."""
+    """A coordinator that can be unreachable."""
 
     def __init__(self, clock, patience=0.0):
         self.reports, self.away, self.answer = [], False, ProgramState()
@@ -31,7 +31,7 @@ class Far:
 
     def report(self, node, incarnation, pid, counts, gauges, logs):
         if self.away:
-            self._clock.now += self._patience  # as a call that waits for its deadline
+            self._clock.now += self._patience  # the time that a call takes to reach its deadline
             raise UnavailableError("coordinator.report: no answer")
         self.reports.append((node, incarnation, pid, dict(counts), gauges, logs))
         return self.answer._asdict()
@@ -79,7 +79,7 @@ def test_a_report_holds_name_counts_gauges_and_logs(clock):
         {"env_frames": 12},
         {"replay/size": 8.0},
         {},
-    )  # totals again, averages once
+    )  # totals are sent again, logs are not
 
 
 def test_the_state_is_returned_and_remembered_between_reports(clock):
@@ -105,7 +105,7 @@ def test_a_short_absence_of_the_coordinator_changes_nothing(clock):
     far.away = True
     for _ in range(15):
         clock.now += 0.3
-        assert client.poll().phase == RUNNING  # it has been heard since
+        assert client.poll().phase == RUNNING  # the coordinator has answered in between
 
 
 def test_a_coordinator_that_stays_away_means_that_all_is_over(clock):

@@ -1,4 +1,4 @@
-"""The coordinator: what it counts, and what it tells whom when."""
+"""The coordinator: what it counts, and what it tells each node and when."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from rlstack.storage.loggers import InMemoryLogger
 
 
 class Desk:
-    """A coordinator with what it writes."""
+    """A coordinator together with the files that it writes."""
 
     def __init__(self, tmp_path, start_frames=0, **changes):
         periods = {"log_period": 100, "checkpoint_period": 250, "frames": 1000, **changes}
@@ -45,7 +45,7 @@ def test_frames_are_the_sum_of_all_actors_and_of_all_their_incarnations(desk):
     assert desk.report(env_frames=30)["env_frames"] == 30
     assert desk.report(env_frames=50)["env_frames"] == 50
     assert desk.report("actor/1", env_frames=7)["env_frames"] == 57
-    # Restarted, it counts from 0 again; what it made before stays.
+    # After a restart the actor counts from 0; its earlier frames still count.
     assert desk.report(incarnation=1, env_frames=0)["env_frames"] == 57
     assert desk.report(incarnation=1, env_frames=20)["env_frames"] == 77
     assert desk.report(incarnation=3, env_frames=5)["env_frames"] == 82
@@ -55,13 +55,13 @@ def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
     desk.report(env_frames=30)
     desk.report(incarnation=1, env_frames=10)
     late = desk.report(incarnation=0, env_frames=900)
-    assert (late["env_frames"], late["phase"]) == (40, OVER)  # it may live still, cut off for long
+    assert (late["env_frames"], late["phase"]) == (40, OVER)  # it may still run, long cut off
     latest = desk.report(incarnation=1, env_frames=15)
     assert (latest["env_frames"], latest["phase"]) == (45, RUNNING)
 
 
 def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(desk, monkeypatch):
-    """Unrolls of 32 steps, 8 environments; and what it makes between two reports 0.2 s apart."""
+    """8 environments, unrolls of 32 steps; also the frames of the 0.2 s between two reports."""
     now = [100.0]
     monkeypatch.setattr("programs.nodes.coordinator.time.monotonic", lambda: now[0])
     desk.report(env_frames=0)
@@ -69,7 +69,7 @@ def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(de
     desk.report(env_frames=8 * (3 * 32 + 5))
     desk.report(incarnation=1, env_frames=0)
     desk.report("learner", learner_steps=3)
-    desk.report(incarnation=2, env_frames=400)  # had made nothing yet
+    desk.report(incarnation=2, env_frames=400)  # the one before had made no frames
     begun, between = 8 * 5, 0.2 * 8 * (3 * 32 + 5) / 10
     assert desk.logged("program/lost_frames")[-1] == pytest.approx(begun + between)
 
@@ -84,7 +84,7 @@ def test_nodes_that_moved_are_found(desk):
 
 def test_a_lost_report_loses_no_frames(desk):
     desk.report(env_frames=10)
-    assert desk.report(env_frames=60)["env_frames"] == 60  # that of 30 never came
+    assert desk.report(env_frames=60)["env_frames"] == 60  # the report of 30 frames was lost
 
 
 def test_frames_go_on_from_those_of_the_run_that_is_resumed(tmp_path):
@@ -104,7 +104,7 @@ def test_checkpoints_and_evaluations_become_due_by_frames(desk):
     assert [due(f) for f in (249, 250, 399, 401, 499, 780, 790)] == [
         (0, 0), (1, 0), (1, 0), (1, 1), (1, 1), (2, 1), (2, 1),
     ]  # fmt: skip
-    # Whoever asks hears the same.
+    # Every node gets the same answer.
     assert desk.report("evaluator")["evaluations"] == 1
 
 
@@ -115,7 +115,7 @@ def test_the_phases_come_in_order_and_the_result_is_filed(desk):
     assert desk.report("learner", learner_steps=4)["phase"] == SAVING
     desk.coordinator.saved()
     assert desk.report("evaluator")["phase"] == JUDGING
-    # One that was ordered before and comes late does not end anything.
+    # A late result of an earlier evaluation does not end the program.
     desk.coordinator.judged(800, np.array([5.0]), np.array([5]), last=False)
     assert desk.report("evaluator")["phase"] == JUDGING
     assert not desk.coordinator.wait_until_over(0.0)
@@ -200,9 +200,9 @@ def test_it_waits_for_nodes_that_have_neither_left_nor_heard_of_the_end(desk):
     assert not desk.coordinator.wait_until_left(0)
     assert desk.report("learner")["phase"] == OVER
     assert not desk.coordinator.wait_until_left(0)
-    desk.report("actor/1", incarnation=1)  # as it comes back it hears of it, too
+    desk.report("actor/1", incarnation=1)  # the restarted actor receives the phase, too
     assert desk.coordinator.wait_until_left(0)
-    desk.coordinator.interrupt(15)  # of which nodes that start just now have not heard
+    desk.coordinator.interrupt(15)  # nodes that are just starting have not received it
     assert not desk.coordinator.wait_until_left(0)
 
 

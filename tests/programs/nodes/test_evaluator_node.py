@@ -1,4 +1,4 @@
-"""The evaluator's node judges once at the end, however late it hears that all is over."""
+"""The evaluator node evaluates once at the end, however late it learns that the run is over."""
 
 import dataclasses
 import threading
@@ -16,7 +16,7 @@ from tests.programs.running import ppo
 
 
 class Coordinator:
-    """Never says that all is over."""
+    """A coordinator that never reports that the run is over."""
 
     def __init__(self):
         self.judgements = []

@@ -1,4 +1,4 @@
-"""Lock-step: actors and the learner, round after round."""
+"""Lock-step pacing: actors and the learner work in rounds."""
 
 import threading
 import time
@@ -65,7 +65,7 @@ def test_a_repeated_call_whose_round_has_ended_is_answered_at_once(pool):
     assert barrier.wait_for_actors(5.0) == 10
     barrier.release(go_on=True)
     assert lost.result(5.0) == (ACT, 1)
-    # Its second round's answer is lost on the way: it asks for that round again.
+    # The answer of the second round is lost, so the actor asks for that round again.
     lost = pool.submit(barrier.arrive, 0, 0, 20, 1, 5.0)
     assert barrier.wait_for_actors(5.0) == 20
     barrier.release(go_on=True)
@@ -73,7 +73,7 @@ def test_a_repeated_call_whose_round_has_ended_is_answered_at_once(pool):
     assert barrier.arrive(0, 0, 20, 1, 0.0) == (ACT, 2)
     assert (
         barrier.wait_for_actors(0.01) is None
-    )  # and so it is not taken for an arrival in the third
+    )  # so it does not count as an arrival in the third round
 
 
 def test_a_killed_actor_comes_back_into_the_round_that_runs(pool):
@@ -86,7 +86,7 @@ def test_a_killed_actor_comes_back_into_the_round_that_runs(pool):
     waits = pool.submit(barrier.arrive, 0, 0, 20, 1, 5.0)
     assert barrier.wait_for_actors(0.05) is None
     returned = pool.submit(barrier.arrive, 1, 1, 4, -1, 5.0)
-    assert barrier.wait_for_actors(5.0) == 20 + 10 + 4  # of its first life too
+    assert barrier.wait_for_actors(5.0) == 20 + 10 + 4  # including the frames before its restart
     barrier.release(go_on=True)
     assert waits.result(5.0) == returned.result(5.0) == (ACT, 2)
 
@@ -95,7 +95,7 @@ def test_an_actor_killed_while_it_waits_is_not_counted_twice(pool):
     barrier = LockStepBarrier(2)
     barrier.arrive(1, 0, 10, -1, 0.0)  # killed here
     returned = pool.submit(barrier.arrive, 1, 1, 3, -1, 5.0)
-    assert barrier.wait_for_actors(0.05) is None  # actor 0 is missing, however often actor 1 comes
+    assert barrier.wait_for_actors(0.05) is None  # actor 0 is missing; actor 1 counts only once
     other = pool.submit(barrier.arrive, 0, 0, 10, -1, 5.0)
     assert barrier.wait_for_actors(5.0) == 23
     barrier.release(go_on=False)

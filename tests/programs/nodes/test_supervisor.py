@@ -1,4 +1,4 @@
-"""The supervisor of one node: restarts, signals, and what it writes down."""
+"""The supervisor of one node: restarts, signals, and what it records."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Supervised:
 
     def wait_for_output(self, lines=1):
         until = time.monotonic() + 20.0
-        while (text := self.out.read_text()).count("\n") < lines:  # a line may come in parts
+        while (text := self.out.read_text()).count("\n") < lines:  # a line may arrive in parts
             assert time.monotonic() < until, text
             time.sleep(0.01)
         return text.splitlines()

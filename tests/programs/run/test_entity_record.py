@@ -70,7 +70,7 @@ def test_a_recording_holds_the_entities_that_were_observed(sweeping):
     for name, chosen in action.items():
         legal = timestep.observation["action_mask"][name].reshape(*chosen.shape, -1)
         assert np.take_along_axis(legal, chosen[..., None], -1)[decided].all()
-    # What a network must know beside shapes is in the names of the specs.
+    # Besides shapes, a network needs only the names in the specs.
     names = {name: leaf.name for name, leaf in dataset.header.spec.observation["features"].items()}
     assert names == {name: leaf.name for name, leaf in spec.observation["features"].items()}
     assert dataset.header.spec.action["Move"].name == spec.action["Move"].name

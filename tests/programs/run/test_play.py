@@ -1,4 +1,4 @@
-"""Playing by hand: output, input, and the ways to end."""
+"""Playing by hand: output, input, and how a session ends."""
 
 import dataclasses
 import io

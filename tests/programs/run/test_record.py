@@ -119,7 +119,7 @@ def test_recording_explores_as_at_the_end_of_training(tmp_path):
     quiet(dataclasses.replace(base, agent=agent, frames=1000, evaluator=JUDGED), tmp_path / "run")
     record(tmp_path / "run", tmp_path / "greedy", frames=60)
     record(tmp_path / "run", tmp_path / "explore", frames=60, policy="explore")
-    # Epsilon has fallen to 0, so exploring equals acting greedily.
+    # Epsilon has fallen to 0, so exploration equals greedy acting.
     greedy, explore = (Dataset(tmp_path / name) for name in ("greedy", "explore"))
     every = np.arange(greedy.header.steps)
     assert greedy.header.steps == explore.header.steps
@@ -160,7 +160,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(expert, tmp_path, monkeypatch
         monkeypatch.chdir(expert)
         experiment = dataclasses.replace(experiment, data="dataset")
     quiet(experiment, tmp_path / "unbroken")
-    # 3,840 frames end within an epoch, so the position in the dataset matters.
+    # 3,840 frames end within an epoch, so a resumed run depends on the position in the dataset.
     quiet(dataclasses.replace(experiment, frames=3_840), tmp_path / "broken")
     monkeypatch.chdir(tmp_path)
     assert not same(params(tmp_path / "unbroken"), params(tmp_path / "broken"))

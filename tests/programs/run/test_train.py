@@ -73,7 +73,7 @@ def test_evaluating_a_run_gives_the_return_of_its_params(tmp_path):
 
 def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     def params(num_workers):
-        experiment = small(frames=14_000)  # 50 updates and more
+        experiment = small(frames=14_000)  # at least 50 updates
         experiment = dataclasses.replace(
             experiment,
             agent=dataclasses.replace(experiment.agent, num_epochs=2),
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     [("cartpole-ppo", "cpp"), ("cartpole-ppo", "for_loop"), ("cartpole-dqn", "cpp")],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type):
-    """Both sides restart their environments at the middle; see restart_environments."""
+    """Both runs restart their environments in the middle; see restart_environments."""
     experiment = small(name)
     experiment = dataclasses.replace(
         experiment, env=dataclasses.replace(experiment.env, type=env_type)
@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type):
             while program.replay.can_sample():
                 program.learner.step(program.replay.sample())
 
-    # An unroll boundary: the first update comes after 33 steps, and one every 32 after that.
+    # An unroll boundary: the first update comes after 33 steps, then one every 32 steps.
     half = 32 * 10 + 1
     unbroken = SingleProcess(experiment)
     broken = SingleProcess(experiment)

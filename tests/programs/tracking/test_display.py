@@ -117,7 +117,7 @@ def _in_terminal(mode):
         while time.monotonic() < end:
             try:
                 chunk = os.read(master, 65536)
-            except OSError:  # the other side is closed
+            except OSError:  # the other end is closed
                 break
             if not chunk:
                 break

@@ -1,4 +1,4 @@
-"""The commit that a result names."""
+"""The commit recorded in a result."""
 
 import subprocess
 
@@ -25,7 +25,7 @@ def test_the_commit_is_marked_dirty_or_unknown(tmp_path, monkeypatch):
     assert result._commit_of(tmp_path) == commit
     (tmp_path / "a").write_text("2")
     assert result._commit_of(tmp_path) == f"{commit}-dirty"
-    # Installed inside the checkout of another project: its commit says nothing about this source.
+    # Installed in the checkout of another project, whose commit does not describe this source.
     (tmp_path / "site-packages").mkdir()
     assert result._commit_of(tmp_path / "site-packages") == "unknown"
     monkeypatch.setenv("PATH", "")

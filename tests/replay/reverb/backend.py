@@ -14,7 +14,7 @@ from tests.replay.replay_model import make_transition
 
 INSTALLED = binding.available()
 
-# Tests of the contract suite that require what Reverb does not do, and why.
+# Tests of the contract suite whose requirement Reverb does not meet, with the reason.
 DIFFERENT = {
     "test_any_history_agrees_with_the_model": "the oldest item of all environments makes room, and "
     "a full fifo waits: test_reverb.py has what holds instead",
@@ -48,7 +48,7 @@ class Backends:
         self._open: list[contextlib.ExitStack] = []
 
     def __call__(self, cfg, num_envs, seed=0, **options):
-        """Makes an exact buffer: nothing pending, nothing prefetched."""
+        """Makes a buffer without pending inserts and without prefetch."""
         while len(self._open) > 8:  # hypothesis makes hundreds
             self._open.pop(0).close()
         stack = contextlib.ExitStack()
@@ -76,7 +76,7 @@ def no_reverb_server_left():
     make.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+@pytest.hookimpl(tryfirst=True)  # runs before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
         if "[reverb" not in item.name:

@@ -1,4 +1,4 @@
-"""Batches made in the Reverb server's process: the same items, waits and limits as one by one."""
+"""Batches assembled in the Reverb server: the same items, waits and limits as single samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.reference, needs_reverb, pytest.mark.timeout(60)]
 
 @pytest.fixture
 def connected():
-    """Makes a server, and a buffer that knows its address only."""
+    """Makes a server, and a buffer that knows only its address."""
     opened = []
 
     def make(cfg, num_envs, **options):
@@ -87,7 +87,7 @@ def test_weights_follow_the_priorities(connected):
     priorities = dict(zip(keys.tolist(), [1.0, 2.0, 3.0, 6.0], strict=True))
     buffer.update_priorities(keys, np.array(list(priorities.values())))
     deadline = time.monotonic() + 20
-    while True:  # until what was sampled before has been handed out
+    while True:  # until all earlier samples have been returned
         sample = buffer.sample(timeout=5)
         given = np.array([priorities[key] for key in sample.keys.tolist()])
         wanted = given.min() / given
@@ -119,7 +119,7 @@ def test_limits_hold_and_are_named(connected, sampler):
             buffer.sample(timeout=0.5)
             count += 1
     assert 1 <= count <= cfg.tolerance / cfg.batch_size
-    feed(buffer, 1, 9, 11)  # two items more are four samples more
+    feed(buffer, 1, 9, 11)  # two more items allow four more samples
     buffer.flush()
     buffer.sample(timeout=5)
     with pytest.raises(ReplayTimeoutError, match="samples_per_insert"):
@@ -146,7 +146,7 @@ def test_batches_that_a_reader_leaves_go_to_the_next(connected):
     with pytest.raises(ReplayTimeoutError):
         while True:
             items += drawn(other.sample(timeout=0.5))
-    assert len(set(items)) == len(items) >= 18  # all, but for a batch on its way to the other
+    assert len(set(items)) == len(items) >= 18  # all, except a batch in transit to the other
     writer.close()
     other.close()
 

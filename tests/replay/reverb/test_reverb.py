@@ -1,4 +1,4 @@
-"""What only the Reverb backend promises: waits, threads, rounds, checkpoints, errors."""
+"""Behaviour specific to the Reverb backend: waits, threads, rounds, checkpoints, errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make():
 
 
 def pair(cfg, num_envs, **options):
-    """A server, and a buffer that knows its address only."""
+    """A server, and a buffer that knows only its address."""
     server = ReverbServer(cfg, num_envs, backend.spec())
     spec = backend.spec()
     return server, ReverbReplayBuffer(cfg, num_envs, server.address, spec, **options)
@@ -59,7 +59,7 @@ def pair(cfg, num_envs, **options):
 def test_no_window_crosses_what_it_must_not(
     make, sampler, num_envs, length, period, starts, calls, seed
 ):
-    """Random adds of some environments, gaps, samples and reloads, against a list of items."""
+    """Compares random adds, gaps, samples and reloads with a list of expected items."""
     cfg = config(
         sampler,
         unroll_length=length,
@@ -132,7 +132,7 @@ def test_priorities_of_items_that_left_are_ignored(make):
     feed(buffer, 1, 0, 7)
     old = buffer.sample(100)
     first = dict(zip(old.keys.tolist(), drawn(old), strict=True))
-    feed(buffer, 1, 7, 9)  # two of the four leave
+    feed(buffer, 1, 7, 9)  # two of the four items are removed
     keys = np.array(sorted(first, key=first.get), np.uint64)
     buffer.update_priorities(keys, np.array([3.0, 3.0, 1.0, 1.0]))
     np.testing.assert_array_equal(buffer.sample(100).batch.weights, np.ones(100))
@@ -142,7 +142,7 @@ def test_a_full_fifo_waits_and_loses_nothing():
     server, buffer = pair(config("fifo", max_size=8), 4, prefetch=0, max_pending=0)
     feed(buffer, 4, 0, 7)
     assert buffer.stats()["size"] == 8
-    feed(buffer, 4, 7, 10)  # these items are under way
+    feed(buffer, 4, 7, 10)  # these items are in transit
     start = time.monotonic()
     with pytest.raises(ReplayTimeoutError, match="Is the learner running, and sampling fast"):
         buffer.add(None, make_transition(range(4), [10] * 4, [MID] * 4), timeout=0.3)
@@ -187,7 +187,7 @@ def test_prefetched_batches_are_all_items_once():
     thread.start()
     items = [item for sample in take(buffer, 66) for item in drawn(sample)]
     thread.join(timeout=20)
-    for env in range(4):  # writers' threads may mix environments, but keep each one's order
+    for env in range(4):  # threads may interleave environments, but keep the order of each
         assert [f for e, f in items if e == env] == list(range(0, 297, 3))
     assert not buffer.can_sample()
     with pytest.raises(ReplayTimeoutError, match=r"must hold enough items for batch_size \(6\)"):
@@ -236,7 +236,7 @@ def test_a_server_goes_on_from_its_checkpoint(tmp_path):
     buffer.flush()
     sample = buffer.sample()
     buffer.update_priorities(sample.keys, np.full(4, 9.0))
-    buffer.update_priorities(sample.keys, np.full(4, 9.0))  # waits for the one before
+    buffer.update_priorities(sample.keys, np.full(4, 9.0))  # waits for the previous update
     before = buffer.stats()
     path = buffer.checkpoint()
     assert os.path.dirname(path) == str(tmp_path)

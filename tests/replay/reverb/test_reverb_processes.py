@@ -1,4 +1,4 @@
-"""Reverb with server and writers in separate processes, and what happens when one dies."""
+"""Reverb with server and writers in separate processes, and behaviour when one is killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Processes:
 def processes():
     started = Processes()
     yield started
-    for process in reversed(started.all):  # a server waits 5 s for clients that are still there
+    for process in reversed(started.all):  # a server waits 5 s for connected clients
         process.stdin.close()
         try:
             process.wait(timeout=10)
@@ -137,7 +137,7 @@ def test_a_server_that_is_killed_is_named_and_found_again(processes, tmp_path):
     server.wait(timeout=10)
     start = time.monotonic()
     with pytest.raises(ReplayTimeoutError, match=f"{address} must answer"):
-        for _ in range(50):  # a few are here already
+        for _ in range(50):  # a few samples are already prefetched
             buffer.sample(timeout=0.5)
     with pytest.raises(ReplayTimeoutError, match=f"{address} must answer"):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The parts of the Reverb replay that need no Reverb: packing of steps, config of a table."""
+"""The parts of the Reverb replay that do not need Reverb: packing of steps, table config."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_packed_items_come_out_as_they_went_in(image):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_limits_block_both_sides(data):
-    """A simulation of Reverb's limiter: where inserts are blocked, a batch can be sampled."""
+    """Simulates Reverb's limiter: whenever it blocks inserts, a batch can be sampled."""
     batch_size = data.draw(st.integers(1, 8))
     cfg = config(
         data.draw(st.sampled_from(["uniform", "prioritized"])),

@@ -77,7 +77,7 @@ def act(handle, rank: int, num_actors: int, life: int, limit: int, pause: float)
 
 
 class Actors:
-    """Starts and kills actors of one buffer; leaving the context ends them all."""
+    """Starts and kills actors of one buffer; ends all of them on exit from the context."""
 
     def __init__(self, handle, num_actors: int, limit: int = 1 << 30, pause: float = 0.0):
         self._job = [pickle.dumps(handle).hex(), num_actors, limit, pause]
@@ -114,7 +114,7 @@ class Actors:
 
 
 def main() -> None:
-    """Forks an actor a line; kills those that are left at the end of the input."""
+    """Forks one actor per input line; kills the remaining actors at the end of the input."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are reaped by the system
     job, num_actors, limit, pause = json.loads(sys.stdin.readline())
     handle = pickle.loads(bytes.fromhex(job))
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def once(items) -> bool:
-    """Whether no item came twice."""
+    """Whether no item occurs twice."""
     return not items or Counter(items).most_common(1)[0][1] == 1
 
 

@@ -111,7 +111,7 @@ def test_no_setting_dead_locks_a_writer_and_a_reader(history, asks):
     try:
         for size in [None, None, *asks, None]:
             assert size is None or size <= 5
-            # A reader can ask for more than ever is held.
+            # A request may exceed the number of items that the buffer ever holds.
             size = None if size and size > cfg.batch_size else size
             assert len(buffer.sample(size).keys) == (size or cfg.batch_size)
     finally:

@@ -1,4 +1,4 @@
-"""What the shared buffer does beyond the contract, tested inside one process."""
+"""Behaviour of the shared buffer beyond the contract, tested inside one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_handle_is_small_and_pickles_and_so_does_the_buffer(make):
     assert isinstance(writer, shm_writer.SharedMemWriter)
     feed(writer, 4, 0, 8)
     assert len(drawn(buffer.sample())) == 4 and buffer.stats()["inserts"] == 20
-    # The next writer of an environment does not follow on the steps before.
+    # The next writer of an environment does not continue the earlier steps.
     other = buffer.handle().writer(1, 2)
     other.add(np.array([2, 3]), make_transition([2, 3], [8, 8], [MID, MID]))
     assert buffer.stats()["inserts"] == 20
@@ -77,7 +77,7 @@ def test_sizes_are_given_and_what_does_not_fit_is_refused_before_anything_is_mad
 @settings(max_examples=100, deadline=None)
 @given(history=histories(), polls=st.randoms(use_true_random=False))
 def test_gaps_and_wraps_between_two_looks_are_seen(history, polls):
-    """A reader that polls now and then holds the same items as one that always polls."""
+    """A reader that polls irregularly holds the same items as one that polls after each step."""
     cfg, num_envs, calls, seed = history
     sampler = "uniform" if cfg.sampler == "fifo" else cfg.sampler
     changes = {"max_times_sampled": 0, "samples_per_insert": None}
@@ -104,7 +104,7 @@ def test_gaps_and_wraps_between_two_looks_are_seen(history, polls):
         missed = reader._items_ended(reader._numbers.steps) - reader._items_ended(
             table.counter.steps
         )
-        lapped |= bool((missed > table.items).any())  # broken ones among them count as whole
+        lapped |= bool((missed > table.items).any())  # counts broken items as whole
         if polls.random() < 0.4:
             expected = {item.turn * num_envs + item.env for item in model.items}
             assert held(buffer) == expected
@@ -156,7 +156,7 @@ def test_a_writer_killed_at_any_instant_leaves_nothing_to_see(make, monkeypatch,
 
 
 def dies_at(patch, writer, instant) -> None:
-    """Makes the next write die: before, between and after its parts."""
+    """Makes the next write fail at one instant: before, between or after its parts."""
 
     def die(*_):
         raise Killed
@@ -198,7 +198,7 @@ def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(make, monkeypatch,
         batch = gather(starts, env_ids)
         feed(writer, 2, step[0], step[0] + 7)  # more than the spare rows
         step[0] += 7
-        gathered = gather(starts, env_ids)  # as if it had happened in between
+        gathered = gather(starts, env_ids)  # as if the writes had happened during the gather
         del batch
         return gathered
 

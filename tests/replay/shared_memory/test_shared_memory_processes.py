@@ -1,4 +1,4 @@
-"""A shared buffer between processes: load, kills, what they leave behind."""
+"""A shared buffer between processes: load, killed processes, and cleanup."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def share():
 
 
 def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float, int]:
-    """Samples while a writer is killed each period (0: never); returns inserts a second, kills."""
+    """Samples while a writer is killed every period (0: never); returns inserts/s and kills."""
     items, rng, kills = [], np.random.default_rng(0), 0
     with Actors(buffer.handle(), num_actors) as actors:
         for rank in range(num_actors):
@@ -75,7 +75,7 @@ def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
 def test_several_threads_read(share, sampler):
-    """Each thread holds its batch while others sample; a fifo's item goes to one of them."""
+    """Each thread keeps its batch while others sample; a fifo gives each item to one thread."""
     buffer = share(6, sampler, batch_size=4, unroll_length=4, max_size=48)
     found, failures = [[], [], []], []
 
@@ -126,10 +126,10 @@ def test_eight_writers_one_killed_every_second_for_a_minute(share, sampler, caps
     before, _ = run(8.0, 0.0)
     rate, kills = run(60.0, 1.0)
     after, _ = run(8.0, 0.0)
-    calm = min(before, after)  # others on the machine come and go
+    calm = min(before, after)  # the load of the machine varies
     with capsys.disabled():
         print(f"\n{sampler}: {calm:,.0f} items/s calm, {rate:,.0f} with {kills} kills")
-    assert kills > 50 and rate > 0.7 * calm  # an eighth of the writers is replaced each second
+    assert kills > 50 and rate > 0.7 * calm  # one eighth of the writers is replaced every second
 
 
 @pytest.mark.timeout(60)
@@ -167,13 +167,13 @@ def test_an_environment_has_one_writer_and_a_buffer_that_is_written_is_not_loade
             buffer.handle().writer(2, 2)
         actors.kill(0)
         deadline = time.monotonic() + 10
-        while True:  # until the process is no more
+        while True:  # until the process has ended
             try:
                 buffer.handle().writer(0, 2).close()
                 break
             except ValueError:
                 assert time.monotonic() < deadline
-        # A writer that ends in order takes nothing with it.
+        # The buffer stays usable after a writer ends normally.
         actors.start(1)
         buffer.sample()
     assert len(blocks(os.getpid())) == 1
@@ -202,19 +202,19 @@ def test_what_a_killed_owner_leaves_is_swept_at_the_next_start(share):
     try:
         name, writer = owner.stdout.readline().split()
         share(2).close()
-        assert os.path.exists(os.path.join(FOLDER, name))  # whose owner lives
+        assert os.path.exists(os.path.join(FOLDER, name))  # its owner still runs
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait(10)
         owner.stdout.close()
-    assert ends(int(writer))  # it notices that the owner has ended
+    assert ends(int(writer))  # the writer detects that the owner has ended
     assert os.path.exists(os.path.join(FOLDER, name))
     share(2)
     assert not os.path.exists(os.path.join(FOLDER, name))
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.filterwarnings("ignore:.*fork")  # as what inherits a buffer would do
+@pytest.mark.filterwarnings("ignore:.*fork")  # as a process that inherits a buffer does
 def test_a_forked_child_neither_uses_nor_unlinks_it(share):
     buffer = share(2)
     pid = os.fork()
