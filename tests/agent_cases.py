@@ -75,7 +75,7 @@ class Setting(NamedTuple):
     action_spec: Any
     network: NetworkConfig = SMALL
     normalisation: NormalisationConfig = NormalisationConfig()
-    learns: bool = True  # False for agents whose params are empty and stay so
+    learns: bool = True  # False for agents whose params are empty and stay empty
     is_chance: bool = False  # whether even the greedy agent samples its actions
 
 
@@ -85,7 +85,7 @@ def largest(observation):
 
 
 def towards(observation):
-    """A rule with an action of two parts."""
+    """A rule with a two-part action."""
     return {"aim": jnp.tanh(observation["place"][:, :2]), "move": observation["flag"]}
 
 

@@ -30,7 +30,7 @@ from programs.components import xla
 # The same as in `rlstack train`, because the suite acts and learns with small networks.
 xla.configure(convolutions=False)
 
-# A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit that.
+# A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -72,7 +72,7 @@ def targets_of(agent, batch):
 
 
 def gradient_of(agent, target=TARGET):
-    """Returns a function of the batch, compiled once."""
+    """Returns the gradient as a function of the batch, compiled once."""
     return functools.partial(
         quick_jit(jax.grad(agent.loss, argnums=1, has_aux=True)), KEY, ONLINE, target
     )
@@ -170,7 +170,7 @@ def test_the_loss_is_the_weighted_mean_of_huber_losses_and_priorities_are_errors
     np.testing.assert_allclose(loss, (batch.weights * losses).mean(), rtol=1e-5)
     np.testing.assert_allclose(logs["loss"], loss)
 
-    # A weight scales its item's gradient, and 0 silences it.
+    # A weight scales its item's gradient; weight 0 removes it.
     compiled = gradient_of(agent)
 
     def gradient(weights):

@@ -66,7 +66,7 @@ PARAMS = {
 
 
 def linear_network():
-    """Logits and value linear in the observation."""
+    """Logits and a value that are linear in the observation."""
 
     def apply(key, params, timestep, state):
         x = timestep.observation

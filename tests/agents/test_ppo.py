@@ -184,7 +184,7 @@ def test_the_gradient_of_a_clipped_row_vanishes():
 
 def test_a_truncation_is_bootstrapped_and_the_pair_after_it_left_out():
     c = case("ppo-separate")
-    # Column 2 of these ends after two steps; here by a time limit.
+    # Column 2 of these ends after two steps, here by a time limit.
     batch = acted_batch(c, c.params, step_types(), discount=np.ones((6, 4), np.float32))
     _, rows, _ = c.prepare(c.params, c.learner_state, batch)
     grid = jax.tree.map(lambda x: np.asarray(x).reshape((5, 4, *x.shape[1:])), rows)

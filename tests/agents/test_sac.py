@@ -87,7 +87,7 @@ def test_the_three_losses_by_hand(num_critics):
 
     steps, output = batch.trajectory.timestep, batch.trajectory.agent_output
     now_key, end_key = jax.random.split(KEY)
-    # Items end after two steps, after one (its discount 0), after one, after one (not counted).
+    # Items end after two steps, one step (discount 0), one step, and one step (not counted).
     ends = steps.observation[[2, 1, 1, 1], range(4)]
     action, log_prob = drawn(params.policy, ends, end_key)
     soft = values_of(target, ends, action).min(-1) - 0.5 * log_prob
@@ -151,7 +151,7 @@ def test_temperature_and_target_critics_follow_their_formulas_for_three_steps(le
         params, state, output = step(params, state, batch)
         np.testing.assert_allclose(output.logs["temperature"], np.exp(log_temperature), rtol=1e-4)
         np.testing.assert_allclose(output.logs["entropy"], entropy, rtol=1e-3)
-        if learn:  # too much entropy lowers it
+        if learn:  # too much entropy lowers the temperature
             log_temperature -= 0.5 * np.exp(log_temperature) * (entropy + 0.7)
         np.testing.assert_allclose(params.log_temperature, log_temperature, rtol=1e-3)
         assert_close(params.critics, expected)

@@ -118,7 +118,7 @@ def test_the_policys_optimizer_counts_its_own_updates():
         params, state, _ = learn(params, state, batch)
     assert int(state.opt_state.policy[0].count) == 1
     assert int(state.opt_state.critics[0].count) == 3
-    # Adam's first step is its rate, whatever the gradient is.
+    # Adam's first step has the size of its learning rate for any gradient.
     np.testing.assert_allclose(np.abs(params.policy - start.policy), 0.1, rtol=0.02)
 
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 
 class Faulty(gymnasium.Env):
-    """Misbehaves on command: environment ``env`` at step ``at``.
+    """Fails on command: environment ``env`` at step ``at``.
 
     ``fault`` is one of ``raise``, ``hang``, ``kill``, ``sleep`` (for ``seconds``, each step),
     ``nan``, ``shape``, ``dtype``, ``reward`` and ``four`` (values from step), or ``none``.

@@ -66,7 +66,7 @@ def test_memory_cue_needs_memory():
     with SyncEnv(toy.MemoryCue, 16, options=options) as env:
         assert returns(play(env, remember, 100)) == 1.0
         blind = returns(play(env, lambda o: np.zeros(16, int), 400))
-        assert abs(blind) < 0.2  # 1,280 episodes: chance, 7 standard errors
+        assert abs(blind) < 0.2  # chance; 7 standard errors of 1,280 episodes
         row = env.reset()
         shown = [row.observation[0]] + [
             env.step(np.zeros(16, int)).observation[0] for _ in range(3)

@@ -92,7 +92,7 @@ def test_entity_games_are_learned_on_every_seed(name, least, seed):
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("entity-")])
 def test_every_preset_fits_its_game(name):
-    """Names of features and types in the network's config are those of the game."""
+    """Checks that the network's config uses the game's names of features and types."""
     experiment = preset(name)
     with make_env(dataclasses.replace(experiment.env, num_envs=2), seed=0) as pool:
         agent = make_agent(experiment, pool.spec)

@@ -27,7 +27,7 @@ def experiment(agent, topology, pool):
     single = preset(f"cartpole-{agent}")
     num_envs = single.env.num_envs
     wait_num = num_envs // 2 if pool == "async" else 0
-    # Twice the frames in the same number of updates for each frame, so annealing takes longer too.
+    # Twice the frames with the same number of updates per frame, so annealing also takes longer.
     learner = single.agent
     anneal = 2 * learner.optimizer.anneal_steps
     optimizer = dataclasses.replace(learner.optimizer, anneal_steps=anneal)

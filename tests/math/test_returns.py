@@ -230,7 +230,7 @@ def test_plain_returns_by_hand():
         np.array([[9.0], [10.0], [20.0], [8.0]]),
     )
     mask = np.ones((3, 1))
-    # from the back: 4 + 4 = 8, 2 + 4 = 6, 1 + 3 = 4
+    # from the last step back: 4 + 4 = 8, 2 + 4 = 6, 1 + 3 = 4
     np.testing.assert_allclose(returns.discounted_returns(*args, mask)[:, 0], [4, 6, 8])
     # two steps: 1 + 1 + 20/4 = 7, 2 + 2 + 8/4 = 6, and only one left: 4 + 4
     np.testing.assert_allclose(returns.n_step_returns(*args, 2, mask)[:, 0], [7, 6, 8])
@@ -256,7 +256,7 @@ def test_off_policy_by_hand():
 
 
 def test_style_guide_case_of_a_leaking_trace():
-    """A truncation inside an unroll must not see the huge reward after it."""
+    """Returns before a truncation inside an unroll must not include the huge reward after it."""
     rewards = np.array([[1.0], [1.0], [0.0], [60.0]])
     values = np.array([[1.0], [1.0], [1.0], [5.0], [5.0]])
     discounts = np.full((4, 1), 0.9)

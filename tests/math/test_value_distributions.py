@@ -13,7 +13,7 @@ ATOMS = np.array([-1.0, 0.0, 1.0], np.float32)
 def test_a_projection_by_hand():
     values = np.array([[0.25, 0.0, 7.0], [-9.0, -0.5, 1.0]], np.float32)
     probs = np.array([[0.4, 0.5, 0.1], [0.2, 0.6, 0.2]], np.float32)
-    # 0.25 lies three quarters at 0 and a quarter at 1; 7 counts as 1, -9 as -1; -0.5 is halved.
+    # 0.25 gives 3/4 to atom 0 and 1/4 to atom 1; 7 counts as 1, -9 as -1; -0.5 is halved.
     expected = [[0.0, 0.3 + 0.5, 0.1 + 0.1], [0.2 + 0.3, 0.3, 0.2]]
     np.testing.assert_allclose(project(values, probs, ATOMS), expected, atol=1e-6)
 

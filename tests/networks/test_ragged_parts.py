@@ -82,7 +82,7 @@ def test_halves_of_a_cell_are_rounded_along_each_axis():
     """The original rounds the combined index, which gives another cell."""
     cfg = RelativePositionsConfig(kind="grid", extent=(1, 1))
     (code,) = buckets(cfg, jnp.array([[0.4, 0.4]])).code[0]
-    assert code == 4  # the middle; 0.4 * 3 + 0.4 rounds to another
+    assert code == 4  # the middle; 0.4 * 3 + 0.4 rounds to another cell
 
 
 def test_displacements_are_as_the_attending_entity_sees_them():
@@ -133,7 +133,7 @@ def _fleet():
 
 
 def _seen_from(place, heading, rocks):
-    """The fleet's observation with rocks given as the base sees them."""
+    """The fleet's observation, with rocks given in the base's coordinate frame."""
     c, s = math.cos(heading), math.sin(heading)
     rows = [[k, place[0] + c * x - s * y, place[1] + s * x + c * y] for k, x, y in rocks]
     return {

@@ -22,7 +22,7 @@ NODE = {"num_cpus": 8, "object_store_memory": 80 << 20}
 @contextlib.contextmanager
 def cluster(workers):
     """A head and some workers, each a `NODE`; stops all of them at the end."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short: its sockets' names have a limit
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # short, because socket paths have a limit
     before = dict(os.environ)
     os.environ.update(VARIABLES, RAY_TMPDIR=folder)
     from ray.cluster_utils import Cluster

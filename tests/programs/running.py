@@ -26,7 +26,7 @@ from rlstack.storage import checkpoint
 
 TOPOLOGIES = ("heavy_env", "light_env", "distributed")
 SHARED_MEMORY = ("heavy_env", "light_env")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # SIGALRM is pytest-timeout's
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # pytest-timeout uses SIGALRM
 
 
 def ppo(topology, *, frames=3000, **changes):

@@ -256,7 +256,7 @@ def test_threads_of_a_program_that_failed_are_gone_and_another_runs(tmp_path):
 @pytest.mark.timeout(400, method="thread")
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_chaos_does_not_keep_a_program_from_learning(tmp_path, topology):
-    """For 60 s, every 5 s one random actor or service is killed."""
+    """For 60 s, kills one random actor or service every 5 s."""
     run_dir, draw, kills = tmp_path / "run", random.Random(1), 0
     more = ("--program.num-actors", 4, "--program.max-restarts", 100, "--replay.max-size", 64)
     with Launched(run_dir, *ppo(topology, *ENDLESS, *more, "--run-dir", run_dir)) as program:

@@ -40,7 +40,7 @@ def test_a_newer_version_takes_the_reports_back():
     rounds = Rounds(min_actors=1, grace_seconds=1.0, num_actors=2, num_envs=2)
     assert decide(rounds, [(0, 1)], 1, 0.0) is None
     assert decide(rounds, [(0, 1)], 2, 5.0) is None
-    assert decide(rounds, [(0, 1), (1, 2)], 2, 6.0) is None  # not 5.5 s after the first report
+    assert decide(rounds, [(0, 1), (1, 2)], 2, 6.0) is None  # the grace period restarts
     went = decide(rounds, [(0, 1), (1, 2)], 2, 7.0)
     assert (went.take.tolist(), went.actors, went.late) == ([0, 1], 1, 1)
 

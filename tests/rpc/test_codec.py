@@ -30,7 +30,7 @@ class Output(NamedTuple):
 
 
 def same(a, b):
-    """Equal in type, structure, dtype, shape and bits."""
+    """Whether two trees are equal in type, structure, dtype, shape and bits."""
     if isinstance(a, np.ndarray | np.generic):
         return (
             type(a) is type(b)

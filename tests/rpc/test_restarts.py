@@ -23,7 +23,7 @@ def test_a_node_that_is_killed_and_restarted_mid_call(processes, tmp_path, metho
         first.kill()
         first.wait(5)
         second = processes(port, tmp_path, wait=False)
-        if method == "slow":  # idempotent: it runs again
+        if method == "slow":  # idempotent calls run again
             assert future.result(25) == second.pid
             assert log.read_text() == "slow\nslow\n"
         else:

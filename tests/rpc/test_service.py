@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def call(service, method, args=(), kwargs=None, identity=(0, 0, 0, 0)):
-    """An answer of a service without transport."""
+    """Calls a service without a transport; returns the answer."""
     return codec.decode(getattr(service, method)(codec.encode((*identity, args, kwargs or {}))))
 
 

@@ -337,7 +337,7 @@ def test_starts_periods_and_the_end(tmp_path):
 
     assert starts(unroll_length=1) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert starts(unroll_length=1, starts="not_last") == [0, 1, 2, 4, 5, 6, 7]
-    assert starts(unroll_length=3, period=3) == [0, 3, 5]  # the last ends with the last step
+    assert starts(unroll_length=3, period=3) == [0, 3, 5]  # the last window ends with the last step
     assert starts(unroll_length=2, starts="not_last", context=1) == [0, 1, 3, 4, 5, 6]
     assert starts(unroll_length=8) == [0]
     with pytest.raises(DatasetError, match="Lower --replay"):

@@ -43,7 +43,7 @@ def test_a_snake_moves_eats_and_grows():
         ([(9, 5)], RIGHT),
         ([(5, 9)], UP),
         ([(5, 0)], DOWN),
-        ([(3, 3), (3, 4)], DOWN),  # back into itself
+        ([(3, 3), (3, 4)], DOWN),  # the snake moves into itself
         ([(3, 3), (3, 4), (4, 4), (4, 3)], LEFT),  # its own tail, which is about to move
     ],
 )
@@ -146,11 +146,11 @@ def test_the_cannon_cools_fires_and_cools_again():
     observation = act(game, observation, Move=[4], **{FIRE: [("Mine", 0)]})
     assert observation.features["Mine"] == [(3, 3)]
     assert observation.features["Orbital Cannon"] == [(3,)]
-    # It can hit a robot, which then does not act.
+    # The cannon can hit a robot, which then does not act.
     game, observation = field([(0, 1), (3, 3)], [(0, 0), (2, 2)], cooldown=0)
     observation = act(game, observation, Move=[4, 1], **{FIRE: [("Robot", 0)]})
     assert observation.features["Robot"] == [(2, 1)] and len(observation.features["Mine"]) == 2
-    # It can remove the last mine.
+    # The cannon can remove the last mine.
     game, observation = field([(3, 3)], [(0, 0)], cooldown=0)
     assert act(game, observation, Move=[0], **{FIRE: [("Mine", 0)]}).reward == 1
 

@@ -101,7 +101,7 @@ def test_the_player_jumps_to_high_ground():
         assert len(cells) == 1 + len(features["Lava"]) and (x, y) not in cells
         assert all(max(abs(c - x), abs(d - y)) == 1 for c, d in cells)
         shown.add(len(cells))
-        # The actor is the Player, and not the first row of all.
+        # The actor is the Player, not the first row of all entities.
         actions = as_actions(game, observation, {"move": [i % 8]})
         assert actions["move"].actors == [("Player", 0)]
         last = game.act(actions)

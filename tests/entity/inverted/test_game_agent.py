@@ -152,7 +152,7 @@ def test_recurrent_state_is_the_same_as_in_training(tmp_path, how):
         wanted = make_evaluator(BIDDING, pool.spec).evaluate(params, pool)
     scores = [agent.scores for agent in watched]
     np.testing.assert_allclose(scores, wanted.returns.reshape((2, 2)))
-    assert how == "all" or scores[1] == [4.0, 4.0]  # without those ticks it would be 2
+    assert how == "all" or scores[1] == [4.0, 4.0]  # without those ticks 2
 
 
 @pytest.mark.timeout(100)
@@ -166,6 +166,6 @@ def test_forget_resets_the_recurrent_state(tmp_path):
         return [int(player.act(observation)["bid"].indices[0]) for observation in seen]
 
     first = bids(range(4))
-    assert bids(range(4)) != first  # the recurrent state goes on
+    assert bids(range(4)) != first  # the recurrent state continues
     player.forget()
     assert bids(range(4)) == first

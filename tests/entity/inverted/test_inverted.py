@@ -44,7 +44,7 @@ def bids(pool, value=2):
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
 def test_an_environment_as_a_game_as_an_environment_is_the_same(kind):
-    """Its steps equal those of the environment that the game wraps."""
+    """Checks that the steps equal those of the environment that the game wraps."""
     rng, ends = np.random.default_rng(0), 0
     options = {"game": f"{HERE}:mine_sweeper"}
     name = "rlstack.entity.inverted:PythonGame"
@@ -62,7 +62,7 @@ def test_an_environment_as_a_game_as_an_environment_is_the_same(kind):
         assert ends >= 3
         first = pool.reset()
         assert first.first().all()
-        same(pool.reset(), first)  # no agent has acted: the same game
+        same(pool.reset(), first)  # the same game, because no agent has acted
 
 
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])

@@ -143,7 +143,7 @@ def spare(hosts, directory):
 def test_losing_a_host_every_10_s_does_not_keep_a_program_from_learning(tmp_path, monkeypatch):
     """For 60 s, removes one host at a time with all its processes, and adds an empty host."""
     directory, draw, removed = tmp_path / "run", random.Random(1), []
-    # Hosts are added in a thread, where Ray cannot have its signal handler.
+    # Hosts are added in a thread, where Ray cannot install its signal handler.
     monkeypatch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)
 
     def remove(meanwhile):

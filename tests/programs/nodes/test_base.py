@@ -13,7 +13,7 @@ from rlstack.rpc import RemoteError, UnavailableError
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """A replacement for the module `time`."""
 
     def __init__(self):
         self.now = 1000.0

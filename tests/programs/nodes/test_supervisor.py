@@ -22,7 +22,7 @@ def policy(max_restarts):
 
 
 class Supervised:
-    """A supervisor with a child that runs some Python."""
+    """A supervisor with a child that runs Python code."""
 
     def __init__(self, tmp_path, code, max_restarts=3, grace=5.0):
         self.record, self.out = tmp_path / "failures.jsonl", tmp_path / "out"

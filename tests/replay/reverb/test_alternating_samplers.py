@@ -15,7 +15,7 @@ from tests.replay.reverb import backend
 
 
 class FakeSampler:
-    """Counts up from its number."""
+    """A sampler that counts up from its number."""
 
     def __init__(self, number):
         self._items = itertools.count(number)

@@ -62,7 +62,7 @@ def test_sizes_are_given_and_what_does_not_fit_is_refused_before_anything_is_mad
     buffer = make(4, max_size=400)
     path = os.path.join(FOLDER, buffer.handle().name)
     assert os.stat(path).st_size == buffer.num_bytes
-    assert os.stat(path).st_blocks * 512 >= buffer.num_bytes  # taken at once
+    assert os.stat(path).st_blocks * 512 >= buffer.num_bytes  # all memory is allocated at once
     assert f"{buffer.num_bytes:,} bytes in" in caplog.text
     before = sorted(os.listdir(FOLDER))
     with pytest.raises(ValueError, match="must fit into what is free of"):
@@ -196,7 +196,7 @@ def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(make, monkeypatch,
 
     def slow_gather(starts, env_ids):
         batch = gather(starts, env_ids)
-        feed(writer, 2, step[0], step[0] + 7)  # more than the spare rows
+        feed(writer, 2, step[0], step[0] + 7)  # writes more than the spare rows
         step[0] += 7
         gathered = gather(starts, env_ids)  # as if the writes had happened during the gather
         del batch

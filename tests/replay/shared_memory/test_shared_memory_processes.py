@@ -24,7 +24,7 @@ def blocks(pid: int) -> list[str]:
 
 
 def ends(pid: int, seconds: float = 10.0) -> bool:
-    """Whether a process ends within some time."""
+    """Whether a process ends within ``seconds``."""
     deadline = time.monotonic() + seconds
     while start_time(pid) >= 0 and time.monotonic() < deadline:
         time.sleep(0.01)
