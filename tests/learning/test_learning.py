@@ -114,7 +114,7 @@ def test_ppo_learns_several_numbers_at_once():
 
 def test_ppo_learns_a_continuous_point_mass():
     experiment = toy("PointMass", dataclasses.replace(FAST_PPO, discount=0.9), frames=40_000)
-    # A random policy stays about 0.8 from the origin and gets -16 in 20 steps; the optimum is about -4.
+    # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.
     assert learned_return(experiment) > -6
 
 

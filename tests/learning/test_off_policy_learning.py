@@ -42,7 +42,7 @@ def learn_off_policy(name, agent, frames, sampler="uniform", unroll_length=1):
 @pytest.mark.parametrize("config", [SACConfig, TD3Config, DDPGConfig])
 def test_a_point_goes_to_the_origin(config):
     agent = config(discount=0.9, random_frames=500, target_rate=0.02, optimizer=FAST)
-    # A random policy stays about 0.8 from the origin and gets -16 in 20 steps; the optimum is about -4.
+    # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.
     assert learn_off_policy("PointMass", agent, frames=4_000) > -5.5
 
 

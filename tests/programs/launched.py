@@ -105,9 +105,9 @@ class Launched:
         return 0 if path is None else checkpoint.read_metadata(path)["env_frames"]
 
     def end(self, timeout):
-        """Waits for the end; returns the exit code and what is left after at most 10 s.
+        """Waits for the end; returns the exit code and the leftovers after at most 10 s.
 
-        What is left: processes and temporary files.
+        Leftovers are processes and temporary files.
         """
         self.processes()
         code = self.process.wait(timeout)

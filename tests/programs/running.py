@@ -120,7 +120,7 @@ def failures(directory):
 
 
 def blocks():
-    """Shared memory blocks whose owner is this process, a descendant, or has ended."""
+    """Shared memory blocks owned by this process, by a descendant, or by an ended process."""
     ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}
     return {
         name
