@@ -176,7 +176,8 @@ class CppBackend:
         if self._firsts_due:
             moved = step_type.astype(np.bool_)  # False at FIRST, which is 0
             self._firsts_due -= self._wait - int(np.count_nonzero(moved))
-            reward = reward * moved
+            # EnvPool may leave any bytes there, also a NaN, which a product with 0 would keep.
+            reward = np.where(moved, reward, np.float32(0.0))
         # Most batches have no end of an episode, and searching the bytes is the cheapest test.
         if b"\1" in rows[self._done_at].tobytes():
             truncated = self._truncated(rows, ids)

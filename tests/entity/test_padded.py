@@ -133,7 +133,9 @@ def test_specs_describe_observations_and_are_what_networks_read():
             jax.tree.map(lambda spec, value: spec.validate(value), codec.observation_spec, padded)
         layout = read_layout(codec.observation_spec, codec.action_spec)
         assert layout.num_slots == Slots(obs_space, action_space).total
-        assert layout.global_features == obs_space.global_features
+        spec = codec.observation_spec["features"].get(GLOBAL)
+        named = spec.name.split(": ")[1].split(",") if spec is not None else []
+        assert named == list(obs_space.global_features)
         by_name = {t.name: t for t in layout.types}
         for name, kind in obs_space.entities.items():
             assert by_name[name].features == kind.features

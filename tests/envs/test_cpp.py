@@ -169,6 +169,28 @@ def test_direct_and_public_ways_agree(name, wait):
                 np.testing.assert_array_equal(x, y)
 
 
+def test_a_reward_that_envpool_left_undefined_is_zero_at_first():
+    backend = CppBackend("CartPole-v1", PoolConfig(2, 2), direct=True)
+
+    class Undefined:
+        def __init__(self, pool):
+            self._pool = pool
+
+        def __getattr__(self, name):
+            return getattr(self._pool, name)
+
+        def _recv(self):
+            rows = self._pool._recv()
+            rows[backend._reward_at] = np.full_like(rows[backend._reward_at], np.nan)
+            return rows
+
+    backend._pool = Undefined(backend._pool)
+    backend.reset()
+    _, timestep = backend.recv()
+    backend.close()
+    assert timestep.step_type.tolist() == [0, 0] and timestep.reward.tolist() == [0.0, 0.0]
+
+
 def test_direct_way_is_guarded(monkeypatch):
     monkeypatch.setattr("rlstack.envs.cpp._direct_works", lambda *args: False)
     with SyncEnv("CartPole-v1", 2) as env:

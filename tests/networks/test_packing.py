@@ -78,7 +78,7 @@ def test_ladder_has_few_rungs_and_wastes_a_bounded_share():
 
 
 def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match=r"pack: lengths must lie in \[0, 4\].*got 1 to 5"):
+    with pytest.raises(ValueError, match=r"pack: lengths must lie in \[0, width=4\].*got 1 to 5"):
         pack(np.array([1, 5]), 4)
     with pytest.raises(ValueError, match="ladder"):
         ladder(-1)

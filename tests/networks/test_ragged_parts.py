@@ -61,7 +61,7 @@ def _slow_buckets(cfg, x, y):
 @pytest.mark.parametrize("kind", ["grid", "radial", "distance", "polar"])
 def test_buckets_are_those_of_slow_plain_python(kind, interpolate):
     if kind == "grid" and interpolate:
-        with pytest.raises(ValueError, match="neither turned nor interpolated"):
+        with pytest.raises(ValueError, match="neither rotated nor interpolated"):
             RelativePositionsConfig(kind=kind, interpolate=interpolate)
         return
     cfg = RelativePositionsConfig(
