@@ -34,7 +34,7 @@ class Child:
         """Waits for one line.
 
         Raises:
-          RuntimeError: the child ended instead; its output says why.
+          RuntimeError: the child ended before it sent one; its output says why.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -57,7 +57,7 @@ class Cluster(NamedTuple):
     """A cluster. Learner and replay share a host; each service has its own."""
 
     actors: int
-    actor_frames: float = 0.0  # frames/s that an environment allows; 0 for no limit but the core
+    actor_frames: float = 0.0  # frames/s that an environment allows; 0 if only the core limits it
     actors_per_service: int = 10
     actors_per_host: int = 16
     service_cores: float = 4.0
@@ -197,7 +197,7 @@ def _between(before: _Counters, after: _Counters) -> Costs:
 
 
 def table(costs: Costs, clusters: list[Cluster]) -> str:
-    """Returns, per cluster, the frames/s, what saturates first, and the load of all else then."""
+    """Returns for each cluster its frames/s, the bottleneck, and the load of all other parts."""
     lines = []
     for cluster in clusters:
         found = limits(costs, cluster)

@@ -133,7 +133,7 @@ def _inline(agent: Agent, cfg: Any) -> tuple[Begin, Step]:
 
 
 def _optimizer(cfg: Any) -> optax.GradientTransformation:
-    """Returns the optimizer of an agent whose components all have the same."""
+    """Returns the optimizer of an agent that has the same one for all its components."""
     return component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
 

@@ -7,7 +7,7 @@ Steps are as in Atari: four stacked frames of 84 x 84, from 32 environments. The
   on some systems (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which makes copying slower;
   "anonymous" compares with ordinary memory, which has large pages.
 
-flashbax and Stable-Baselines3 are measured too where they are installed; they are no dependencies.
+flashbax and Stable-Baselines3 are measured too where they are installed; they are not dependencies.
 """
 
 from __future__ import annotations

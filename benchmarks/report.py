@@ -51,7 +51,7 @@ class Comparison(NamedTuple):
 
 
 def alternate(ours: Rate, reference: Rate, repeats: int) -> Comparison:
-    """Measures both ``repeats`` times in alternation; they take turns in going first.
+    """Measures both ``repeats`` times in alternation; each goes first every other time.
 
     Raises:
       ValueError: ``repeats`` is below 1.

@@ -14,7 +14,7 @@ _SECONDS, _LENGTH = 0.01, 1000
 
 
 class Slow(gymnasium.Env):
-    """An environment whose step sleeps 10 ms and which notes its first step in a file.
+    """An environment whose step sleeps 10 ms; it records its first step in a file.
 
     Observation: ``[2]`` float32, seed and step. Reward 1; terminates after 1000 steps.
     """

@@ -1,6 +1,6 @@
 """The inference service against bare Courier; a part of `benchmarks.topologies`.
 
-One process serves both; other processes are clients, in the place of actors. All use the same
+One process serves both; other processes are clients, instead of actors. All use the same
 network on observations like CartPole's, without environments. Bare Courier is a handler that acts
 at once on a pickled request: one environment per call ("each", with the calls of all environments
 in flight together), or all environments of a client per call ("all"). The latency of a call is the
@@ -75,7 +75,7 @@ def measure(setting: Setting, way: str) -> Found:
             rate("ours", "service", 1.0)
             rate("reference", way, 0.5)
             for times in latencies.values():
-                times.clear()  # compilation was part of those
+                times.clear()  # these included compilation
             comparison = alternate(
                 lambda: rate("ours", "service", setting.seconds),
                 lambda: rate("reference", way, setting.seconds),

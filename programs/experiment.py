@@ -29,7 +29,7 @@ Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
 
 @dataclasses.dataclass(frozen=True)
 class OpponentsConfig(Checked):
-    """The opponents in games of several agents, which are those with an option `agents`."""
+    """The opponents in games of several agents; these games have an option `agents`."""
 
     runs: tuple[str, ...] = ()
     """Directories of runs, or of single checkpoints, whose agents play without learning.
@@ -52,7 +52,7 @@ class EnvConfig(Checked):
     num_envs: int = 8
     """Number of environments of one actor."""
     type: Literal["auto", "cpp", "for_loop", "thread", "process"] = "auto"
-    """What steps the environments: EnvPool (cpp), a Python loop, threads or worker processes.
+    """How environments are stepped: by EnvPool (cpp), a Python loop, threads or worker processes.
     auto is cpp for names that EnvPool has; otherwise for_loop, or thread if wait_num is set."""
     wait_num: int = 0
     """Number of environments in each batch of an asynchronous pool: the first ones to be ready.
@@ -128,7 +128,7 @@ class Experiment(Checked):
     seed: int = 1
     """Seed of all random numbers of the run."""
     topology: Topology = "single_process"
-    """How acting and learning are divided. single_process: one process does both in turn.
+    """How acting and learning are divided. single_process: one process alternates between them.
     heavy_env: actors compute their own actions. light_env: actors share inference services.
     distributed: as light_env, with a replay server; nodes may be on several machines."""
     network: NetworkConfig = NetworkConfig()
@@ -178,7 +178,7 @@ class Experiment(Checked):
 
     @property
     def may_convolve(self) -> bool:
-        """Whether the network may have convolutions. A user's own network is assumed to."""
+        """Whether the network may have convolutions. Assumed for a user's own network."""
         return bool(self.network_factory) or self.network.torso != "mlp"
 
     @property
@@ -233,7 +233,7 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
 
 
 def _reason(error: BaseException, kind: type | None) -> str:
-    """Returns the text of a ValueError, which states the rule; cattrs words other errors."""
+    """Returns the text of a ValueError, which states the rule, or cattrs' text of another error."""
     return str(error) if type(error) is ValueError else cattrs.v.format_exception(error, kind)
 
 

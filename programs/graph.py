@@ -1,7 +1,7 @@
 """A program as plain data: its nodes, which nodes call which, and which may be restarted.
 
 A topology (`programs.topologies`) describes a program; a launcher (`programs.launchers`) runs it.
-This module knows neither, nor how calls travel between nodes.
+This module depends on neither, nor on how nodes call one another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
 class Handle:
-    """Stands for a node among the arguments of other nodes; launchers replace it by a client."""
+    """Represents a node in the arguments of other nodes; launchers replace it by a client."""
 
     node: str  # the node's name
 
@@ -69,9 +69,10 @@ class Graph:
 
         Args:
           name: of the node.
-          cls: its constructor takes, before the stop event, the (port, IPv4 address) to listen on.
+          cls: the class; before the stop event, its constructor takes (port, IPv4 address) to
+            listen on.
           *args: the constructor's arguments before these two.
-          client: makes, in a node that has the handle, a client from the address "host:port".
+          client: makes a client from the address "host:port", in a node that has the handle.
         """
         self.nodes.append(Node(name, cls, args, "server", client=client))
         return Handle(name)

@@ -1,7 +1,8 @@
 """Every wait of a program of several nodes, in seconds, with the reason for its length.
 
-Ending a program is a chain of waits, and each must outlast those inside it; the order is asserted
-at the end of this module. It imports nothing, so that the lightest process can import it.
+The waits at the end of a program are nested, and each must be longer than those inside it. The end
+of this module asserts their order. The module imports almost nothing, so that the lightest process
+can import it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from typing import NamedTuple
 
 # Reports. Nodes learn what to do from the answers to their reports.
 
-# Between two reports of a node. Everything else follows the coordinator by about this much.
+# Between two reports of a node. Nodes follow the coordinator with about this delay.
 REPORT_PERIOD = 0.2
-# Between two looks of a loop that only waits for the next phase; below the period of reports, so
+# Between two checks of a loop that only waits for the next phase; below the period of reports, so
 # that no report is late.
 PHASE_POLL = 0.1
 # The same in the learner, whose last checkpoint others wait for.
 LEARNER_PHASE_POLL = 0.05
-# A node is shown as silent after about fifteen reports that did not come.
+# A node is shown as silent after about fifteen missing reports.
 SHOWN_AS_SILENT = 3.0
-# A node takes the program to be over when the coordinator has not answered for this long: it is
-# the last to end, so only its death, or a restarted node's late start, looks like this.
+# A node assumes that the program is over when the coordinator has not answered for this long. The
+# coordinator ends last, so it is silent only after its end or failure. It is also silent for a node
+# that is restarted late.
 COORDINATOR_LOST = 5.0
 # The display's period. Twice a second reads as continuous and costs the coordinator little.
 DISPLAY_PERIOD = 0.5
@@ -34,8 +36,8 @@ LEARNER_SAMPLE = 0.2
 ACTOR_ADD = 1.0
 # An actor at the barrier of lock-step, in one call. Well below the deadline of calls (10 s).
 BARRIER_CALL = 5.0
-# Pulls of params may fail for this long before acting fails: a learner that died ends the program
-# much sooner, and one that compiles or saves may keep a pull waiting.
+# Pulls of params may fail for this long before acting fails. A learner that has failed ends the
+# program much sooner, and a learner that compiles or saves may delay a pull.
 PARAMS_PULL = 30.0
 
 # Restarts of actors, inference services and the evaluator.
@@ -53,15 +55,15 @@ class Restarts(NamedTuple):
 # always fails does not keep the machine busy. A node that ran for a minute had started well: its
 # earlier failures no longer count.
 RESTARTS = Restarts(first_pause=0.2, longest_pause=10.0, forgotten_after=60.0)
-# Between two looks of a supervisor, while it pauses, for a signal.
+# Between two checks of a supervisor for a signal, in the pause before a restart.
 SUPERVISOR_POLL = 0.02
 
 # The end of a program. The coordinator announces it and the nodes end by themselves.
 
-# The coordinator stays at most this long, in which every live node reports several times.
+# The coordinator keeps running for at most this long, and every live node reports several times.
 COORDINATOR_LINGER = 1.0
-# A Reverb server that is told to end stays up for this long: the learner is told at the same time
-# and has the server write the contents of the replay.
+# A Reverb server that is asked to end keeps running for this long: the learner is asked at the same
+# time, and first has the server write the contents of the replay.
 REPLAY_LINGER = 3.0
 # From SIGTERM to SIGKILL, for nodes that hold nothing to save.
 GRACE = 2.0
@@ -79,13 +81,13 @@ INTERRUPTED_WITHOUT_STATE = 3.0
 
 # Launchers.
 
-# Between two looks at the launched processes, at signals and at Ray's answers.
+# Between two checks of the launched processes, of signals and of Ray's answers.
 LAUNCHER_POLL = 0.1
 # For the coordinator to answer a launcher, while a user waits for the program to end.
 ASK_COORDINATOR = 2.0
-# For the coordinator to hear that a node has moved; tried again at the next look.
+# For telling the coordinator that a node has moved; tried again at the next check.
 TELL_COORDINATOR = 1.0
-# For one status of the display; a coordinator may be starting for long, and the display can wait.
+# For one status of the display; a coordinator may take long to start, and the display can wait.
 DISPLAY_CALL = 60.0
 
 # Ray.
@@ -94,7 +96,7 @@ DISPLAY_CALL = 60.0
 RAY_WATCH_CALL = 3.0
 # Before a process that Ray cannot reach is asked again.
 RAY_RETRY = 0.5
-# After a failure: for the failure of another node, which caused this one, to show.
+# After a failure: for learning of the failure of another node that caused this one.
 RAY_CAUSE = 3.0
 # A host that stopped answering gets no new nodes for this long.
 RAY_AVOID_HOST = 60.0
@@ -102,12 +104,12 @@ RAY_AVOID_HOST = 60.0
 assert PHASE_POLL < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
 assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
-# A restarted node whose program has ended gives up before its own supervisor is asked to.
+# A restarted node whose program has ended gives up before its supervisor is asked to end.
 assert REPLAY_LINGER < COORDINATOR_LOST < GRACE_TO_SAVE
-# A waiting node hears of the end within its grace.
+# A waiting node learns of the end within its grace period.
 assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE
 assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE
-# Whoever ends others waits longer than the others take.
+# A process that ends others waits longer than they take to end.
 assert GRACE < INTERRUPTED_WITHOUT_STATE < GRACE_TO_SAVE
 assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < LAUNCHPAD_NOTICE < INTERRUPTED
 assert ASK_COORDINATOR < INTERRUPTED_WITHOUT_STATE

@@ -8,10 +8,10 @@ import os
 def leave_one() -> None:
     """Gives up one of this process's processors, if it has several.
 
-    For a node with many threads that wake one another: on few processors they disturb the learner,
-    whose one thread computes all the time. On two processors, a learner of small networks then
-    makes 10% to 40% more updates. This applies to the calling thread and to threads that it starts
-    later, on operating systems that support it.
+    Use it in a node with many threads that wake one another. On few processors they disturb the
+    learner, whose single thread computes all the time. On two processors, a learner of small
+    networks then makes 10% to 40% more updates. This applies to the calling thread and to threads
+    that it starts later, on operating systems that support it.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -1,4 +1,4 @@
-"""Makes pools of environments from their config, with frozen opponents where it names any."""
+"""Makes pools of environments from their config, with frozen opponents if it names any."""
 
 from __future__ import annotations
 

@@ -85,12 +85,12 @@ def config_of_games(cfg: EnvConfig) -> EnvConfig:
 def add_opponents(
     pool: SyncEnv | AsyncEnv, cfg: EnvConfig, seed: int
 ) -> SyncEnvWithOpponents | AsyncEnvWithOpponents:
-    """Returns the pool with opponents in their places, so that only the learner's are left.
+    """Returns the pool with opponents in their places; only the learner's places remain.
 
     Args:
       pool: made from `config_of_games`.
       cfg: the config, with opponents.
-      seed: of the opponents' draws.
+      seed: of the opponents' random numbers.
 
     Raises:
       ValueError: a checkpoint is missing, or its agent does not fit the environments.

@@ -40,7 +40,7 @@ def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) ->
 
     Args:
       experiment: the experiment, with its replay.
-      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
+      spec: of one environment's step, as `rlstack.acting.actor.transition_spec` returns it.
       stream: where to print.
 
     Raises:
@@ -77,9 +77,9 @@ class LearnerReplay(NamedTuple):
     """The learner's side of a program's replay."""
 
     buffer: ReplayBuffer
-    save: Callable[[], PyTree]  # returns what a checkpoint holds of the replay
-    load: Callable[[PyTree], None]  # takes that back
-    name: str = ""  # of its shared memory; actors open it by that
+    save: Callable[[], PyTree]  # returns the replay's part of a checkpoint
+    load: Callable[[PyTree], None]  # restores the replay from it
+    name: str = ""  # of its shared memory; actors open it by this name
 
 
 class ProgramReplay(Protocol):
@@ -93,7 +93,7 @@ class ProgramReplay(Protocol):
 
         Args:
           rank: of the actor.
-          find_memory: asks the learner for `LearnerReplay.name`; called where there is one.
+          find_memory: asks the learner for `LearnerReplay.name`; called only if the replay has one.
         """
 
 
@@ -156,10 +156,10 @@ class ReverbReplay:
         experiment = self._experiment
         prefetch, max_pending = None, 64
         if experiment.program.pacing == "lock_step":
-            # A step that was added must be sampled in this round, and none of a later one.
+            # A round must sample every step added in it, and no step of a later round.
             prefetch = max_pending = 0
         elif experiment.replay.sampler == "fifo":
-            # Prefetched and pending items grow old, as those in the queue do.
+            # Prefetched and pending items become stale, like those in the queue.
             prefetch, max_pending = experiment.replay.batch_size, experiment.env.num_envs
         return ReverbReplayBuffer(
             stored.cfg,
@@ -174,16 +174,16 @@ class ReverbReplay:
 
 
 def stored_spec(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:
-    """Returns config and spec of what is stored of steps of this `transition_spec`.
+    """Returns the replay's config and the spec of its stored steps, for this `transition_spec`.
 
-    They differ from the experiment's own where stacked frames are stored once.
+    They differ from the experiment's config and this spec where stacked frames are stored once.
     """
     stored = _Stored.of(experiment, spec)
     return stored.cfg, stored.spec
 
 
 class _Stored(NamedTuple):
-    """What a replay stores: the steps, or steps with their stacked frames taken apart."""
+    """What a replay stores: whole steps, or steps whose stacked frames are split."""
 
     cfg: ReplayConfig
     spec: Transition

@@ -27,7 +27,7 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
     """Returns the path of a run's newest checkpoint.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the run has no checkpoint.
     """
     path = checkpoint.latest(directory.checkpoints)
     if path is None:

@@ -16,14 +16,15 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
     """Configures XLA's CPU client for acting and learning; other platforms are not changed.
 
     Computations run in the calling thread. JAX's default, another thread, costs two switches per
-    call. That is more than acting on a small network takes, and gains nothing if the caller waits
-    for each result.
+    call. That is more than acting with a small network takes, and the caller gains nothing if it
+    waits for each result.
 
     Without convolutions, XLA's older CPU runtime is used where this jaxlib still has it: it runs
-    small dense networks about twice as fast. It then runs in one thread. With more, it would pass
-    matrix products and fusions of some shapes to other threads at a cost above their own (SAC on
-    Pendulum learns 1.3 times as fast without), and gain almost nothing with layers of up to 1024
-    units and batches of up to 256. Values that the user has set are kept.
+    small dense networks about twice as fast. It then runs in one thread. With more threads, it
+    would pass matrix products and fusions of some shapes to other threads. Passing them costs more
+    than computing them (SAC on Pendulum learns 1.3 times as fast with one thread), and gains almost
+    nothing with layers of up to 1024 units and batches of up to 256. Values that the user has set
+    are kept.
 
     Args:
       convolutions: whether the network has convolutions.
@@ -46,6 +47,6 @@ def _add_flag(flag: str) -> None:
 
 
 def _has_legacy_runtime() -> bool:
-    # XLA aborts the process at an unknown flag, so this names only versions that have it.
+    # XLA aborts the process at an unknown flag, so only versions that have the flag get it.
     major, minor, *_ = importlib.metadata.version("jaxlib").split(".")
     return (int(major), int(minor)) == (0, 5)

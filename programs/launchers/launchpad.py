@@ -1,6 +1,6 @@
 """A program's graph as a Launchpad program: its nodes become Launchpad nodes.
 
-A node's handles become Launchpad handles, and in the node that gets them clients (`rlstack.rpc`).
+A node's handles become Launchpad handles. The node that receives them gets clients (`rlstack.rpc`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _THREADS = (context.LaunchType.LOCAL_MULTI_THREADING, context.LaunchType.TEST_MU
 
 
 class LaunchpadProgram(NamedTuple):
-    """A Launchpad program, and where its coordinator answers once addresses are bound."""
+    """A Launchpad program and the address of its coordinator, which Launchpad binds later."""
 
     program: lp.Program
     coordinator: lp_address.Address
@@ -64,7 +64,7 @@ def _make_node(
 
 
 class _ProgramNode:
-    """What nodes add to Launchpad's: records of failures, and restarts where they are safe."""
+    """Adds to Launchpad's nodes: records of failures, and restarts where they are safe."""
 
     setup: Setup
     name: str
@@ -79,7 +79,7 @@ class _ProgramNode:
     def run(self) -> None:
         """Runs the node; in a thread, restarts it after failures where that is safe."""
         launch = self.setup.experiment.program.launch
-        if launch == "ray":  # whose launcher records failures and restarts nodes
+        if launch == "ray":  # its launcher records failures and restarts nodes
             super().run()  # type: ignore[misc]
             return
         if launch == "threads" and self.restartable:
@@ -133,7 +133,7 @@ class _ProgramNode:
 def _exit_process() -> None:
     """Ends the process without the interpreter's own teardown.
 
-    During that, threads of Courier and of JAX may touch freed memory and abort.
+    During teardown, threads of Courier and of JAX may access freed memory and abort.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -164,7 +164,7 @@ class WorkerNode(_ProgramNode, lp.PyClassNode):
 
 
 class _CourierNode(lp.CourierNode):
-    """Launchpad's node with our server, which answers at one address of the host only."""
+    """Launchpad's node with our server, which listens on one address of the host only."""
 
     setup: Setup
 
@@ -206,7 +206,7 @@ class _ServiceHandle(lp.CourierHandle):
 
 
 class _Locate:
-    """Asks the coordinator for the present address of a node."""
+    """Asks the coordinator for the current address of a node."""
 
     def __init__(self, coordinator: RemoteObject, name: str) -> None:
         self._coordinator, self._name = coordinator, name
@@ -245,7 +245,7 @@ class _Listen(Dereferenceable):
 
 
 def _listen_on(setup: Setup, address: str) -> tuple[int, str]:
-    """Returns (port, IPv4 address to listen on): by the config, or the address that others call."""
+    """Returns (port, IPv4 address to listen on): by the config, or the address that callers use."""
     host = address.rsplit(":", 1)[0]
     interface = setup.experiment.program.interface or host
     bind_address = LOOPBACK if interface == "localhost" else address_of(interface)

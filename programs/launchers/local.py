@@ -1,9 +1,9 @@
 """The process in which Launchpad runs a program's nodes: ``python -m programs.launchers.local``.
 
 It reads the commands of all nodes (`programs.launchers.processes`) from standard input, prints a
-line once all nodes are started, and ends when they have. It is a process of its own because
+line once all nodes are started, and ends when they have ended. It is a separate process because
 Launchpad kills the process that launched a program if the program does not end in time. Every node
-waits for it, so it imports Launchpad and nothing else that is heavy.
+waits for this process, so Launchpad is its only heavy import.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def wait(manager: Any) -> None:
 def forget(commands: Sequence[Mapping[str, Any]]) -> None:
     """Removes the folders with a program's pickled nodes; call it after the program's end.
 
-    Launchpad does so when the process that made the folders exits, but that may be killed.
+    Launchpad does so when the process that made the folders exits, but that process may be killed.
     """
     for command in commands:
         words = command["command_as_list"]
@@ -68,7 +68,7 @@ def main() -> int:
         return 1
     sys.stdin = open(os.devnull)  # noqa: SIM115  (stays open)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # standard output is for answers; what Launchpad prints goes to standard error
+    os.dup2(2, 1)  # standard output is for answers; Launchpad's output goes to standard error
     commands = json.loads(line)
     try:
         manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")

@@ -1,4 +1,4 @@
-"""What a launcher sees of its program: the coordinator's status, read in a thread."""
+"""Gives a launcher the status of its program, which a thread reads from the coordinator."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ProgramMonitor:
         """Asks the coordinator to end the program.
 
         Returns:
-          The phase from now on, or an empty string if the coordinator does not answer. If it never
-          has, the program is still starting and has nothing to save: it is `OVER`.
+          The phase from now on, or an empty string if the coordinator does not answer. If it has
+          never answered, the program is still starting and has nothing to save: it is `OVER`.
         """
         if not self._has_answered:
             return OVER

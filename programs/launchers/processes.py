@@ -24,7 +24,7 @@ from programs.tracking.signals import StopSignals
 
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes in processes; returns the signal that came, or 0."""
+    """Runs the nodes in processes; returns the signal that was received, or 0."""
     with StopSignals() as signals, _launcher(setup.directory) as process:
         commands, coordinator = commands_of(setup)  # while the launcher starts
         try:
@@ -68,7 +68,7 @@ def _supervise(
 
 @contextlib.contextmanager
 def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher's process, in a session of its own, so that it gets no Ctrl-C by itself."""
+    """The launcher's process, in its own session, so that Ctrl-C does not reach it directly."""
     directory.node_logs.mkdir(exist_ok=True)
     variables = {
         **os.environ,
@@ -99,7 +99,7 @@ def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the launcher and all that it started."""
+    """Kills the launcher and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -135,14 +135,14 @@ def needs(cfg: RayConfig, group: str) -> str:
 
 
 def on_host(ray: Any, node_id: str, *, soft: bool) -> Any:
-    """Returns the strategy that places a process on a host; soft: elsewhere if it is full."""
+    """Returns the strategy that places a process on a host; if `soft`, elsewhere if it is full."""
     strategies = ray.util.scheduling_strategies
     return strategies.NodeAffinitySchedulingStrategy(node_id, soft=soft)
 
 
 @contextlib.contextmanager
 def _term_handler_kept() -> Iterator[None]:
-    """Puts back the handler of SIGTERM, which Ray takes for itself."""
+    """Restores the handler of SIGTERM, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -71,7 +71,7 @@ class RayNodes:
         self._ray, self._setup, self._token_file = ray, setup, token_file
         self._cfg = setup.experiment.program.ray
         self._token = token_file.read_text()
-        self._avoided: dict[str, float] = {}  # hosts, and until when
+        self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
         self.all: list[RayNode] = []
         for group, nodes in program.groups.items():
             for index, node in enumerate(nodes):
@@ -223,9 +223,9 @@ class RayNodes:
         return sorted(found, key=lambda node: len(self._fitting_hosts(node)))
 
     def drop(self, node: RayNode) -> None:
-        """Kills a node's process; one that is cut off dies when it is reachable again."""
+        """Kills a node's process; one that is cut off ends when it is reachable again."""
         if node.runner is not None:
-            with contextlib.suppress(Exception):  # already dead
+            with contextlib.suppress(Exception):  # already ended
                 self._ray.kill(node.runner)
         node.runner = node.call = None
 

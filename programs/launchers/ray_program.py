@@ -43,7 +43,7 @@ class _Loss(NamedTuple):
 
 
 def run_ray(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes on a cluster; returns the signal that came, or 0."""
+    """Runs the nodes on a cluster; returns the signal that was received, or 0."""
     program = setup.experiment.program
     setup.directory.node_logs.mkdir(exist_ok=True)
     limit = program.max_restarts if program.ray.on_loss == "resume" else 0

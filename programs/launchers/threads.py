@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
 
 
 def run_threads(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes in threads of this process; returns the signal that came, or 0."""
+    """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
     received = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     manager, address = _launch(setup)

@@ -97,7 +97,7 @@ class ActorNode:
                 self._program.log(actor.step())
             writer.flush()
             go_on = self._wait_for_learner(actor.env_frames)
-            # Reported only once the learner has used them: the budget's last frames end training.
+            # Reported after the learner has used them, because the last frames end training.
             self._program.count(env_frames=actor.env_frames)
 
     def _wait_for_learner(self, env_frames: int) -> bool:
@@ -113,7 +113,7 @@ class ActorNode:
         return False
 
     def _inferencer(self) -> tuple[InferencerLike, Callable[[], None]]:
-        """Returns what acts, and a function that closes it."""
+        """Returns the inferencer or the service's client, and a function that closes it."""
         experiment, program = self._setup.experiment, self._program
         if self._service is not None:
             client = InferenceClient(
@@ -160,7 +160,7 @@ class _WaitingReplay:
         self._versions: Array | None = None  # of the params that acted last
 
     def gauges(self) -> dict[str, float]:
-        """Returns what reports say of writing."""
+        """Returns the values on writing that reports contain."""
         gauges = {"actor/add_wait_seconds": self._waited}
         if self._versions is not None:
             gauges["params/version"] = float(self._versions[0])
@@ -169,7 +169,7 @@ class _WaitingReplay:
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
     ) -> None:
-        del timeout  # `Actor.run` would wait in pieces, as this does
+        del timeout  # `Actor.run` passes one to wait in pieces; this method does that itself
         ids = self._all if env_ids is None else self._all[env_ids]
         self._versions = transition.params_version
         started = time.monotonic()

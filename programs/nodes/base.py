@@ -28,14 +28,14 @@ from rlstack.types import EnvSpec, Transition
 
 # The phases of a program, in their order.
 RUNNING = "running"  # actors act, the learner learns
-SAVING = "saving"  # actors end; the learner saves and goes on publishing params
+SAVING = "saving"  # actors end; the learner saves and continues to publish params
 JUDGING = "judging"  # the evaluator evaluates the last params
 OVER = "over"  # every node ends
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What every node of a program is given."""
+    """The arguments that all nodes of a program share."""
 
     experiment: Experiment
     directory: RunDir
@@ -100,7 +100,7 @@ class CoordinatorClient:
         self._counts.update(totals)
 
     def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
-        """Adds values to be averaged: numbers, or vectors of which every entry counts."""
+        """Adds values to be averaged: numbers, or vectors whose entries count one by one."""
         for name, value in (logs or {}).items():
             self._logs.setdefault(prefix + name, []).append(np.atleast_1d(np.asarray(value)))
 
@@ -110,7 +110,7 @@ class CoordinatorClient:
         self.log(logs)
 
     def poll(self, *, now: bool = False) -> ProgramState:
-        """Returns the newest state; reports before if a report is due, or if `now` is set."""
+        """Returns the newest state; first reports if a report is due or `now` is set."""
         if self._stop.is_set():
             return self._state._replace(phase=OVER)
         clock = time.monotonic()

@@ -164,9 +164,9 @@ class Coordinator:
             return self._changed.wait_for(lambda: self._state.phase == OVER, timeout)
 
     def wait_until_left(self, timeout: float) -> bool:
-        """Waits until every node has ended or knows that it should; returns whether that is so.
+        """Waits until every node has ended or knows that it should; returns False on a timeout.
 
-        After an interruption it never is: nodes that are starting may not have reported yet.
+        After an interruption it returns False: nodes that are starting may not have reported yet.
         """
         with self._lock:
             return self._changed.wait_for(
@@ -206,7 +206,7 @@ class Coordinator:
         return begun + timing.REPORT_PERIOD * node.frames_per_second()
 
     def _shown(self, node: _NodeStatus) -> dict[str, float | str]:
-        """What a display shows of a node."""
+        """Returns the values that a display shows for a node."""
         silent = time.monotonic() - node.seen > timing.SHOWN_AS_SILENT
         shown: dict[str, float | str] = {
             "state": "silent" if silent else "up",
@@ -252,7 +252,7 @@ class CoordinatorNode(Coordinator):
         super().__init__(setup.experiment, directory, self._logs, frames)
 
     def run(self) -> None:
-        """Waits for the end of the program, then for the other nodes to hear of it."""
+        """Waits for the end of the program, then until the other nodes know of it."""
         try:
             while not (self.wait_until_over(timing.PHASE_POLL) or self._stop.is_set()):
                 pass
@@ -263,7 +263,7 @@ class CoordinatorNode(Coordinator):
 
 @dataclasses.dataclass
 class _NodeStatus:
-    """What is known of one node."""
+    """The state of one node, from its reports."""
 
     incarnation: int = 0
     pid: int = 0

@@ -15,7 +15,7 @@ class EvaluatorNode:
     """Plays whole episodes with the greedy policy, in environments of its own.
 
     Attributes:
-      niceness: of its process, which uses the processor time that other nodes leave.
+      niceness: of its process, which uses the processor time that other nodes leave free.
     """
 
     niceness = 10

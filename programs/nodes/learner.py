@@ -41,7 +41,7 @@ class LearnerNode:
 
         Args:
           setup: of the program.
-          replay: what to learn from.
+          replay: the program's replay, to learn from.
           coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
         """
@@ -117,7 +117,7 @@ class LearnerNode:
 
     def _learn(self) -> None:
         def should_stop() -> bool:
-            """Is called between updates, which is also when to save."""
+            """Is called between updates; also saves a checkpoint if one is due."""
             state = self._poll()
             if state.phase == RUNNING:
                 self._save_if_due(state)
@@ -151,7 +151,7 @@ class LearnerNode:
         return self._program.poll(now=now)
 
     def _gauges(self) -> dict[str, Any]:
-        # In lock-step not while actors write: reading would decide which items come first.
+        # Not in lock-step while actors write: reading would decide the order of the items.
         if self._setup.experiment.program.pacing != "lock_step":
             self._read_replay_stats()
         return {**self._replay_gauges, **self._publisher.stats()}

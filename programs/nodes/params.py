@@ -17,20 +17,20 @@ def pull_params(
     """Returns a source of the learner's params and a function that closes it.
 
     Asynchronous programs pull in the background. In lock-step every request goes to the learner,
-    which is idle while actors act, so that these act with the params a single process would use.
+    which is idle while actors act, so actors use the params that a single process would use.
 
     Args:
       cfg: sets the pacing and the period of pulls.
       learner: a client of the learner's node.
     """
-    client = copy.copy(learner)  # a client of its own: closing it cancels only the pull under way
+    client = copy.copy(learner)  # its own client: closing it cancels only the pull in progress
     source = RemoteParams(client.get_params, codec.decode)
     if cfg.pacing == "lock_step":
         return source, client.close
     background = ParamsPuller(source, cfg.params_interval, patience=timing.PARAMS_PULL)
 
     def close() -> None:
-        client.close()  # first, or closing would wait for a learner that has ended
+        client.close()  # first; otherwise closing would wait for a learner that has ended
         background.close()
 
     return background, close

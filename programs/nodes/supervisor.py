@@ -10,8 +10,8 @@ the stack's packages, because there is one such process for each node; all times
 
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION. Every
 failure is added to RECORD as a line of JSON. SIGTERM and SIGINT are passed on to the child, which
-is then not restarted and is killed after GRACE seconds. The child is also killed if this process
-is.
+is then not restarted and is killed after GRACE seconds. If this process is killed, the child is
+killed too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from types import FrameType
 
 INCARNATION = "RLSTACK_INCARNATION"
 
-_POLL_SECONDS = 0.02  # between two looks for a signal, in the pause before a restart
+_POLL_SECONDS = 0.02  # between two checks for a signal, in the pause before a restart
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,7 +48,7 @@ class RestartPolicy:
           max_restarts: in a row; one more failure is final.
           first_pause: seconds before the first restart; the pause doubles each time.
           longest_pause: the limit of that, in seconds.
-          forgotten_after: seconds of life after which earlier failures no longer count.
+          forgotten_after: seconds of running after which earlier failures no longer count.
         """
         self.failures = 0
         self._in_a_row = 0

@@ -19,7 +19,7 @@ def single_steps(batch_size: int) -> ReplayConfig:
         batch_size=batch_size,
         unroll_length=1,
         starts="not_last",
-        max_size=10**9,  # stores nothing: a dataset is as large as it is
+        max_size=10**9,  # has no effect: a dataset has a fixed size
     )
 
 
@@ -29,7 +29,7 @@ def bc(name: str) -> Experiment:
     return Experiment(
         preset=name,
         agent=BCConfig(),
-        env=EnvConfig(""),  # the dataset's
+        env=EnvConfig(""),  # the environment of the dataset
         replay=single_steps(256),
         frames=1_000_000,
         log_period=20_000,

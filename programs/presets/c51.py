@@ -12,9 +12,9 @@ from rlstack.optimizers import OptimizerConfig
 
 @preset
 def cartpole_c51(name: str) -> Experiment:
-    """CartPole-v1 with distributions of returns; else the constants of cartpole-dqn."""
+    """CartPole-v1 with distributions of returns; otherwise the constants of cartpole-dqn."""
     agent = C51Config(
-        min_value=0.0,  # each step pays 1, so returns discounted by 0.99 lie in [0, 100]
+        min_value=0.0,  # each reward is 1, so returns discounted by 0.99 lie in [0, 100]
         max_value=100.0,
         double=False,
         target_rate=0.005,
@@ -27,7 +27,7 @@ def cartpole_c51(name: str) -> Experiment:
 
 @preset
 def cartpole_rainbow(name: str) -> Experiment:
-    """CartPole-v1 with all of Rainbow: noise on weights explores when epsilon has gone."""
+    """CartPole-v1 with all of Rainbow: noise on weights explores after epsilon has fallen to 0."""
     base = find("cartpole-dqn")
     return like(
         "cartpole-dqn",
@@ -36,7 +36,7 @@ def cartpole_rainbow(name: str) -> Experiment:
             min_value=0.0,
             max_value=100.0,
             target_rate=0.005,
-            epsilon_frames=16_000,  # with noise alone one seed of three learns nothing
+            epsilon_frames=16_000,  # with noise alone, one of three seeds learns nothing
             epsilon_end=0.0,
             optimizer=falling(1e-3, 15_000),
         ),
@@ -59,7 +59,7 @@ def cartpole_rainbow(name: str) -> Experiment:
 def breakout_rainbow(name: str) -> Experiment:
     """Breakout on pixels with the constants of Hessel et al. (2018), table 1."""
     base = find("breakout-dqn")
-    frames = 50_000_000  # 200 million frames of the game, four to a step
+    frames = 50_000_000  # 200 million frames of the game, four per step
     return like(
         "breakout-dqn",
         name,

@@ -1,12 +1,12 @@
-"""Presets of PPO on the entity games, after enn-trainer's runs where it has any.
+"""Presets of PPO on the entity games, based on enn-trainer's runs where it has any.
 
-Most were tuned here on seed 1, to reach its published returns in fewer frames with networks that
-two cores train in minutes.
+Most were tuned here on seed 1, to reach the returns published for enn-trainer in fewer frames, with
+networks that two cores train in minutes.
 
-Its defaults hold where nothing else is said: three epochs, values clipped, the learning rate and
-the entropy bonus annealed to 0, inputs standardised and clipped to 5, ratios per actor. A reset is
-a step of an unroll here and no frame, so games of one step have unrolls and minibatches of twice
-the length.
+Unless a preset sets another value, enn-trainer's defaults apply: three epochs, values clipped, the
+learning rate and the entropy bonus annealed to 0, inputs standardised and clipped to 5, ratios per
+actor. A reset is a step of an unroll here but not a frame, so games of one step have unrolls and
+minibatches of twice the length.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def _entity(
 
 
 def _sees_around(reach: int, **changes: Any) -> RaggedTransformerConfig:
-    """Returns a network that sees where others are, up to ``reach`` cells away each way."""
+    """Returns a network that sees positions of others, up to ``reach`` cells in each direction."""
     positions = RelativePositionsConfig(kind="grid", extent=(reach, reach), per_type_values=True)
     return RaggedTransformerConfig(relative_positions=positions, **changes)
 
 
 @preset
 def entity_multi_armed_bandit_ppo(name: str) -> Experiment:
-    """MultiArmedBandit: no blocks; less of a learning rate than enn-trainer's test has."""
+    """MultiArmedBandit: no layers; a lower learning rate than in enn-trainer's test."""
     return _entity(
         name,
         "MultiArmedBandit",
@@ -129,7 +129,7 @@ def entity_count10_ppo(name: str) -> Experiment:
 
 @preset
 def entity_floor_is_lava_ppo(name: str) -> Experiment:
-    """FloorIsLava, which asks for relative positions."""
+    """FloorIsLava, which needs relative positions."""
     return _entity(
         name,
         "FloorIsLava",
@@ -155,7 +155,7 @@ def entity_rock_paper_scissors_ppo(name: str) -> Experiment:
 def entity_xor_ppo(name: str) -> Experiment:
     """Xor of two entities and a global feature, a quarter of enn-trainer's environments.
 
-    The entropy bonus keeps a policy exploring that is right in three cases of four.
+    With the entropy bonus, a policy that is right in three of four cases continues to explore.
     """
     return _entity(
         name,
@@ -204,15 +204,16 @@ def entity_move_to_origin_ppo(name: str) -> Experiment:
 
 @preset
 def entity_minefield_ppo(name: str) -> Experiment:
-    """Minefield of up to ten mines, seen from the vehicle, and finely within 30 of it.
+    """Minefield of up to ten mines, seen from the vehicle, with fine positions within 30 of it.
 
-    A sequence of turns avoids a mine, which must be found before the policy is too sure. The loss
-    of the value weighs what that of the advantages does, which are divided by a deviation of about
-    a tenth: with less it settles for driving straight at the target, worth 0.84.
+    The policy must find the sequence of turns that avoids a mine before it becomes too certain. The
+    value loss has as much weight as the policy loss, whose advantages are divided by a deviation of
+    about a tenth. With less weight the policy only learns to drive straight at the target, for a
+    return of 0.84.
     """
     positions = RelativePositionsConfig(
         kind="polar",
-        sectors=16,  # a turn each
+        sectors=16,  # one for each turn
         rings=6,
         scale=30.0,
         interpolate=True,
@@ -248,9 +249,9 @@ def entity_multi_snake_ppo(name: str) -> Experiment:
 
 @preset
 def entity_treasure_hunt_ppo(name: str) -> Experiment:
-    """TreasureHunt, as entity-gym's tutorial trains it, but in a hurry.
+    """TreasureHunt, as in entity-gym's tutorial, but with a lower discount.
 
-    With its discount of 0.99 the greedy policy oscillates between equally near treasures.
+    With the tutorial's discount, 0.99, the greedy policy oscillates between equally near treasures.
     """
     return _entity(
         name,

@@ -1,4 +1,4 @@
-"""Presets of agents that do not learn: what others are measured by, and experts to clone."""
+"""Presets of agents that do not learn: baselines for other agents, and experts to clone."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def _cartpole(name: str, agent: RandomConfig | ScriptedConfig) -> Experiment:
 
 @preset
 def cartpole_random(name: str) -> Experiment:
-    """CartPole-v1 at random: about 22, which nothing that has learned should score."""
+    """CartPole-v1 with random actions: a return of about 22, to compare learned policies with."""
     return _cartpole(name, RandomConfig())
 
 
 @preset
 def cartpole_scripted(name: str) -> Experiment:
-    """CartPole-v1 by a rule that balances for all 500 steps."""
+    """CartPole-v1 with a rule that balances for all 500 steps."""
     return _cartpole(name, ScriptedConfig("agents.rules:balance_cartpole"))
 
 
 @preset
 def entity_floor_is_lava_scripted(name: str) -> Experiment:
-    """FloorIsLava by a rule that always jumps to the high ground."""
+    """FloorIsLava with a rule that always jumps to the high ground."""
     return Experiment(
         preset=name,
         agent=ScriptedConfig("agents.rules:jump_to_high_ground"),

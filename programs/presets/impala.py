@@ -26,7 +26,7 @@ def cartpole_impala(name: str) -> Experiment:
 
 @preset
 def memory_cartpole_impala(name: str) -> Experiment:
-    """CartPole whose velocities are not seen, with an LSTM from stored states; tuned here."""
+    """CartPole without velocities, with an LSTM that starts from stored states; tuned here."""
     optimizer = OptimizerConfig(learning_rate=3e-3)
     return on_policy(
         name,

@@ -76,8 +76,8 @@ def halfcheetah_td3(name: str) -> Experiment:
 def cartpole_sac(name: str) -> Experiment:
     """CartPole-v1 off-policy: discrete actions, and 8-step targets as in cartpole-dqn.
 
-    The temperature is fixed. A single action is worth so little here that a policy which keeps an
-    entropy of even 0.1 stops learning at half the return.
+    The temperature is fixed. A single action changes the return so little here that a policy with
+    an entropy of even 0.1 stops learning at half the return.
     """
     agent = SACConfig(
         target_rate=0.01,

@@ -85,7 +85,7 @@ def pong_ppo(name: str) -> Experiment:
 
 @preset
 def pong_small_ppo(name: str) -> Experiment:
-    """Pong on images of 42x42, at three times the speed of pong-ppo where there are only CPUs."""
+    """Pong on images of 42x42, at three times the speed of pong-ppo on CPUs."""
     return _pong(name, 5e-4, frames=2_000_000, img_height=42, img_width=42)
 
 

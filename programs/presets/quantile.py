@@ -12,7 +12,7 @@ from programs.presets.registry import falling, find, like, preset
 
 @preset
 def cartpole_qrdqn(name: str) -> Experiment:
-    """CartPole-v1 by quantile regression; else the constants of cartpole-dqn."""
+    """CartPole-v1 by quantile regression; otherwise the constants of cartpole-dqn."""
     agent = QRDQNConfig(
         double=False,
         target_rate=0.005,
@@ -26,7 +26,7 @@ def cartpole_qrdqn(name: str) -> Experiment:
 
 @preset
 def cartpole_iqn(name: str) -> Experiment:
-    """CartPole-v1 by implicit quantiles, 8 at a time; else the constants of cartpole-dqn."""
+    """CartPole-v1 by implicit quantiles, 8 at a time; otherwise the constants of cartpole-dqn."""
     agent = IQNConfig(
         num_acting_fractions=8,
         num_fractions=8,

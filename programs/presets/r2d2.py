@@ -30,7 +30,7 @@ def _sequences(**changes: Any) -> ReplayConfig:
 
 @preset
 def memory_cartpole_r2d2(name: str) -> Experiment:
-    """CartPole without velocities, which takes memory: short sequences, tuned here."""
+    """CartPole without velocities, which needs memory: short sequences, tuned here."""
     return Experiment(
         preset=name,
         agent=R2D2Config(
@@ -45,7 +45,7 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
             batch_size=32,
             unroll_length=30,
             period=10,
-            max_size=30_000,  # all steps: a policy that balances must not forget how falling looks
+            max_size=30_000,  # all steps: a policy that balances still needs samples of falling
             min_size=200,
             samples_per_insert=20.0,
         ),

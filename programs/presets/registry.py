@@ -28,7 +28,7 @@ def find(name: str) -> Experiment:
     """Returns a preset by name.
 
     Raises:
-      ValueError: there is none of that name; suggests the nearest.
+      ValueError: no preset has this name; the message suggests the most similar name.
     """
     if name not in PRESETS:
         raise ValueError(f"preset: there is no {name!r}{nearest(name, PRESETS)}")

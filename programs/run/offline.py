@@ -30,7 +30,7 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
     becomes the environment of the dataset. An experiment without a dataset stays as it is.
 
     Raises:
-      ValueError: an agent that learns offline only has no dataset; the dataset cannot be read; or
+      ValueError: an agent that learns only offline has no dataset; the dataset cannot be read; or
         rewards are normalised by returns, which only acting measures.
     """
     if not experiment.data:

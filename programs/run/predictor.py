@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
 class Predictor:
     """The agent of a run with its newest params, acting greedily in one environment.
 
-    Call `load` once, then the predictor with each step of the environment in turn.
+    Call `load` once, then the predictor with each step of the environment, in order.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]):

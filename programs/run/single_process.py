@@ -1,4 +1,4 @@
-"""One process that acts and learns in turn, for debugging and small machines."""
+"""One process that alternates acting and learning, for debugging and small machines."""
 
 from __future__ import annotations
 

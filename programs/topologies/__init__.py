@@ -1,4 +1,4 @@
-"""The topologies of several nodes: one function each, which lists the nodes and who calls whom.
+"""The topologies of several nodes: one function each, which lists the nodes and their calls.
 
 May import: programs, programs.components, programs.nodes.
 """
@@ -19,7 +19,7 @@ from programs.nodes.replay import ReverbNode
 
 
 def heavy_env(setup: Setup) -> Graph:
-    """For heavy environments: every actor infers by itself; the learner shares its memory."""
+    """For heavy environments: each actor infers by itself; the learner shares its memory."""
     program = setup.experiment.program
     graph = Graph("heavy_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
@@ -59,7 +59,7 @@ def light_env(setup: Setup) -> Graph:
 
 
 def distributed(setup: Setup) -> Graph:
-    """For several hosts: replay is a service too; nodes share nothing but their addresses."""
+    """For several hosts: replay is a service too; nodes share only their addresses."""
     program = setup.experiment.program
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)

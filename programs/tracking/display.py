@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NodeState = Mapping[str, float | str]  # column name -> value, such as "frames/s" -> 310.0
 
-_LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth, costs next to nothing
+_LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth and costs almost nothing
 _RATE_WINDOW = 15.0  # seconds over which frames per second are measured
 _MAX_SHOWN = 8  # returns and losses
 

@@ -61,7 +61,7 @@ class PeriodicActions:
             self._averages.add(logs, prefix)
 
     def tick(self, frames: int, counters: Callable[[], Mapping[str, object]]) -> None:
-        """Writes, evaluates and saves what is due at these frames; cheap when nothing is.
+        """Writes, evaluates and saves what is due at these frames; cheap if nothing is due.
 
         Args:
           frames: frames so far, of this run and of those that it resumes.

@@ -20,7 +20,7 @@ class Interrupted(Exception):  # noqa: N818  (a request, not an error)
 
 
 class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second one acts as usual.
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second one has its usual effect.
 
     Only the main thread may set signal handlers; in other threads this does nothing.
     """
