@@ -16,7 +16,7 @@ REPORT_PERIOD = 0.2
 # Between two checks of a loop that only waits for the next phase; below the period of reports, so
 # that no report is late.
 PHASE_POLL = 0.1
-# The same in the learner, whose last checkpoint others wait for.
+# The same in the learner, whose last checkpoint other nodes wait for.
 LEARNER_PHASE_POLL = 0.05
 # A node is shown as silent after about fifteen missing reports.
 SHOWN_AS_SILENT = 3.0

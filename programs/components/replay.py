@@ -101,7 +101,7 @@ class SharedMemory:
     """Replay in memory that the learner owns and actors of the same machine write to."""
 
     def __init__(self, experiment: Experiment, spec: Transition) -> None:
-        """Opens nothing yet; `spec` is of one environment's step."""
+        """Opens nothing yet; `spec` describes one environment's step."""
         self._experiment, self._spec = experiment, spec
 
     def reader(self) -> LearnerReplay:
@@ -130,7 +130,7 @@ class ReverbReplay:
     """Replay on a Reverb server, found by its address."""
 
     def __init__(self, experiment: Experiment, spec: Transition, address: str) -> None:
-        """Connects nowhere yet; `spec` is of one environment's step."""
+        """Does not connect yet; `spec` describes one environment's step."""
         self._experiment, self._spec, self._address = experiment, spec, address
 
     def reader(self) -> LearnerReplay:

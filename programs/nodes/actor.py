@@ -101,7 +101,7 @@ class ActorNode:
             self._program.count(env_frames=actor.env_frames)
 
     def _wait_for_learner(self, env_frames: int) -> bool:
-        """Waits at the barrier; returns whether to go on acting."""
+        """Waits at the barrier; returns whether to continue acting."""
         rank, incarnation = self._rank, self._program.incarnation
         while self._program.poll().phase == RUNNING:
             with contextlib.suppress(UnavailableError):

@@ -268,7 +268,7 @@ class _NodeStatus:
     incarnation: int = 0
     pid: int = 0
     seen: float = 0.0  # when it last reported
-    left: bool = False  # whether it has ended, or was told that the program is over
+    left: bool = False  # whether it has ended, or knows that the program is over
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
     history: collections.deque[tuple[float, float]] = dataclasses.field(

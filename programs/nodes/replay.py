@@ -54,7 +54,7 @@ class ReverbNode:
         try:
             while self._program.poll().phase != OVER:
                 self._stop.wait(timing.PHASE_POLL)
-            if self._stop.is_set():  # the learner was told at the same time, and now saves
+            if self._stop.is_set():  # the learner was stopped at the same time, and now saves
                 time.sleep(timing.REPLAY_LINGER)
         finally:
             self._server.close()

@@ -19,6 +19,6 @@ def cartpole_a2c(name: str) -> Experiment:
         EnvConfig("CartPole-v1", num_envs=16),
         unroll_length=5,
         frames=500_000,
-        # With values near 100 the value loss would use up the clipped gradient norm.
+        # With values near 100 the value loss would dominate the clipped gradient norm.
         normalisation=NormalisationConfig(reward_scale=0.1),
     )

@@ -193,7 +193,7 @@ def entity_pick_matching_balls_ppo(name: str) -> Experiment:
 
 @preset
 def entity_move_to_origin_ppo(name: str) -> Experiment:
-    """MoveToOrigin: two actions of one actor a step; half of enn-trainer's minibatches."""
+    """MoveToOrigin: two actions of one actor per step; half of enn-trainer's minibatches."""
     return _entity(
         name,
         "MoveToOrigin",

@@ -19,7 +19,7 @@ def cartpole_impala(name: str) -> Experiment:
         EnvConfig("CartPole-v1", num_envs=16),
         unroll_length=20,
         frames=500_000,
-        # With values near 100 the value loss would use up the clipped gradient norm.
+        # With values near 100 the value loss would dominate the clipped gradient norm.
         normalisation=NormalisationConfig(reward_scale=0.1),
     )
 

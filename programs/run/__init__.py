@@ -1,4 +1,4 @@
-"""The life of a run: train, resume, evaluate, record, play, report.
+"""Operations on a run: train, resume, evaluate, record, play, report.
 
 May import: agents, programs, programs.components, programs.launchers, programs.nodes,
 programs.tracking, rlstack, rlstack.acting, rlstack.distributions, rlstack.entity, rlstack.envs,

@@ -37,7 +37,7 @@ def run_program(
     Raises:
       ValueError: a package is missing, or the config contradicts itself or the environment.
       ProgramError: a node failed that cannot be restarted, or was restarted too often.
-      Interrupted: SIGINT or SIGTERM came; the message says whether there is a checkpoint.
+      Interrupted: SIGINT or SIGTERM was received; the message says whether there is a checkpoint.
     """
     _check_packages(experiment)
     # An agent that does not fit, or a replay that is too large, fails here, before any launch.
@@ -54,7 +54,7 @@ def run_program(
 
 
 def _launch(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes until all have ended; returns SIGINT or SIGTERM if one came, else 0."""
+    """Runs the nodes until all have ended; returns SIGINT or SIGTERM if received, else 0."""
     how = setup.experiment.program.launch
     if how == "threads":
         from programs.launchers.threads import run_threads

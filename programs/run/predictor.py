@@ -1,4 +1,4 @@
-"""The agent of a finished run, asked step by step for its action, probabilities and value."""
+"""Computes the action, probabilities and value of a finished run's agent, step by step."""
 
 from __future__ import annotations
 

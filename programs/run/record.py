@@ -55,7 +55,7 @@ def record(
     Raises:
       ValueError: there is no run or no checkpoint, or the directory is not empty.
       rlstack.storage.datasets.DatasetWriteError: a file cannot be written; no files are left.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; no files are left.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no files are left.
     """
     directory = RunDir.open(run_dir)
     experiment = _recorded_experiment(read_config(directory), frames, seed)

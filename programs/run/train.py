@@ -48,7 +48,7 @@ def run(
       ValueError: the config contradicts itself or the environment.
       rlstack.learning.learner.NonFiniteError: an update gave NaN; its inputs are saved in the run
         directory.
-      programs.tracking.signals.Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+      programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is saved.
       programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = opponents.resolved(resolve_dataset(experiment))
