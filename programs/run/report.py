@@ -31,7 +31,7 @@ _FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost
 _HEAD = """\
 # Results
 
-Greedy returns at the end of training, one row a preset. Written by `{command}` from the run
+Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
 directories alone; a run is repeated by `rlstack train PRESET --seed SEED`.
 
 """

@@ -19,6 +19,8 @@ def _learned(name, seed):
     return learned_return(dataclasses.replace(preset(name), seed=seed))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "least"),

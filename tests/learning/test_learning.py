@@ -79,6 +79,8 @@ def test_ppo_learns_catch():
     assert learned_return(toy("Catch", FAST_PPO, frames=25_000)) > 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("env_type", ["thread", "process"])
 def test_ppo_learns_a_point_mass_from_asynchronous_batches(env_type):
     # The order of rows is random, so no two runs are equal: the task must be one that every run

@@ -39,6 +39,8 @@ def learn_off_policy(name, agent, frames, sampler="uniform", unroll_length=1):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("config", [SACConfig, TD3Config, DDPGConfig])
 def test_a_point_goes_to_the_origin(config):
     agent = config(discount=0.9, random_frames=500, target_rate=0.02, optimizer=FAST)
@@ -46,6 +48,8 @@ def test_a_point_goes_to_the_origin(config):
     assert learn_off_policy("PointMass", agent, frames=4_000) > -5.5
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_sac_learns_catch_from_prioritized_three_step_items():
     agent = SACConfig(
         discount=0.95, target_entropy=0.2, random_frames=500, target_rate=0.02, optimizer=FAST

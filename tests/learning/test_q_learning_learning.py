@@ -12,6 +12,8 @@ from tests.learning.test_learning import PRIORITIZED, learned_return, returns_of
 pytestmark = pytest.mark.one_lane
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_rainbow_learns_catch_with_no_epsilon():
     experiment = toy(

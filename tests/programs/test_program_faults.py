@@ -89,6 +89,8 @@ def check_restart(topology, name, tmp_path, frames=150_000):
     assert (run_dir / "result.json").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120, method="thread")
 def test_a_killed_actor_is_started_again(tmp_path):
     check_restart("heavy_env", "actor/1", tmp_path)

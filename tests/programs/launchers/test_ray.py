@@ -30,6 +30,8 @@ def placed(directory):
     return [json.loads(line) for line in (directory / "logs" / "hosts.jsonl").open()]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_it_trains_on_all_hosts_and_leaves_nothing(tmp_path, hosts):
     before = threads()
     experiment = ppo("distributed", program=on(hosts, num_actors=2))

@@ -23,6 +23,8 @@ def quiet(experiment, directory):
     return train.run(experiment, directory, stream=io.StringIO())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_a_transformer_learns_the_rule_of_a_recording(tmp_path):
     rule = preset("entity-floor-is-lava-scripted")
@@ -76,6 +78,8 @@ def test_a_recording_holds_the_entities_that_were_observed(sweeping):
     assert dataset.header.spec.action["Move"].name == spec.action["Move"].name
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_the_generic_preset_clones_a_game_of_several_actors(sweeping, tmp_path):
     _, dataset = sweeping
