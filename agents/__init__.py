@@ -20,8 +20,8 @@ from rlstack.references import import_modules
 
 import_modules(__name__, __path__)
 
-# The config of any agent of this package. The command line takes its options from this union,
-# whose members are known at run time only.
+# The config of any agent of this package. The command line takes its options from this union. Its
+# members are known only at run time.
 if TYPE_CHECKING:
     AgentConfig = object
 else:

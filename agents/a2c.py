@@ -1,17 +1,16 @@
 """Synchronous advantage actor-critic (A2C), after Mnih et al. (2016), arXiv:1602.01783.
 
-https://arxiv.org/abs/1602.01783, algorithm S3, with all environments in step instead of racing
-threads: one gradient step on each batch of fresh unrolls. The returns of an unroll bootstrap from
-the value of its last step, so that ``unroll_length`` of the replay is the paper's t_max;
-``gae_lambda`` (Schulman et al. 2016, arXiv:1506.02438) mixes them with shorter ones and is 1 in the
-paper.
+https://arxiv.org/abs/1602.01783, algorithm S3, with environments that step together instead of
+asynchronous threads: one gradient step on each batch of new unrolls. The returns of an unroll
+bootstrap from the value of its last step, so the replay's ``unroll_length`` is the paper's t_max.
+``gae_lambda`` (Schulman et al. 2016, arXiv:1506.02438) mixes these returns with shorter ones; the
+paper has no such mixture, which is ``gae_lambda`` 1.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
-networks, run from the stored state of the unroll's first step. It takes its data for on-policy:
-where actors run ahead of the learner, bound the replay's ``max_staleness``, or use impala.
-Deviations from the paper: losses are means over transitions, not sums; a truncated episode is
-bootstrapped from its true last observation, and LAST -> FIRST pairs of steps, which are no
-transitions, are left out.
+networks, run from the stored state of the unroll's first step. A2C assumes on-policy data. If
+actors run ahead of the learner, set the replay's ``max_staleness`` or use impala. Deviations from
+the paper: losses are means over transitions, not sums; a truncated episode is bootstrapped from its
+true last observation, and LAST -> FIRST pairs of steps, which are not transitions, are left out.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class A2CConfig(PolicyGradientConfig):
     """Hyperparameters of A2C."""
 
     gae_lambda: float = 1.0
-    """Trace decay of the advantage estimator; 1 is the paper's."""
+    """Trace decay of the advantage estimator. The paper's value is 1."""
     normalise_advantages: bool = False
-    """Whether a batch's advantages are brought to mean 0 and deviation 1."""
+    """Whether to standardise a batch's advantages to mean 0 and standard deviation 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

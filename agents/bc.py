@@ -1,16 +1,16 @@
 """Behaviour cloning: a policy that imitates recorded actions (Pomerleau 1991,
 https://doi.org/10.1162/neco.1991.3.1.88).
 
-The loss is the mean negative log likelihood of the actions taken, under the distribution that fits
-the action: one choice or several, masked, real numbers (a Gaussian) or a structure of these. It
-learns from windows of a dataset (`rlstack.storage.datasets`), without an environment or a replay;
-the action at the end of an episode, which had no effect, is left out. A recurrent network
-starts every window from the state that comes with it, which is the initial one in recorded data, so
-windows should be long then.
+The loss is the mean negative log likelihood of the actions taken, under a distribution that depends
+on the action: one discrete choice or several, with or without a mask, real numbers (a Gaussian), or
+a structure of these. The agent learns from windows of a dataset (`rlstack.storage.datasets`),
+without an environment or a replay; the action at the end of an episode had no effect and is left
+out. A recurrent network starts every window from the state stored with it. In recorded data this is
+the initial state, so use long windows.
 
-One deviation from plain maximum likelihood: an expert whose actions are a function of what it sees
-would make a Gaussian ever narrower and the likelihood infinite, so standard deviations have a least
-size.
+One deviation from plain maximum likelihood: standard deviations have a lower bound. Otherwise an
+expert that acts deterministically would make the Gaussian narrower without limit, and the
+likelihood infinite.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class BCConfig(Checked):
 
 
 class BCOutput(NamedTuple):
-    """What acting leaves: nothing but the action."""
+    """The output of acting: only the action."""
 
     action: PyTree  # [B, ...]
 
 
 class BCLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: optax.OptState
     rng_key: PRNGKey
@@ -76,7 +76,7 @@ class BCLearnerState(NamedTuple):
 
 @register(BCConfig, network=policy_network, offline=True)
 class BC(Agent):
-    """The agent; construct it as `rlstack.agent.Agent` says, with a network of a policy."""
+    """The agent; construct it as `rlstack.agent.Agent` says, with a policy network."""
 
     cfg: BCConfig
 
@@ -176,10 +176,10 @@ def _no_narrower(distribution: Any, min_log_std: float) -> Any:
 
 
 def _matches(mode: PyTree, taken: PyTree) -> dict[str, Array]:
-    """How near greedy actions ``[T, B, ...]`` come to those taken, each ``[T, B]``.
+    """Compares greedy actions ``[T, B, ...]`` with the actions taken; each result is ``[T, B]``.
 
-    ``accuracy`` is the share of choices that are the same, ``action_error`` the mean distance of
-    real numbers.
+    ``accuracy`` is the fraction of equal choices; ``action_error`` is the mean absolute difference
+    of real numbers.
     """
     found: dict[str, list[Array]] = {"accuracy": [], "action_error": []}
     for x, y in zip(jax.tree.leaves(mode), jax.tree.leaves(taken), strict=True):

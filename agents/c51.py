@@ -1,13 +1,15 @@
 """Categorical Q-learning, Bellemare et al. (2017), https://arxiv.org/abs/1707.06887, and Rainbow.
 
 The network's output is a distribution over fixed atoms of each action's return; the target is the
-n-step distribution projected on the atoms. With double learning, a duelling and noisy network,
-prioritized replay and n-step targets, all by config, this is Rainbow, Hessel et al. (2018),
-https://arxiv.org/abs/1710.02298: an experiment (``rainbow`` among the presets), not another agent.
+n-step distribution projected on the atoms. The config can add double learning, a duelling and noisy
+network, prioritized replay and n-step targets. All of them together are Rainbow, Hessel et al.
+(2018), https://arxiv.org/abs/1710.02298. So Rainbow is an experiment (the preset ``rainbow``), not
+another agent.
 
-Deviations: the loss is the KL divergence itself, whose gradient is the cross-entropy's, so that
-priorities are Rainbow's; streams of the duelling network part after the torso's dense layer, not
-before it; the paper's own C51 is not double (``double=False``).
+Deviations: the loss is the KL divergence itself, so that priorities are the same as Rainbow's; its
+gradient is that of the cross-entropy. The streams of the duelling network separate after the
+torso's dense layer, not before it. The paper's own C51 does not use double learning
+(``double=False``).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class C51Config(QLearningConfig):
 class C51(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 
-    Its network gives logits of the atoms of each action, ``[B, A, N]``.
+    Its network returns the logits of the atoms of each action, ``[B, A, N]``.
     """
 
     cfg: C51Config
@@ -83,7 +85,8 @@ class C51(QLearning):
     ) -> Array:
         """Returns the projected n-step distributions, ``[B, N]`` (the paper's algorithm 1).
 
-        The best action is the online network's with ``double``, else the target network's.
+        The online network chooses the best action with ``double``; otherwise the target network
+        does.
         """
         target_key, choosing_key = jax.random.split(rng_key)
         outputs = choosing = self.outputs(target_key, target_params, transition.end)

@@ -1,11 +1,11 @@
 """Deep deterministic policy gradient, Lillicrap et al. (2016), https://arxiv.org/abs/1509.02971.
 
 One critic and a policy that maximises its value, each with a slow target (algorithm 1). Deviations:
-exploration by independent Gaussian or uniform noise in place of an Ornstein-Uhlenbeck process,
-which later work found to do as well; n-step targets (the replay's ``unroll_length``); policy and
-critic are moved from the same params, in one pass; the action joins the critic at its first layer.
-Noise is in units of half the action's range. A truncated episode is bootstrapped from its true last
-observation.
+exploration by independent Gaussian or uniform noise instead of an Ornstein-Uhlenbeck process,
+because later work found this noise equally good; n-step targets (the replay's ``unroll_length``);
+one pass updates policy and critic from the same params; the action enters the critic at its first
+layer. Noise is in units of half the action's range. A truncated episode is bootstrapped from its
+true last observation.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class DDPGConfig(DeterministicConfig):
     """Hyperparameters of DDPG."""
 
     num_critics: int = 1
-    """Critics; of several the smallest value counts. The paper has one."""
+    """Number of critics. With several, the smallest of their values counts. The paper has one."""
     target_rate: float = 0.005
-    """Share of the params that the targets take over at each update (the paper's is 0.001)."""
+    """Fraction by which the targets move towards the params at each update (the paper's is
+    0.001)."""
 
 
 class DDPGLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: optax.OptState
     target_params: DeterministicParams
@@ -62,7 +63,7 @@ class DDPG(DeterministicAgent):
     def initial_learner_state(
         self, rng_key: PRNGKey, params: DeterministicParams
     ) -> DDPGLearnerState:
-        """Returns the optimizer's initial state, with the params as target."""
+        """Returns the optimizer's initial state, with the params as the target."""
         del rng_key  # nothing in its learning is drawn
         return DDPGLearnerState(self._optimizer.init(params), params)
 
@@ -80,7 +81,8 @@ class DDPG(DeterministicAgent):
     ) -> tuple[Array, tuple[Logs, Array]]:
         """Returns the sum of the critic's and the policy's loss, (logs, ``|TD errors|`` ``[B]``).
 
-        Each moves its own part of the params alone; importance weights count for the critic.
+        Each loss changes only its own part of the params. Importance weights apply to the critic
+        only.
         """
         transition = n_step(batch.trajectory, self.cfg.discount)
         timestep, end = transition.timestep, transition.end
@@ -88,7 +90,7 @@ class DDPG(DeterministicAgent):
         end_value = self.critic_values(target_params.critics, end, end_action).min(1)
         target = jax.lax.stop_gradient(transition.reward + transition.discount * end_value)
         taken = self.critic_values(params.critics, timestep, self.bounds.to_unit(transition.action))
-        # An item that begins at the end of an episode holds no transition to learn from.
+        # An item that begins at the last step of an episode has no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
 

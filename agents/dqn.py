@@ -1,7 +1,7 @@
 """Deep Q-learning, Mnih et al. (2015), https://doi.org/10.1038/nature14236, with its refinements.
 
-By config: double Q-learning, n-step targets, prioritized replay, duelling and noisy networks, as
-`rlstack.families.q_learning` says.
+The config can add double Q-learning, n-step targets, prioritized replay, duelling and noisy
+networks; see `rlstack.families.q_learning`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DQNConfig(QLearningConfig):
     """Hyperparameters of DQN."""
 
     huber_delta: float = 1.0
-    """TD error beyond which the loss is linear; 0 squares all errors."""
+    """TD error beyond which the loss is linear. 0: the loss is quadratic everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,8 @@ class DQN(QLearning):
     ) -> Array:
         """Returns reward + discount * the target network's value of the best next action, ``[B]``.
 
-        The best action is the online network's with ``double``, else the target network's.
+        The online network chooses the best action with ``double``; otherwise the target network
+        does.
         """
         target_key, choosing_key = jax.random.split(rng_key)
         end_values = choosing = self.outputs(target_key, target_params, transition.end)

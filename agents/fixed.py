@@ -1,8 +1,8 @@
 """Agents that do not learn: one that acts at random and one that follows a rule.
 
-They give the returns that others are compared with, and data to clone or to learn from off-policy
-(`rlstack record`). They run wherever other agents run; their ``learner_step`` changes nothing, and
-their params are empty.
+Their returns are baselines for other agents. They also record data for cloning or off-policy
+learning (`rlstack record`). They run wherever other agents run; their ``learner_step`` changes
+nothing, and their params are empty.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlstack.types import (
 
 @dataclasses.dataclass(frozen=True)
 class RandomConfig:
-    """A random agent has nothing to set."""
+    """The config of a random agent, which has no options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,30 +46,30 @@ class ScriptedConfig(Checked):
     """Which rule to follow."""
 
     rule: str
-    """ "module:callable" (observation [B, ...]) -> action [B, ...], made of JAX's functions, since
-    it is jitted; row i of its answer depends on row i alone."""
+    """ "module:callable" (observation [B, ...]) -> action [B, ...]. It is jitted, so it must use
+    JAX functions. Row i of its result must depend only on row i."""
 
     def __post_init__(self) -> None:
         self.require("rule", ":" in self.rule, 'of the form "module:callable"')
 
 
 class FixedOutput(NamedTuple):
-    """What acting leaves: nothing but the action."""
+    """The output of acting: only the action."""
 
     action: PyTree  # [B, ...]
 
 
 class FixedLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     rng_key: PRNGKey
 
 
 class Fixed(Agent):
-    """What agents that do not learn share."""
+    """The base class of agents that do not learn."""
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns nothing: there is nothing to learn."""
+        """Returns (): there is nothing to learn."""
         del rng_key
         return ()
 
@@ -101,8 +101,8 @@ def no_network(obs_spec: PyTree, action_spec: PyTree, cfg: Any = None) -> Networ
 class Random(Fixed):
     """Acts uniformly at random, in evaluation too.
 
-    Choices are drawn among the legal ones, real numbers between their bounds; those without finite
-    bounds come from a standard normal.
+    Discrete actions are drawn uniformly from the legal choices, and real numbers uniformly between
+    their bounds. Real numbers without finite bounds are drawn from a standard normal.
     """
 
     def actor_step(
@@ -138,7 +138,7 @@ class Scripted(Fixed):
         """Applies the rule to ``[B, ...]`` steps.
 
         Raises:
-          ValueError: the action is not of the spec's structure and shape.
+          ValueError: the action does not have the spec's structure and shape.
         """
         answer = self._rule(timestep.observation)
         batch_size = timestep.step_type.shape[0]

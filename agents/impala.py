@@ -3,13 +3,14 @@
 Actors may act with older params than the learner's: V-trace (paper, section 4.1) corrects values
 and policy gradients by truncated importance weights. The learner runs its network over each unroll
 from the recurrent state that the actor stored at the unroll's first step (paper, section 3). The
-deep residual torso of the paper is the network's choice (``torso="impala"``).
+paper's deep residual torso is an option of the network (``torso="impala"``).
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
 networks. Deviations from the paper: losses are means over transitions, not sums; the last action
-and reward are no input of the network, unless the environment's observation holds them; a truncated
-episode is bootstrapped from its true last observation, and LAST -> FIRST pairs of steps, which are
-no transitions, are left out. Lambda (remark 2) is there, 1 as in the paper's experiments.
+and reward are not inputs of the network, unless the environment's observation contains them; a
+truncated episode is bootstrapped from its true last observation, and LAST -> FIRST pairs of steps,
+which are not transitions, are left out. Lambda (remark 2) is an option; its default is 1, as in the
+paper's experiments.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class ImpalaConfig(PolicyGradientConfig):
     """Hyperparameters of IMPALA."""
 
     clip_rho: float = 1.0
-    """Importance weights of TD errors are cut here (paper: rho-bar = 1, section 5.2.2)."""
+    """Largest importance weight of a TD error (paper: rho-bar = 1, section 5.2.2)."""
     clip_c: float = 1.0
-    """Those of the trace are cut here (paper: c-bar = 1)."""
+    """Largest importance weight of the trace (paper: c-bar = 1)."""
     clip_pg_rho: float = 1.0
-    """Those of the policy gradient are cut here (paper: rho-bar)."""
+    """Largest importance weight of the policy gradient (paper: rho-bar)."""
     vtrace_lambda: float = 1.0
     """Decay of the trace, a factor on c (paper, remark 2)."""
 

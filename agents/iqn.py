@@ -1,10 +1,11 @@
 """Implicit quantile networks, Dabney et al. (2018b), https://arxiv.org/abs/1806.06923.
 
-The network gives the value of each action's return at any quantile. The quantiles are random,
-drawn from the rng_key: K to act and to choose actions with (the same for all rows of a
-batch that acts, so that a row's action does not depend on the others), N and N' an item to learn.
-By config: double learning (not in the paper), n-step targets, prioritized replay, duelling and
-noisy networks, as `rlstack.families.q_learning` says. Acting is risk-neutral.
+The network gives the value of each action's return at any quantile. The quantiles are random, drawn
+from the rng_key. K quantiles are used to act and to choose actions; all rows of an acting batch
+share them, so that a row's action does not depend on the other rows. N and N' quantiles per item
+are used to learn. The config can add double learning (not in the paper), n-step targets,
+prioritized replay, duelling and noisy networks; see `rlstack.families.q_learning`. Acting is
+risk-neutral.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class IQNConfig(QLearningConfig):
     """Hyperparameters of IQN."""
 
     num_acting_fractions: int = 32
-    """Quantiles whose mean is an action's value (K, the paper's 32)."""
+    """Number of quantiles that are averaged to give an action's value (K, the paper's 32)."""
     num_fractions: int = 64
-    """Quantiles learned of each item (N, the paper's 64)."""
+    """Number of quantiles learned for each item (N, the paper's 64)."""
     num_target_fractions: int = 64
-    """Quantiles of the target of each item (N', the paper's 64)."""
+    """Number of quantiles of each item's target (N', the paper's 64)."""
     huber_delta: float = 1.0
-    """Error beyond which the loss is linear (kappa, the paper's 1); 0 makes it so throughout."""
+    """Error beyond which the loss is linear (kappa, the paper's 1). 0: it is linear everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,8 +53,8 @@ class IQNConfig(QLearningConfig):
 class IQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 
-    Its network answers `rlstack.networks.AtFractions` in place of an observation, with values
-    ``[B, A, N]``.
+    Its network maps `rlstack.networks.AtFractions`, instead of an observation, to values ``[B, A,
+    N]``.
     """
 
     cfg: IQNConfig
@@ -61,7 +62,7 @@ class IQN(QLearning):
     def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True
     ) -> Array:
-        """Returns the means over K quantiles, the same for all rows, ``[B, A]``."""
+        """Returns the means over K quantiles, ``[B, A]``; all rows share the quantiles."""
         fractions_key, noise_key = jax.random.split(rng_key)
         num_rows, num_fractions = timestep.step_type.shape[0], self.cfg.num_acting_fractions
         fractions = jax.random.uniform(fractions_key, (num_fractions,))
@@ -75,7 +76,7 @@ class IQN(QLearning):
         """Returns the weighted mean of quantile losses.
 
         Returns:
-          The loss, (logs, ``|TD errors|`` of the means as priorities ``[B]``).
+          The loss, (logs, the absolute TD errors of the means as priorities ``[B]``).
         """
         cfg, (online_key, end_key) = self.cfg, jax.random.split(rng_key)
         transition = n_step(batch.trajectory, cfg.discount)
@@ -84,7 +85,7 @@ class IQN(QLearning):
         )
         quantiles = of_actions(outputs, transition.action)
 
-        # The next action is chosen by the mean of K quantiles and valued at N' others (equation 5).
+        # The mean of K quantiles chooses the next action; N' other quantiles value it (equation 5).
         choosing_key, target_key = jax.random.split(end_key)
         choosing_params = params if cfg.double else target_params
         choosing = self.action_values(choosing_key, choosing_params, transition.end)
@@ -104,7 +105,7 @@ class IQN(QLearning):
     def drawn_quantiles(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, num_fractions: int
     ) -> tuple[Array, Array]:
-        """Returns values ``[B, A, N]`` at fractions ``[B, N]`` drawn for each item, and these."""
+        """Draws fractions ``[B, N]``; returns their values ``[B, A, N]``, and the fractions."""
         fractions_key, noise_key = jax.random.split(rng_key)
         fractions = jax.random.uniform(fractions_key, (timestep.step_type.shape[0], num_fractions))
         return self.quantiles(noise_key, params, timestep, fractions), fractions
@@ -112,6 +113,6 @@ class IQN(QLearning):
     def quantiles(
         self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep, fractions: Array
     ) -> Array:
-        """Returns values at the fractions ``[B, N]`` given, ``[B, A, N]``; without key no noise."""
+        """Returns values ``[B, A, N]`` at fractions ``[B, N]``; no noise without a key."""
         asked = timestep._replace(observation=AtFractions(timestep.observation, fractions))
         return self.outputs(rng_key, params, asked)

@@ -1,11 +1,11 @@
 """Proximal policy optimisation, Schulman et al. (2017), https://arxiv.org/abs/1707.06347.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
-networks. Deviations from the paper are the field's customs (Huang et al. 2022, "The 37
-implementation details of PPO"): advantages normalised by minibatch, gradients clipped by global
-norm, value loss optionally clipped. Two are ours: a truncated episode is bootstrapped from its true
-last observation, and LAST -> FIRST pairs of steps, which are no transitions, are left out of every
-mean.
+networks. Deviations from the paper are common practice (Huang et al. 2022, "The 37 implementation
+details of PPO"): advantages are normalised by minibatch, gradients are clipped by global norm, and
+the value loss is optionally clipped. Two more are specific to rlstack: a truncated episode is
+bootstrapped from its true last observation, and LAST -> FIRST pairs of steps, which are not
+transitions, are left out of every mean.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class PPOConfig(PolicyGradientConfig):
     clip_ratio: float = 0.2
     """The policy ratio is clipped to 1 plus or minus this (paper, equation 7)."""
     value_clip: float = 0.0
-    """Values move at most this far from the behaviour's value; 0 does not clip."""
+    """Largest change of a value from the acting network's value; 0 does not clip."""
     num_epochs: int = 4
-    """Passes over a batch."""
+    """Number of passes over a batch."""
     num_minibatches: int = 4
-    """Gradient steps a pass; a recurrent network splits the batch by environments."""
+    """Number of gradient steps per pass. A recurrent network splits the batch by environment."""
     normalise_advantages: bool = True
-    """Whether each minibatch's advantages are brought to mean 0 and deviation 1."""
+    """Whether to standardise each minibatch's advantages to mean 0 and standard deviation 1."""
     advantage_epsilon: float = 1e-8
     """Added to the standard deviation that advantages are divided by. Advantages shrink as a policy
     becomes more certain, and the division undoes that. Raise this to the size of a return when the
@@ -66,7 +66,7 @@ class PPOConfig(PolicyGradientConfig):
     action, and every step has the same weight; per_actor clips the ratio of each number, and every
     number has the same weight."""
     entropy_anneal_steps: int = 0
-    """Optimizer steps over which entropy_cost falls linearly to 0; 0 keeps it."""
+    """Optimizer steps over which entropy_cost falls linearly to 0. 0 keeps it constant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,10 +86,10 @@ class PPORows(NamedTuple):
     timestep: TimeStep
     output: PolicyGradientOutput  # the behaviour policy's
     advantage: Array
-    target: Array  # what the value should be
+    target: Array  # the target of the value
     mask: Array  # False where there is no transition
-    state: AgentState  # [B, ...] as of the first step; () without recurrence
-    entropy_cost: Array | tuple[()] = ()  # () where it stays the config's
+    state: AgentState  # [B, ...] at the first step; () without recurrence
+    entropy_cost: Array | tuple[()] = ()  # () if it is the config's
 
 
 @register(PPOConfig, network=actor_critic)
@@ -121,7 +121,8 @@ class PPO(PolicyGradientAgent, EpochAgent):
             )
         rng_key, shuffle_key = jax.random.split(learner_state.rng_key)
         schedule = shuffle.permutations(shuffle_key, self.cfg.num_epochs, num_rows)
-        # A remainder that fills no minibatch is left out, a different one each epoch.
+        # Rows that do not fill a whole minibatch are left out; each epoch leaves out different
+        # rows.
         schedule = schedule[:, : size * self.cfg.num_minibatches].reshape((-1, size))
         return learner_state._replace(rng_key=rng_key), rows, schedule
 
@@ -167,7 +168,7 @@ class PPO(PolicyGradientAgent, EpochAgent):
         entropy_cost: Array | float = cfg.entropy_cost
         if not isinstance(rows.entropy_cost, tuple):
             entropy_cost = rows.entropy_cost
-        # Ratios are of whole actions, [N]; or of the parts of actions that decide, [N, K].
+        # One ratio per whole action, [N], or one per part of the action that has a choice, [N, K].
         if cfg.ratio == "joint":
             log_prob = distribution.log_prob(rows.output.action)
             parts = distributions.Parts(log_prob, distribution.entropy(), rows.mask)

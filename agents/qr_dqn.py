@@ -1,9 +1,9 @@
 """Q-learning by quantile regression, Dabney et al. (2018a), https://arxiv.org/abs/1710.10044.
 
-The network's output is the values of fixed quantiles of each action's return. By config: double
-learning (not in the paper), n-step targets, prioritized replay, duelling and noisy networks, as
-`rlstack.families.q_learning` says. Deviation: the Huber loss is divided by its kappa, as the
-authors do later (arXiv:1806.06923, equation 3); at the paper's kappa of 1 the two are one.
+The network's output is the values of fixed quantiles of each action's return. The config can add
+double learning (not in the paper), n-step targets, prioritized replay, duelling and noisy networks;
+see `rlstack.families.q_learning`. Deviation: the Huber loss is divided by its kappa, as in the
+authors' later paper (arXiv:1806.06923, equation 3); at the paper's kappa of 1 both are equal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class QRDQNConfig(QLearningConfig):
     """Hyperparameters of QR-DQN; the number of quantiles is the network's (``num_atoms``)."""
 
     huber_delta: float = 1.0
-    """Error beyond which the loss is linear (kappa, the paper's 1); 0 makes it so throughout."""
+    """Error beyond which the loss is linear (kappa, the paper's 1). 0: it is linear everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +44,7 @@ class QRDQNConfig(QLearningConfig):
 class QRDQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 
-    Its network gives values at the quantiles of each action, ``[B, A, N]``.
+    Its network returns the values at the quantiles of each action, ``[B, A, N]``.
     """
 
     cfg: QRDQNConfig
@@ -61,7 +61,7 @@ class QRDQN(QLearning):
         """Returns the weighted mean of quantile losses (the paper's algorithm 1).
 
         Returns:
-          The loss, (logs, ``|TD errors|`` of the means as priorities ``[B]``).
+          The loss, (logs, the absolute TD errors of the means as priorities ``[B]``).
         """
         online_key, end_key = jax.random.split(rng_key)
         transition = n_step(batch.trajectory, self.cfg.discount)

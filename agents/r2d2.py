@@ -1,17 +1,18 @@
 """Recurrent replay distributed DQN, Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX.
 
-Double Q-learning with n-step targets on sequences from replay: the recurrent state stored with a
-sequence's first step is brought up to date by ``burn_in`` steps that teach nothing, rewards are
-neither clipped nor scaled but values are rescaled (paper, section 2.3), and a sequence's priority
-mixes the largest and the mean TD error of its steps. An item of replay is one sequence: its
-``unroll_length`` is burn_in plus the transitions that are learned from; the paper lets half of
-those overlap (``period``).
+Double Q-learning with n-step targets on sequences from replay: the first ``burn_in`` steps only
+bring the recurrent state stored with a sequence's first step up to date; rewards are neither
+clipped nor scaled, but values are rescaled (paper, section 2.3); and a sequence's priority mixes
+the largest and the mean TD error of its steps. An item of replay is one sequence. Its
+``unroll_length`` is burn_in plus the transitions that are learned from; in the paper half of these
+overlap (``period``).
 
 Deviations: the network does not see the last action and reward; new sequences enter replay with the
-largest priority so far instead of the actor's own estimate; items may span episodes, where the
-core starts afresh and no target crosses; the last transitions of a sequence have targets of fewer
-than n steps; the loss is the mean over transitions, not their sum. A noisy network acts and learns
-by its mean weights. A truncated episode is bootstrapped from its true last observation.
+largest priority so far instead of the actor's own estimate; items may span episodes: there the
+core's state is reset, and no target crosses the boundary; the last transitions of a sequence have
+targets of fewer than n steps; the loss is the mean over transitions, not their sum. A noisy network
+acts and learns with its mean weights. A truncated episode is bootstrapped from its true last
+observation.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ from rlstack.types import (
 
 @dataclasses.dataclass(frozen=True)
 class R2D2Config(Checked):
-    """Hyperparameters of R2D2; defaults are after the paper's (sections 2.3 and 3, table 2).
+    """Hyperparameters of R2D2; defaults follow the paper (sections 2.3 and 3, table 2).
 
-    Those of burn-in, n-step targets, rescaling, clipping and Adam's eps are also the ones that the
-    authors of SEED RL publish.
+    The authors of SEED RL publish the same values of burn-in, n-step targets, rescaling, clipping
+    and Adam's eps.
     """
 
     discount: float = 0.997
@@ -69,25 +70,27 @@ class R2D2Config(Checked):
     burn_in: int = 40
     """Steps at the beginning of a sequence that only bring the recurrent state up to date."""
     n_step: int = 5
-    """Transitions until a target bootstraps."""
+    """Number of transitions before a target bootstraps."""
     rescale_values: bool = True
-    """Whether the network's values are h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
+    """Whether the network predicts h(value), with h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
     rescaling_eps: float = 1e-3
-    """eps of h."""
+    """The eps of h, see rescale_values."""
     priority_max_share: float = 0.9
-    """eta: a sequence's priority is eta times the largest plus 1 - eta times the mean TD error."""
+    """eta: a sequence's priority is eta times the largest TD error plus 1 - eta times their
+    mean."""
     target_period: int = 2500
-    """Updates between two copies of the params to the target; ignored with target_rate."""
+    """Updates between two copies of the params to the target. Ignored if target_rate is above 0."""
     target_rate: float = 0.0
-    """Share of the params that the target takes over at each update; 0 copies by period."""
+    """Fraction by which the target moves towards the params at each update. 0: copies every
+    target_period."""
     max_grad_norm: float = 40.0
     """Global norm that gradients are clipped to (Ape-X); 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, eps=1e-3)
     """The optimizer."""
     epsilon_base: float = 0.4
-    """Environment i of N takes random actions with chance base ** (1 + alpha i / (N - 1))."""
+    """Environment i of N takes random actions with probability base ** (1 + alpha i / (N - 1))."""
     epsilon_alpha: float = 7.0
-    """alpha of these chances (both as in Ape-X, Horgan et al. 2018)."""
+    """The alpha of these probabilities. Base and alpha are those of Ape-X, Horgan et al. 2018."""
 
     def __post_init__(self) -> None:
         for field in ("discount", "priority_max_share", "target_rate"):
@@ -98,20 +101,20 @@ class R2D2Config(Checked):
 
 
 class R2D2Output(NamedTuple):
-    """What acting leaves for learning."""
+    """The outputs of acting that learning uses."""
 
     action: Array  # [B] int32
 
 
 class R2D2State(NamedTuple):
-    """What is remembered of each environment."""
+    """The acting state of each environment."""
 
-    counts: Counts  # goes on from one episode to the next
+    counts: Counts  # kept from one episode to the next
     core: AgentState  # [B, ...] the recurrent core's state
 
 
 def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
-    """Returns epsilon-greedy, with an epsilon of its own for each of all environments."""
+    """Returns epsilon-greedy with a different epsilon for each environment."""
     return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))
 
 
@@ -134,7 +137,7 @@ class R2D2(TargetNetworkAgent):
         return R2D2State(initial_counts(batch_size), self.network.initial_state(batch_size))
 
     def reset_state(self, state: R2D2State, first: Array) -> R2D2State:
-        """Starts the core afresh where ``first`` holds; which environment it is stays known."""
+        """Resets the core's state where ``first`` holds; keeps the environment's counts and id."""
         return super().reset_state(state, first)._replace(counts=state.counts)
 
     def actor_step(
@@ -186,7 +189,8 @@ class R2D2(TargetNetworkAgent):
     def values(self, params: Params, trajectory: Trajectory) -> Array:
         """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``.
 
-        The core starts from the stored state of the first step; the gradient ends at the burn-in.
+        The core starts from the stored state of the first step. No gradient flows through the
+        burn-in.
         """
         burn_in, length = self.cfg.burn_in, trajectory.timestep.step_type.shape[0] - 1
         if burn_in >= length:
@@ -206,8 +210,8 @@ class R2D2(TargetNetworkAgent):
         """Returns n-step double Q-learning targets, ``[T, B]`` (paper, equation 1).
 
         Args:
-          values: ``[T + 1, B, A]`` of the online network, which chooses the action.
-          target_values: ``[T + 1, B, A]`` of the target network, which values it.
+          values: ``[T + 1, B, A]``, of the online network, which chooses the action.
+          target_values: ``[T + 1, B, A]``, of the target network, which values the action.
           timestep: ``[T + 1, B, ...]``.
         """
         best = preferences(values, timestep).mode()[..., None]

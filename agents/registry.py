@@ -1,4 +1,4 @@
-"""Which agent belongs to which config, and what the programs need to know of it."""
+"""The registry of agents: the agent of each config, and what programs need to know about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AgentClass = TypeVar("AgentClass", bound=type[Agent])
 
 
 class Entry(NamedTuple):
-    """What the programs need to know of an agent; `register` explains the fields."""
+    """What programs need to know about an agent; `register` explains the fields."""
 
     agent: type[Agent]
     network: Callable[..., Network | PolicyAndCritic]
@@ -47,8 +47,8 @@ def register(
         uses unless the experiment names another.
       policy: ``(agent config, number of environments) -> policy``, how the agent explores.
       offline: whether the agent learns from recorded data only, and never from its own acting.
-      older_runtime: whether XLA's older CPU runtime can compile the agent's update. jaxlib 0.5's
-        aborts on large matrix products whose operands are random numbers.
+      older_runtime: whether XLA's older CPU runtime can compile the agent's update. The one in
+          jaxlib 0.5 aborts on large matrix products of random numbers.
     """
 
     def add(agent: AgentClass) -> AgentClass:

@@ -1,18 +1,18 @@
 """REINFORCE, Williams (1992), https://doi.org/10.1007/BF00992696: policy gradient of whole returns.
 
-The weight of a step's gradient is the discounted sum of the rewards that followed it until the
-episode's end, less a baseline where there is one: the network's value of the step. Returns are
-never estimated: an unroll that ends inside an episode does not tell the returns of that episode's
-steps, so these are left out of every mean, and ``complete`` in the logs is the share of steps that
-see their episode's end. That favours steps whose episode ends soon, a bias which is small where
-unrolls (the replay's ``unroll_length``) are longer than episodes. Of an episode that began in an
-earlier unroll, the steps in the unroll where it ends are learned from.
+The weight of a step's gradient is the discounted sum of the rewards that follow it until the end of
+the episode, minus an optional baseline: the network's value of the step. Returns are never
+estimated. If an unroll ends inside an episode, the returns of that episode's steps are unknown, so
+these steps are left out of every mean. ``complete`` in the logs is the fraction of steps with a
+known return. This favours steps near the end of their episode; the bias is small if unrolls (the
+replay's ``unroll_length``) are longer than episodes. If an episode spans several unrolls, only its
+steps in the last of them are learned from.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
 networks. Deviations from the paper: the policy gradient is not itself discounted by the step's
-distance from the episode's start; an episode cut short by a time limit counts the value of its last
-observation as its last reward, or nothing without a baseline; entropy bonus and standardised
-weights are options of the field.
+distance from the episode's start; for an episode truncated by a time limit, the value of its last
+observation counts as its last reward (0 without a baseline); the entropy bonus and standardised
+weights are common additions.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class ReinforceConfig(PolicyGradientConfig):
     """Hyperparameters of REINFORCE."""
 
     baseline: bool = True
-    """Whether the value head's estimate is subtracted from returns; else it is not trained."""
+    """Whether to subtract the value head's estimate from returns. If not, the head is not
+    trained."""
     normalise_advantages: bool = True
-    """Whether a batch's returns, less the baseline, are brought to mean 0 and deviation 1."""
+    """Whether to standardise a batch's returns, minus the baseline, to mean 0 and standard
+    deviation 1."""
 
 
 @register(ReinforceConfig, network=actor_critic)

@@ -1,4 +1,4 @@
-"""Rules for `agents.fixed.Scripted`, of environments whose answer is known."""
+"""Rules for `agents.fixed.Scripted`, for environments with a known solution."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from rlstack.types import Array, PyTree
 
 
 def balance_cartpole(observation: Array) -> Array:
-    """Pushes the cart of CartPole-v1 under its falling pole, and gently back to the middle.
+    """Pushes the cart of CartPole-v1 under its falling pole, and slowly back to the middle.
 
     Args:
       observation: ``[B, 4]``: position, velocity, angle, angular velocity.
 
     Returns:
-      The action, ``[B]``: 1 (right) where a weighted sum of the four is positive, else 0. It
-      balances for all 500 steps from every start that was tried.
+      The action, ``[B]``: 1 (right) where a weighted sum of the four numbers is positive, else 0.
+      It balances for all 500 steps from every initial state that was tried.
     """
     weights = jnp.asarray([0.02, 0.1, 1.0, 0.5], jnp.float32)
     return (observation @ weights > 0).astype(jnp.int32)
 
 
 def count_beans(observation: PyTree) -> PyTree:
-    """Says how many beans there are in the entity game Count.
+    """Returns the number of beans in the entity game Count.
 
     Args:
       observation: the padded arrays of `rlstack.entity`, ``[B, ...]``.
 
     Returns:
-      The action, ``{"count": [B, 1]}``, always right.
+      The action, ``{"count": [B, 1]}``, which is always correct.
     """
     return {"count": observation["count"]["Bean"][:, None]}
 
@@ -40,7 +40,7 @@ def jump_to_high_ground(observation: PyTree) -> PyTree:
       observation: the padded arrays of `rlstack.entity`, ``[B, ...]``.
 
     Returns:
-      The action, ``{"move": [B, 1]}``, always right.
+      The action, ``{"move": [B, 1]}``, which is always correct.
     """
     features = observation["features"]
     offset = features["HighGround"] - features["Player"]  # [B, 1, 2]

@@ -1,12 +1,12 @@
 """Soft actor-critic, Haarnoja et al. (2018), https://arxiv.org/abs/1812.05905.
 
-Continuous actions by a Gaussian squashed into the bounds, with a learned temperature (section 5);
-discrete actions, masked or not, by exact expectations over them (Christodoulou 2019,
-https://arxiv.org/abs/1910.07207). Deviations: any number of critics, of which the least counts;
-n-step targets (the replay's ``unroll_length``), which leave out the entropy of the steps between;
-policy, critics and temperature are all moved from the same params, in one pass. Actions are learned
-in [-1, 1], so that the entropy means the same in every environment. A truncated episode is
-bootstrapped from its true last observation.
+Continuous actions use a Gaussian squashed into the bounds, with a learned temperature (section 5).
+Discrete actions, masked or not, use exact expectations over the actions (Christodoulou 2019,
+https://arxiv.org/abs/1910.07207). Deviations: any number of critics, of which the smallest value
+counts; n-step targets (the replay's ``unroll_length``), which leave out the entropy of the
+intermediate steps; one pass updates policy, critics and temperature from the same params. Actions
+are learned in [-1, 1], so that the entropy has the same meaning in every environment. A truncated
+episode is bootstrapped from its true last observation.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class SACConfig(PolicyAndCriticsConfig):
     """Hyperparameters of SAC."""
 
     temperature: float = 1.0
-    """Weight of the entropy against rewards, at the start."""
+    """Initial weight of the entropy relative to rewards."""
     learn_temperature: bool = True
-    """Whether the temperature moves so that the entropy becomes target_entropy."""
+    """Whether to adjust the temperature so that the entropy approaches target_entropy."""
     target_entropy: float | None = None
-    """Entropy to keep, in nats. None takes the papers': minus the dimensions of a continuous
-    action, 0.98 of the largest possible for a discrete one."""
+    """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
+    of a continuous action, and 0.98 of the largest possible entropy of a discrete one."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm."""
 
@@ -60,13 +60,13 @@ class SACConfig(PolicyAndCriticsConfig):
 
 
 class SACOutput(NamedTuple):
-    """What acting leaves for learning."""
+    """The outputs of acting that learning uses."""
 
     action: Array  # [B] int32, or [B, D] float32 within the spec's bounds
 
 
 class SACParams(NamedTuple):
-    """What the learner publishes."""
+    """The params that the learner publishes."""
 
     policy: Params
     critics: Params  # [N, ...]
@@ -74,7 +74,7 @@ class SACParams(NamedTuple):
 
 
 class SACLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: optax.OptState
     target_critics: Params  # [N, ...]
@@ -82,7 +82,7 @@ class SACLearnerState(NamedTuple):
 
 
 def behaviour_policy(cfg: SACConfig, num_envs: int) -> exploration.Policy:
-    """Returns sampling, after random actions at the start."""
+    """Returns a policy that samples, after random actions at the start."""
     return exploration.WarmUp(exploration.Sample(), cfg.random_frames, num_envs)
 
 
@@ -118,7 +118,7 @@ class SAC(PolicyAndCriticsAgent):
         )
 
     def initial_learner_state(self, rng_key: PRNGKey, params: SACParams) -> SACLearnerState:
-        """Returns the optimizer's initial state, with the critics as their own target."""
+        """Returns the optimizer's initial state, with the critics as the target."""
         return SACLearnerState(self._optimizer.init(params), params.critics, rng_key)
 
     def action_distribution(
@@ -151,9 +151,9 @@ class SAC(PolicyAndCriticsAgent):
     def loss(
         self, rng_key: PRNGKey, params: SACParams, target_critics: Params, batch: Batch
     ) -> tuple[Array, tuple[Logs, Array]]:
-        """Returns the sum of three losses, each of which moves its own part of the params alone.
+        """Returns the sum of three losses. Each of them changes only its own part of the params.
 
-        Equations 5, 7 and 18 of the paper; importance weights count for the critics.
+        Equations 5, 7 and 18 of the paper. Importance weights apply to the critics only.
 
         Returns:
           The sum, (logs, mean |TD errors| [B]).
@@ -162,7 +162,7 @@ class SAC(PolicyAndCriticsAgent):
         fixed = jax.lax.stop_gradient(params)
         temperature = jnp.exp(fixed.log_temperature)
         transition = n_step(batch.trajectory, self.cfg.discount)
-        # An item that begins at the end of an episode holds no transition to learn from.
+        # An item that begins at the last step of an episode has no transition to learn from.
         valid = transition.valid
 
         value, entropy = self._expect(end_key, fixed.policy, target_critics, transition.end)
@@ -194,7 +194,8 @@ class SAC(PolicyAndCriticsAgent):
     ) -> tuple[Array, Array]:
         """Returns the smallest critic's value of the policy, and its entropy, both ``[B]``.
 
-        Of one sampled action where actions are continuous, exactly where they are discrete.
+        For continuous actions they are estimated from one sampled action; for discrete actions they
+        are exact.
         """
         distribution = self._distribution(policy, timestep)
         if self._bounds is None:
@@ -204,7 +205,7 @@ class SAC(PolicyAndCriticsAgent):
         return self.critic_values(critics, timestep, action).min(1), -log_prob
 
     def _values_taken(self, critics: Params, transition: NStep) -> Array:
-        """Every critic's value of the action that was taken, ``[B, N]``."""
+        """Returns every critic's value of the action that was taken, ``[B, N]``."""
         timestep, action = transition.timestep, transition.action
         if self._bounds is not None:
             return self.critic_values(critics, timestep, self._bounds.to_unit(action))
@@ -225,7 +226,7 @@ class SAC(PolicyAndCriticsAgent):
     def update_learner_state(
         self, params: SACParams, learner_state: SACLearnerState, opt_state: optax.OptState
     ) -> SACLearnerState:
-        """Keeps the optimizers' state, moves the target critics and the key."""
+        """Stores the optimizers' state, and updates the target critics and the key."""
         old = learner_state.target_critics
         target = optax.incremental_update(params.critics, old, self.cfg.target_rate)
         rng_key, _ = jax.random.split(learner_state.rng_key)

@@ -1,11 +1,11 @@
 """Twin delayed deep deterministic policy gradient, Fujimoto et al. (2018).
 
-https://arxiv.org/abs/1802.09477, algorithm 1: the least of two critics makes the target, at an
-action of the target policy with clipped noise added; policy and targets move at every second update
-of the critics. Deviations: any number of critics; n-step targets (the replay's ``unroll_length``);
-policy and critics are moved from the same params, so the policy maximises the critic of one update
-before. All noise is in units of half the action's range. A truncated episode is bootstrapped from
-its true last observation.
+https://arxiv.org/abs/1802.09477, algorithm 1: the target is the smaller value of two critics, at an
+action of the target policy with clipped noise added; policy and targets are updated at every second
+update of the critics. Deviations: any number of critics; n-step targets (the replay's
+``unroll_length``); policy and critics are updated from the same params, so the policy maximises the
+critic from before that update. All noise is in units of half the action's range. A truncated
+episode is bootstrapped from its true last observation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TD3OptState(NamedTuple):
 
 
 class TD3LearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: TD3OptState
     target_params: DeterministicParams
@@ -82,7 +82,7 @@ class TD3(DeterministicAgent):
     def initial_learner_state(
         self, rng_key: PRNGKey, params: DeterministicParams
     ) -> TD3LearnerState:
-        """Returns the optimizers' initial states, with the params as target."""
+        """Returns the optimizers' initial states, with the params as the target."""
         opt_state = TD3OptState(
             self._policy_optimizer.init(params.policy), self._critic_optimizer.init(params.critics)
         )
@@ -91,7 +91,7 @@ class TD3(DeterministicAgent):
     def compute_gradients(
         self, params: DeterministicParams, learner_state: TD3LearnerState, batch: Batch
     ) -> tuple[DeterministicParams, LearnerOutput]:
-        """Returns the gradients, logs and priorities; zero for the policy between its updates."""
+        """Returns gradients (0 for the policy between its updates), logs and priorities."""
         noise_key = jax.random.split(learner_state.rng_key)[1]
         critic_grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
             noise_key, params.critics, learner_state.target_params, batch
@@ -118,7 +118,7 @@ class TD3(DeterministicAgent):
 
         action = self.bounds.to_unit(transition.action)
         taken = self.critic_values(critics, transition.timestep, action)
-        # An item that begins at the end of an episode holds no transition to learn from.
+        # An item that begins at the last step of an episode has no transition to learn from.
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
         errors = jnp.abs(td_errors).mean(-1)
@@ -133,7 +133,7 @@ class TD3(DeterministicAgent):
     def apply_gradients(
         self, params: DeterministicParams, learner_state: TD3LearnerState, grads: PyTree
     ) -> tuple[DeterministicParams, TD3OptState, Logs]:
-        """Moves the critics and, once every ``policy_period`` updates, the policy."""
+        """Updates the critics and, once every ``policy_period`` updates, the policy."""
         opt_state = learner_state.opt_state
         critics, critics_state, _ = optimizer_step(
             self._critic_optimizer, params.critics, opt_state.critics, grads.critics
@@ -150,7 +150,7 @@ class TD3(DeterministicAgent):
     def update_learner_state(
         self, params: DeterministicParams, learner_state: TD3LearnerState, opt_state: TD3OptState
     ) -> TD3LearnerState:
-        """Keeps the optimizers' states and moves the targets whenever the policy moves."""
+        """Stores the optimizers' states, and updates the targets whenever the policy is updated."""
         rate = jnp.where(self._moves_policy(learner_state), self.cfg.target_rate, 0.0)
         target = optax.incremental_update(params, learner_state.target_params, rate)
         rng_key = jax.random.split(learner_state.rng_key)[0]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Transition,
     )
 
-__version__: str  # the installed distribution's, as pyproject.toml has it
+__version__: str  # of the installed distribution, as in pyproject.toml
 
 _MODULES = {
     "Actor": "acting.actor",

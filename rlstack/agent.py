@@ -1,12 +1,12 @@
 """The contract between an algorithm and everything that runs it.
 
-An ``Agent`` holds configuration and pure functions, nothing else: params and state come in as
-arguments and go out as results. It never jits, never names a device and never sets an attribute
-after ``__init__``, so one object can be jitted, sharded, pickled and shared by any driver.
+An ``Agent`` holds only configuration and pure functions: params and state are arguments and
+results. It never calls ``jax.jit``, never names a device and never sets an attribute after
+``__init__``, so any driver can jit, shard, pickle and share one object.
 
-Argument order is ``rng_key, params, data, state``. Keys are *consumed*: a function uses the key it
-is given once, and the owner of the key splits it. The acting key belongs to the Inferencer; the
-learning key lives inside LearnerState, so (params, learner_state) resumes a run exactly.
+The argument order is ``rng_key, params, data, state``. Keys are *consumed*: a function uses its key
+once, and the owner of the key splits it. The Inferencer owns the acting key. The learning key is
+part of LearnerState, so a run can be resumed exactly from (params, learner_state).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Agent(abc.ABC):
           cfg: the algorithm's own frozen dataclass.
           obs_spec: pytree of ``dm_env.specs`` of one environment's observation.
           action_spec: pytree of ``dm_env.specs`` of one environment's action.
-          net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``, or, for agents that
-            keep them apart, ``-> rlstack.networks.PolicyAndCritic``.
-          policy_factory: ``() -> rlstack.exploration.Policy``, how a distribution becomes an
-            action. Evaluation is the same agent built with the greedy policy.
+          net_factory: ``(obs_spec, action_spec) -> rlstack.networks.Network``, or, for agents with
+              a separate policy and critic, ``-> rlstack.networks.PolicyAndCritic``.
+          policy_factory: ``() -> rlstack.exploration.Policy``, which turns a distribution into an
+              action. Evaluation uses the same agent with the greedy policy.
 
-        An agent pickles when these five do, and only they travel.
+        An agent can be pickled if these five arguments can; only they are pickled.
         """
         self._arguments = (cfg, obs_spec, action_spec, net_factory, policy_factory)
         self.cfg = cfg
@@ -70,7 +70,8 @@ class Agent(abc.ABC):
         self.policy = policy_factory()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A network is made of closures, which do not pickle: what made them travels instead.
+        # A network consists of closures, which cannot be pickled, so its factory is pickled
+        # instead.
         return type(self), self._arguments
 
     @abc.abstractmethod
@@ -103,16 +104,16 @@ class Agent(abc.ABC):
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[AgentOut, AgentState]:
-        """Acts on one batch ``[B, ...]``; row i depends on row i alone (and on the key)."""
+        """Acts on one batch ``[B, ...]``; row i depends only on row i and on the key."""
 
     def action_distribution(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
     ) -> ActionDistribution | None:
         """Returns the distribution that the policy takes actions from, ``[B, ...]``.
 
-        It is for inspection, for example by `rlstack play`; acting does not call it. The
-        arguments are those of ``actor_step``. Continuous actions may be in units of the agent's
-        own, such as [-1, 1]; the logits of agents of action values are the values.
+        It is for inspection, for example by `rlstack play`; acting does not call it. The arguments
+        are those of ``actor_step``. Continuous actions may be in the agent's own units, such as
+        [-1, 1]. For agents that learn action values, the logits are the values.
 
         Returns:
           A distribution of `rlstack.distributions`; None if the agent has none, which is the
@@ -125,7 +126,7 @@ class Agent(abc.ABC):
         """Returns ``timestep`` with precomputed data for the network, such as how rows are packed.
 
         Drivers call it on the host, with numpy arrays ``[B, ...]``, before the jitted functions
-        that run the network on these steps. It changes the speed and no result.
+        that run the network on these steps. It affects only speed, not results.
         """
         lay_out = getattr(self.network, "lay_out", None)
         if lay_out is None:
@@ -160,9 +161,10 @@ class Agent(abc.ABC):
 def gradient_step(
     agent: Agent, params: Params, learner_state: LearnerState, data: PyTree
 ) -> tuple[Params, LearnerState, LearnerOutput]:
-    """Learns once from data, by the agent's three hooks.
+    """Makes one update from data by the agent's three hooks.
 
-    They are the gradients, their application to the params, and the rest of the learner state.
+    The hooks compute the gradients, apply them to the params, and update the rest of the learner
+    state.
     """
     grads, output = agent.compute_gradients(params, learner_state, data)
     params, opt_state, logs = agent.apply_gradients(params, learner_state, grads)
@@ -173,21 +175,21 @@ def gradient_step(
 class EpochAgent(Agent):
     """An agent that goes over one batch several times, in minibatches.
 
-    ``learner_step`` is ``prepare``, one ``update`` a minibatch, ``finish``. The parts are public so
-    that a driver can choose how to run them, with equal results: as one jitted scan (accelerators,
-    small networks), or one jitted call a minibatch (convolutions on the CPU, where XLA's loops are
-    many times slower).
+    ``learner_step`` is ``prepare``, one ``update`` per minibatch, and ``finish``. The parts are
+    public so that a driver can choose how to run them, with equal results: as one jitted scan
+    (accelerators, small networks), or as one jitted call per minibatch (convolutions on the CPU,
+    where XLA's loops are many times slower).
     """
 
     @abc.abstractmethod
     def prepare(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[LearnerState, PyTree, Array]:
-        """Turns a batch into rows to learn from and the order in which to take them.
+        """Converts a batch to rows to learn from, and chooses their order.
 
         Returns:
-          The learner state (its key moved on); the rows, a pytree of ``[N, ...]``; and the
-          schedule, int32 ``[num_updates, minibatch_size]`` of indices into the rows.
+          The learner state, with a new key; the rows, a pytree of ``[N, ...]``; and the schedule,
+          int32 ``[num_updates, minibatch_size]`` of indices into the rows.
         """
 
     def update(
@@ -197,11 +199,11 @@ class EpochAgent(Agent):
         return gradient_step(self, params, learner_state, minibatch)
 
     def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Does for the steps in rows ``[minibatch_size, ...]`` what `lay_out` does; on the host."""
+        """Applies `lay_out` to the steps in rows ``[minibatch_size, ...]``; runs on the host."""
         return minibatch
 
     def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
-        """Ends the batch, for instance by moving statistics frozen during it into the params."""
+        """Ends the batch, for example by adding the batch's statistics to the params."""
         return params, learner_state
 
     def learner_step(

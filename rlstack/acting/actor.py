@@ -25,7 +25,7 @@ from rlstack.types import EnvSpec, Logs, LogWriter, PRNGKey, StepType, TimeStep,
 
 _LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 _SERVICE_TIMEOUT = 300.0  # seconds to wait for an inference service that does not answer
-_LOOK_PERIOD = 1.0  # seconds of waiting for the replay between two looks at whether to stop
+_LOOK_PERIOD = 1.0  # seconds between two checks of whether to stop, during a wait for the replay
 
 
 class ReplayWriter(Protocol):
@@ -54,11 +54,11 @@ class Actor(Node):
 
         Args:
           env_builder: an `rlstack.envs.SyncEnv` or `AsyncEnv`, which the caller closes; or a
-            function without arguments that makes one, which `run` closes at its end.
-          inferencer: chooses the actions. The ``courier.Client`` of an Inferencer's node will do.
+              function without arguments that makes one, which `run` closes before it returns.
+          inferencer: chooses the actions; it may be the ``courier.Client`` of an Inferencer's node.
           replay_buffer: stores the steps; None in evaluation.
-          rank: of this actor among the actors of a program; global ids are
-            ``rank * num_envs + id``. None for the only actor, whose ids need no offset.
+          rank: the number of this actor among the actors of a program; global ids are ``rank *
+              num_envs + id``. None for the only actor, because its ids need no offset.
         """
         self._owns_env = callable(env_builder)
         self._env = env = env_builder() if self._owns_env else env_builder
@@ -70,7 +70,7 @@ class Actor(Node):
         self._env_ids: np.ndarray | None = None
         if self._is_sync:
             self._timestep = env.reset()
-            # None means all in order, and spares the inferencer a look at each id.
+            # None means all in order, so that the inferencer need not check each id.
             self._global_ids = None if rank is None else env.env_ids + self._offset
         else:
             env.async_reset()
@@ -104,11 +104,11 @@ class Actor(Node):
         """Steps until told to stop, or until the replay buffer is closed.
 
         Args:
-          stop: a function or a ``threading.Event`` that says when; it is also asked while the
-            replay buffer has no room or the inference service does not answer. None: when the
-            Launchpad program of this node stops; outside of one, never.
-          logger: gets ``actor/episode_return`` and ``actor/episode_length`` of each episode that
-            ends, at the frames made so far.
+          stop: a function or a ``threading.Event`` that says when to stop. It is also checked while
+              the replay buffer is full or the inference service does not answer. None: stops when
+              the Launchpad program of this node stops; without such a program, never.
+          logger: receives ``actor/episode_return`` and ``actor/episode_length`` of each episode
+              that ends, at the number of frames so far.
         """
         replay_buffer = self._replay_buffer
         with self._running(stop) as self._should_stop:
@@ -128,7 +128,7 @@ class Actor(Node):
                     self._env.close()
 
     def _served(self) -> None:
-        """Nothing: other nodes do not call an actor."""
+        """Returns None: other nodes do not call an actor."""
 
     def _local_inferencer(
         self, inferencer: InferencerLike, replay_buffer: ReplayWriter | None, rank: int | None
@@ -136,7 +136,7 @@ class Actor(Node):
         client = client_of(inferencer, InferenceService, name="inferencer")
         if client is inferencer:
             return inferencer
-        # Answers hold the agent's own records, which the steps in replay are made of.
+        # Answers contain the agent's own records; the steps in replay are made of them.
         codec.register(Inference)
         codec.register_records(getattr(replay_buffer, "spec", None))
         incarnation = time.time_ns()  # a restarted actor has a later one
@@ -160,7 +160,7 @@ class Actor(Node):
         else:
             self._returns[ids] += timestep.reward
             self._lengths[ids] += 1
-        # Frames are answers to actions: all steps except FIRST, whose value is 0.
+        # A frame is a step that follows an action: every step except FIRST, and FIRST is 0.
         self.env_frames += int(np.count_nonzero(step_type))
         last = step_type == _LAST
         if not np.count_nonzero(last):  # three times as fast as any()
@@ -177,7 +177,7 @@ class Actor(Node):
 
 
 class _StoppableWriter:
-    """Waits for room in a replay buffer until told to stop."""
+    """Writes to a replay buffer; waits while the buffer is full, until told to stop."""
 
     def __init__(self, replay_buffer: Any, should_stop: Callable[[], bool]) -> None:
         self._replay_buffer, self._should_stop = replay_buffer, should_stop
@@ -208,7 +208,7 @@ def transition_spec(agent: Agent, spec: EnvSpec) -> Transition:
         output, _ = agent.actor_step(rng_key, agent.initial_params(rng_key), timestep, state)
         return Transition(timestep, output, state, timestep.step_type)
 
-    # Only shapes are computed, also of the key, so that no device is used.
+    # Only shapes are computed, also for the key, so that no device is used.
     rng_key = jax.eval_shape(jax.random.PRNGKey, 0)
     example = jax.eval_shape(lambda key: one_step(key, dummy_timestep(spec.observation)), rng_key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example)

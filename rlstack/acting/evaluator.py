@@ -50,7 +50,7 @@ def by_opponent(evaluation: Evaluation) -> dict[str, float]:
 
 
 def as_logs(evaluation: Evaluation) -> Logs:
-    """Returns the mean returns, of all episodes and against each opponent, by name."""
+    """Returns the mean returns over all episodes and against each opponent, by name."""
     logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
     for name, mean in by_opponent(evaluation).items():
         logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
@@ -69,8 +69,8 @@ class _EvaluatedParams:
 class Evaluator:
     """Plays whole episodes.
 
-    Every environment contributes the same number of episodes: taking the first to end would favour
-    short ones.
+    Every environment contributes the same number of episodes. Counting the first episodes that end
+    would favour short ones.
     """
 
     def __init__(self, cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey) -> None:
@@ -79,7 +79,7 @@ class Evaluator:
         Args:
           cfg: the number of episodes and of environments.
           agent: built with the greedy policy.
-          rng_key: the acting key; every evaluation starts from it.
+          rng_key: the acting key; every evaluation starts with this key.
         """
         self.agent = agent
         self._num_envs = cfg.num_envs
@@ -101,7 +101,7 @@ class Evaluator:
             it.
 
         Raises:
-          ValueError: the pool has another number of environments.
+          ValueError: the pool does not have ``num_envs`` environments.
         """
         if env.num_envs != self._num_envs:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What every form of inference shares: its config, its answer, and what its callers rely on.
+"""What all forms of inference share: the config, the answer, and the interface for callers.
 
 `rlstack.acting.inferencer` acts in this process, `rlstack.acting.inference_service` acts for many
 callers, and `rlstack.acting.inference_client` calls a service.
@@ -31,7 +31,7 @@ class Inference(NamedTuple):
     """The answer to one batch, as numpy arrays."""
 
     agent_output: AgentOut  # [B, ...]
-    agent_state: AgentState  # [B, ...] the state the step began from
+    agent_state: AgentState  # [B, ...] the state at the beginning of the step
     params_version: np.ndarray  # [B] int32
 
 
@@ -43,7 +43,7 @@ class InferencerLike(Protocol):
 
 
 class Servable(InferencerLike, Protocol):
-    """An Inferencer as its service uses it: state can be reset, and restored after an error."""
+    """An Inferencer as its service needs it: state can be reset, and restored after an error."""
 
     num_envs: int
     obs_spec: PyTree

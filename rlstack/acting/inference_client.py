@@ -12,13 +12,13 @@ from rlstack.acting.request_queue import ClientName
 from rlstack.rpc import RemoteError, RemoteObject, StoppedError, UnavailableError
 from rlstack.types import TimeStep
 
-# Errors of a service that stops or is overloaded: the same call may succeed later.
+# Errors of a service that is stopping or overloaded: the same call may succeed later.
 _PASSING_ERRORS = ("ServiceClosedError", "TimeoutError")
 _RETRY_PAUSE = 0.05  # seconds
 
 
 class InferenceClient:
-    """An InferenceService in another node, as the inferencer of an Actor."""
+    """The client of an InferenceService in another node; an Actor uses it as its inferencer."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class InferenceClient:
         should_stop: Callable[[], bool],
         timeout: float = 60.0,
     ) -> None:
-        """Stores its parts.
+        """Stores the arguments.
 
         Args:
           service: the remote InferenceService.
           client: the actor's name or rank.
           incarnation: grows with each restart of the actor.
-          should_stop: ends the wait for a service that does not answer.
-          timeout: seconds after which that wait ends in any case.
+          should_stop: returns True to end the wait for a service that does not answer.
+          timeout: the longest time of that wait, in seconds.
         """
         self._service, self._client, self._incarnation = service, client, incarnation
         self._should_stop, self._timeout = should_stop, timeout
@@ -44,7 +44,7 @@ class InferenceClient:
         """Acts on one batch; see `InferenceService.inference`.
 
         Raises:
-          StoppedError: told to stop while the service did not answer.
+          StoppedError: ``should_stop`` returned True while the service did not answer.
           UnavailableError: the service did not answer in time.
           RemoteError: acting failed.
         """

@@ -1,13 +1,13 @@
-"""The inference service: many actors' requests become one batch of one Inferencer.
+"""The inference service: joins the requests of many actors into one batch of one Inferencer.
 
 Each call blocks its own thread. A batch is complete when it is full or when all live clients wait;
-then the caller of the last request acts for all. Otherwise it starts when its first request has
-waited long enough, and a worker thread acts. There is no transport here: remote calls arrive in
-threads of their own.
+then the thread of the last request computes the whole batch. Otherwise a worker thread computes the
+batch when its first request has waited long enough. This module has no transport: remote calls
+arrive in their own threads.
 
-With greedy policies the answers for an environment do not depend on the rest of its batch (beyond
-the rounding of other batch sizes); with sampling policies only the noise does. A batch of all
-environments gives bit for bit what one Inferencer gives for all of them.
+With greedy policies the answers for an environment do not depend on the rest of its batch, except
+for rounding, which differs between batch sizes. With sampling policies only the noise depends on
+it. The answers to a batch of all environments equal those of a local Inferencer bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlstack.networks.base import dummy_timestep
 from rlstack.rpc import remote
 from rlstack.types import PyTree, TimeStep
 
-_WINDOW = 2048  # latest requests and batches in means and percentiles
+_WINDOW = 2048  # number of latest requests and batches in means and percentiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ class ServiceConfig(InferencerConfig):
     max_batch: int = 256
     """Number of environments that fill a batch. A larger request becomes a batch by itself."""
     max_wait_ms: float = 1.0
-    """Milliseconds that a request waits for others, at most, before its batch is computed."""
+    """Longest time in milliseconds that a request waits for others before its batch is computed."""
     live_s: float = 1.0
-    """Seconds since its last call after which a batch no longer waits for a client."""
+    """Seconds without a call after which batches no longer wait for a client."""
     lock_step: bool = False
-    """Whether every batch has all environments. Then a run can be repeated with any number of
-    actors, but each step takes as long as the slowest."""
+    """Whether every batch contains all environments. Then a run gives the same results with any
+    number of actors, but each step takes as long as the slowest environment."""
     batch_sizes: tuple[int, ...] = ()
-    """Sizes to which batches are padded, in ascending order, to limit compilation.
-    By default the powers of two up to max_batch."""
+    """Sizes to which batches are padded, in ascending order, so that few sizes are compiled. By
+    default the powers of two up to max_batch."""
     timeout_s: float = 60.0
     """Seconds that a caller waits for its answer before it gets an error."""
 
@@ -63,7 +63,7 @@ class ServiceConfig(InferencerConfig):
 
 
 class InferenceError(RuntimeError):
-    """Acting failed; the text holds the traceback, so that it survives a network."""
+    """Acting failed; the message contains the traceback, also for remote callers."""
 
 
 class InferenceService:
@@ -74,8 +74,9 @@ class InferenceService:
 
         Args:
           cfg: how requests are collected.
-          inferencer: acts, and from now on for this service alone. It asks its source of params
-            between batches, so that should answer at once (`rlstack.acting.params.ParamsPuller`).
+          inferencer: acts; from now on only this service may use it. It calls its source of params
+              between batches, so that source should return at once
+              (`rlstack.acting.params.ParamsPuller`).
         """
         num_envs = inferencer.num_envs
         self._timeout = min(cfg.timeout_s, threading.TIMEOUT_MAX)
@@ -102,20 +103,21 @@ class InferenceService:
 
         Args:
           client: the actor's name or rank.
-          incarnation: grows each time the actor is restarted. The first call with a new one
-            resets the agent state of its environments; earlier incarnations are then refused.
+          incarnation: a number that grows each time the actor is restarted. The first call with a
+              new number resets the agent state of the actor's environments; calls with earlier
+              numbers are then refused.
           env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order.
           timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
 
         Returns:
-          numpy arrays ``[B, ...]``; read-only, and not written to later.
+          numpy arrays ``[B, ...]``, which are read-only and never change.
 
         Raises:
           ValueError: ids or timestep are malformed, or an environment belongs to another client.
           StaleIncarnationError: the actor has been restarted as a later incarnation.
-          TimeoutError: there was no answer within ``timeout_s``. If the request was being acted
-            on, the agent state of its environments may have advanced.
-          InferenceError: acting failed, for the whole batch; the service goes on.
+          TimeoutError: there was no answer within ``timeout_s``. If the batch was already being
+              computed, the agent state of the request's environments may have advanced.
+          InferenceError: acting failed for the whole batch; the service continues.
           ServiceClosedError: the service was closed.
         """
         leaves = (self._timestep_spec or self._learn_spec(timestep)).leaves(timestep)
@@ -133,7 +135,8 @@ class InferenceService:
         """Returns counts since the start, and means and percentiles over the latest requests.
 
         Queue time is from a request's arrival to the start of its batch, latency to its answer.
-        Fill is environments over ``max_batch``; padding is the share of rows that are padding.
+        Fill is the number of environments divided by ``max_batch``; padding is the fraction of
+        padding rows.
         """
         queued, live = self._queue.counts()
         return {
@@ -145,11 +148,11 @@ class InferenceService:
 
     @property
     def sizes_seen(self) -> tuple[int, ...]:
-        """The sizes of batches so far, each of them compiled once."""
+        """The batch sizes so far; each was compiled once."""
         return tuple(sorted(self._joiner.sizes_seen))
 
     def close(self, timeout: float = 30.0) -> None:
-        """Fails every waiting call and ends the worker after the present batch.
+        """Makes every waiting call raise, and ends the worker after the current batch.
 
         Raises:
           TimeoutError: that batch does not end within ``timeout`` seconds.
@@ -186,18 +189,18 @@ class InferenceService:
         return ids.astype(np.int32, copy=False)
 
     def _work(self) -> None:
-        """The worker: batch after batch until closed."""
+        """The loop of the worker thread: computes batches until the service is closed."""
         try:
             while (taken := self._queue.take()) is not None:
                 self._serve(taken)
         finally:
-            self._queue.close()  # also after an error: without the worker, calls would hang
+            self._queue.close()  # also after an error: calls would hang without the worker
 
     def _serve(self, taken: Taken) -> None:
         start = time.perf_counter()
         try:
             env_ids, answer = self._act(taken)
-        except BaseException as raised:  # raised in the callers; the service goes on
+        except BaseException as raised:  # raised in the callers; the service continues
             error = raised
             text = (
                 f"InferenceService: acting failed for a batch of {len(taken.requests)} requests.\n"
@@ -226,13 +229,14 @@ class InferenceService:
                 env_ids, timestep = self._joiner.join(taken.requests, self._timestep_spec)
                 return env_ids, self._inferencer.inference(env_ids, timestep)
             except BaseException:
-                # JAX may report a failure only after it has returned arrays, the table among them.
+                # JAX may report a failure only after it has returned the arrays, including the
+                # table.
                 self._inferencer.load(before)
                 raise
 
 
 class TimestepSpec:
-    """Structure, shapes and dtypes of the timesteps that a service accepts."""
+    """The structure, shapes and dtypes of the timesteps that a service accepts."""
 
     def __init__(self, example: TimeStep) -> None:
         leaves, self.structure = jax.tree_util.tree_flatten(example)
@@ -271,8 +275,8 @@ class _BatchJoiner:
         """Allocates nothing yet.
 
         Args:
-          sizes: sizes of batches, in growing order, up to ``num_envs``.
-          num_envs: the id of padding rows, which lies outside of the table of agent states.
+          sizes: batch sizes in ascending order, up to ``num_envs``.
+          num_envs: the id of padding rows, which is outside the table of agent states.
         """
         self._sizes = sizes
         self._num_envs = num_envs
@@ -312,13 +316,13 @@ class _BatchJoiner:
 
 
 def padded_sizes(sizes: Sequence[int], max_batch: int, num_envs: int) -> list[int]:
-    """Returns the sizes to which batches are padded, in growing order, up to ``num_envs``.
+    """Returns the sizes to which batches are padded, in ascending order, up to ``num_envs``.
 
     Args:
-      sizes: the first sizes; empty for powers of two from 8 to ``max_batch``. Doubles of the last
-        follow, for larger requests.
+      sizes: the first sizes; empty for powers of two from 8 to ``max_batch``. For larger requests,
+          the last size is doubled repeatedly.
       max_batch: environments in a full batch.
-      num_envs: environments in all, the largest size.
+      num_envs: the total number of environments, which is the largest size.
     """
     wished = list(sizes)
     if not wished:
@@ -345,7 +349,7 @@ class _Statistics:
         self._latencies: collections.deque[float] = collections.deque(maxlen=_WINDOW)
 
     def add(self, requests: list[Request], size: int, start: float) -> None:
-        """Counts a batch of ``size`` rows that began at ``start`` and has just ended."""
+        """Adds a batch of ``size`` rows that began at ``start`` and has just ended."""
         end = time.perf_counter()
         envs = sum(len(request.env_ids) for request in requests)
         with self._lock:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlstack.acting.inference_service import InferenceService
 
 _PATIENCE = 30.0  # seconds for which a learner in another node may be unreachable
-_LINGER = 1.0  # seconds in which a stopping service still answers: its callers stop, too
+_LINGER = 1.0  # seconds for which a stopping service still answers, because its callers stop too
 
 
 class Inferencer(Node):
@@ -52,14 +52,14 @@ class Inferencer(Node):
         """Prepares to act.
 
         Args:
-          cfg: how often to ask for newer params; a `ServiceConfig` also says how a node collects
-            requests.
-          agent: its ``actor_step`` is run.
-          learner: the source of params, asked at the first call and every ``sync_interval``
-            batches. The ``courier.Client`` of a Learner's node is pulled from in the background;
-            then the constructor waits for the first params.
+          cfg: how often to ask for newer params. A `ServiceConfig` also determines how a node
+              collects requests.
+          agent: the agent that acts, by its ``actor_step``.
+          learner: the source of params, which is called at the first batch and every
+              ``sync_interval`` batches. With the ``courier.Client`` of a Learner's node, params are
+              pulled in the background, and the constructor waits for the first params.
           num_envs: environments served; ids are in ``[0, num_envs)``.
-          rng_key: the acting key, consumed and owned by this object.
+          rng_key: the acting key; this object owns and consumes it.
           global_ids: int ``[num_envs]``, the ids of these environments in the whole experiment, for
             exploration that depends on them; None for 0, 1, ...
         """
@@ -83,12 +83,12 @@ class Inferencer(Node):
         """Acts on one batch.
 
         Args:
-          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order. Rows
-            under the id ``num_envs`` are padding, whose agent state is not kept.
+          env_ids: int ``[B]``, distinct ids in ``[0, num_envs)``; None for all in order. Rows with
+              the id ``num_envs`` are padding; their agent state is not kept.
           timestep: ``[B, ...]``, row i of environment ``env_ids[i]``.
 
         Returns:
-          numpy arrays ``[B, ...]``; read-only, and not written to later.
+          numpy arrays ``[B, ...]``, which are read-only and never change.
         """
         self._pull()
         timestep = self._lay_out(timestep)
@@ -109,7 +109,8 @@ class Inferencer(Node):
         """Gives environments a fresh agent state.
 
         Args:
-          rows: which, bool ``[num_envs]``; a mask and not ids, so that one shape serves all.
+          rows: the environments, bool ``[num_envs]``. It is a mask and not a list of ids, so that
+              only one shape is compiled.
         """
 
         def choose(new: Array, old: Array) -> Array:
@@ -118,13 +119,13 @@ class Inferencer(Node):
         self._table = jax.tree.map(choose, self._fresh_table(), self._table)
 
     def save(self) -> PyTree:
-        """Returns what a resumed run needs to act on as before."""
+        """Returns the state that a resumed run needs to continue acting exactly."""
         return {"rng_key": self._rng_key, "table": self._table}
 
     def load(self, saved: PyTree) -> None:
-        """Restores what `save` returned; the next call asks for params of any version."""
+        """Restores what `save` returned; the next batch asks for params of any version."""
         self._rng_key, self._table = saved["rng_key"], saved["table"]
-        # A learner that went back to a checkpoint publishes versions older than the one held.
+        # A learner that was restored from a checkpoint may publish versions older than this one.
         self._version, self._calls_to_sync = -1, 0
 
     def run(self, stop: Stop = None) -> None:
@@ -138,7 +139,7 @@ class Inferencer(Node):
         self.close()
 
     def close(self) -> None:
-        """Ends the pulling from a learner in another node; a second call does nothing."""
+        """Stops pulling from a learner in another node; a second call does nothing."""
         while self._closes:
             self._closes.pop().close()
 
@@ -158,14 +159,14 @@ class Inferencer(Node):
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         codec.register_records((jax.eval_shape(agent.initial_params, key), agent.obs_spec))
         puller = ParamsPuller(client, patience=_PATIENCE)
-        self._closes += [puller, client]  # the client first, so that a pull under way ends
+        self._closes += [puller, client]  # the client first, so that a pull in progress ends
         return puller
 
     def _fresh_table(self) -> AgentState:
         return with_env_ids(self._initial_state(self.num_envs), self._global_ids)
 
     def _pull(self) -> None:
-        """Swaps in newer params, between batches only."""
+        """Takes newer params, if there are any; called between batches only."""
         if self._calls_to_sync:
             self._calls_to_sync -= 1
             return
@@ -173,7 +174,7 @@ class Inferencer(Node):
         published = self._params_source.get_params(newer_than=self._version)
         if published is not None:
             self._version, self._params = published
-            # A new array, not a write: transitions hold slices of the old one.
+            # A new array, because transitions hold slices of the old one.
             self._versions = np.full(self.num_envs, self._version, np.int32)
 
 
@@ -189,7 +190,7 @@ def _acting_functions(agent: Agent) -> tuple[Any, Any]:
     def act_rows(
         rng_key: PRNGKey, params: Params, table: AgentState, rows: np.ndarray, timestep: TimeStep
     ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
-        # Ids of padding lie outside: JAX reads the last row for them, and drops what they write.
+        # Padding ids are out of range: JAX reads the last row for them and drops their writes.
         state = jax.tree.map(lambda x: x[rows], table)
         next_key, next_state, state, output = act(rng_key, params, state, timestep)
         table = jax.tree.map(lambda old, new: old.at[rows].set(new), table, next_state)

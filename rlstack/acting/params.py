@@ -1,7 +1,7 @@
-"""How params travel from the learner to the inferencers, by version.
+"""Transfer of params from the learner to the inferencers, by version.
 
-Whoever acts holds a version and asks a `ParamsSource` for a newer one. In the learner's process a
-`ParamsPublisher` encodes each version once, however many readers ask. In the process that acts a
+An inferencer holds one version and asks a `ParamsSource` for a newer one. In the learner's process,
+a `ParamsPublisher` encodes each version once for all readers. In the acting process, a
 `ParamsPuller` asks in a thread, so that no batch waits for the network.
 """
 
@@ -18,12 +18,12 @@ from typing import Protocol
 from rlstack.types import Params, PyTree
 
 _Published = tuple[int, Params]
-_FIRST_PAUSE = 0.001  # seconds between two pulls until there are first params
+_FIRST_PAUSE = 0.001  # seconds between two pulls until the first params arrive
 _PAUSE_AFTER_ERROR = 0.05
 
 
 class ParamsError(RuntimeError):
-    """The source of params failed; the text holds its traceback, so that it survives a network."""
+    """The source of params failed; the message contains its traceback, also for remote callers."""
 
 
 class ParamsClosedError(RuntimeError):
@@ -31,7 +31,7 @@ class ParamsClosedError(RuntimeError):
 
 
 class ParamsSource(Protocol):
-    """Gives params by version: a Learner, or a client of one."""
+    """Provides params by version: a Learner, or a client of one."""
 
     def get_params(self, newer_than: int = -1) -> _Published | None:
         """Returns (version, params), or None when there is nothing newer."""
@@ -49,15 +49,15 @@ class FixedParams:
 
 
 class ParamsPublisher:
-    """Gives out a learner's newest params as bytes; safe to call from many threads."""
+    """Provides a learner's newest params as bytes; safe to call from many threads."""
 
     def __init__(self, learner: ParamsSource, encode: Callable[[PyTree], bytes]) -> None:
         """Stores its parts.
 
         Args:
-          learner: the source of params, which are not written to later.
-          encode: turns params into bytes. It runs in the thread of the first reader of a version,
-            so the learner does not wait for it, and a version without readers is never encoded.
+          learner: the source of params; published params must not change later.
+          encode: converts params to bytes. It runs in the thread of the first reader of a version,
+              so the learner does not wait for it, and a version without readers is never encoded.
         """
         self._learner, self._encode = learner, encode
         self._lock = threading.Lock()  # guards the counters
@@ -71,7 +71,7 @@ class ParamsPublisher:
         """Returns the newest (version, bytes), or None when there is nothing newer.
 
         Args:
-          newer_than: the version that the reader holds; -1 for none.
+          newer_than: the version that the reader has; -1 for none.
 
         Raises:
           ParamsClosedError: after `close`.
@@ -89,7 +89,7 @@ class ParamsPublisher:
         return version, self._bytes_of(version, params)
 
     def stats(self) -> dict[str, float]:
-        """Returns counts, and how many versions the latest readers were behind."""
+        """Returns counts, and by how many versions the latest readers were behind."""
         newest = self._learner.get_params(-1)
         with self._lock:
             return {
@@ -102,18 +102,18 @@ class ParamsPublisher:
             }
 
     def close(self) -> None:
-        """Refuses later reads."""
+        """Makes later reads raise `ParamsClosedError`."""
         self._closed = True
 
     def _bytes_of(self, version: int, params: Params) -> bytes:
-        """Encodes each version at most once; other readers of it wait for the first one."""
+        """Encodes each version at most once; other readers of a version wait for the first one."""
         with self._encoding:
             if self._encoded is not None and self._encoded[0] == version:
                 return self._encoded[1]
             encoded = self._encode(params)
             with self._lock:
                 self._encodes += 1
-                # A slow reader of an older version must not replace the newest one's bytes.
+                # A slow reader of an older version must not replace the bytes of the newest one.
                 if self._encoded is None or self._encoded[0] < version:
                     self._encoded = version, encoded
             return encoded
@@ -131,7 +131,7 @@ class RemoteParams:
 
         Args:
           get: `ParamsPublisher.get`, or a client of it.
-          decode: turns its bytes into params.
+          decode: converts its bytes to params.
         """
         self._get, self._decode = get, decode
 
@@ -162,7 +162,7 @@ class ParamsPuller:
 
         Raises:
           ParamsError: the source failed.
-          TimeoutError: it published nothing in time.
+          TimeoutError: the source published nothing in time.
         """
         if min(interval, patience) < 0:
             raise ValueError(
@@ -186,7 +186,7 @@ class ParamsPuller:
             raise
 
     def get_params(self, newer_than: int = -1) -> _Published | None:
-        """Returns at once the newest (version, params) in memory, None if that is not newer.
+        """Returns the newest (version, params) in memory without waiting; None if not newer.
 
         Raises:
           ParamsError: pulls have failed for longer than ``patience``.
@@ -201,7 +201,7 @@ class ParamsPuller:
         return held if held is not None and held[0] > newer_than else None
 
     def stats(self) -> dict[str, float]:
-        """Returns counts; ``skipped`` versions were replaced between two pulls."""
+        """Returns counts. ``skipped`` counts versions that were replaced between two pulls."""
         with self._condition:
             return {
                 "params/version": -1 if self._held is None else self._held[0],
@@ -214,7 +214,7 @@ class ParamsPuller:
             }
 
     def close(self, timeout: float = 10.0) -> None:
-        """Ends the thread, once the source's present call returns.
+        """Ends the thread as soon as the current call of the source returns.
 
         Raises:
           TimeoutError: that call takes longer than ``timeout`` seconds.

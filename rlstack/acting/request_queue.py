@@ -1,8 +1,8 @@
 """The queue of an inference service: its clients, their requests, and when a batch is complete.
 
-The caller whose request completes a batch acts for all of it in its own thread: passing it to
+The caller that completes a batch computes the whole batch in its own thread: passing the batch to
 another thread and back takes longer than acting with a small network. A worker thread takes the
-batches that are due because their first request has waited long enough.
+batches that start because their first request has waited long enough.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 
 from rlstack.acting.inference import Inference
 
-ClientName = str | int  # an actor's rank, for instance
+ClientName = str | int  # for example an actor's rank
 
 
 class StaleIncarnationError(RuntimeError):
-    """A request came from an actor that has been restarted since."""
+    """A request came from an actor that has been restarted in the meantime."""
 
 
 class ServiceClosedError(RuntimeError):
@@ -30,18 +30,18 @@ class ServiceClosedError(RuntimeError):
 
 
 class Request:
-    """One call that waits for its answer."""
+    """One call, which waits for its answer."""
 
     __slots__ = ("answer", "arrived", "client", "done", "env_ids", "error", "leaves", "start")
 
     def __init__(self, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         self.env_ids = env_ids  # [n] int32
-        self.leaves = leaves  # of its timestep, each [n, ...]
+        self.leaves = leaves  # the leaves of its timestep, each [n, ...]
         self.arrived = time.perf_counter()
         self.client: Client
         self.start = 0  # its first row in the batch
         self.done = threading.Event()
-        self.answer: Inference | None = None  # to the whole batch
+        self.answer: Inference | None = None  # the answer to the whole batch
         self.error: Exception | None = None
 
     def result(self) -> Inference:
@@ -54,15 +54,15 @@ class Request:
 
 
 class Client:
-    """One actor as the service sees it."""
+    """The service's record of one actor."""
 
     __slots__ = ("incarnation", "index", "seen", "waiting")
 
     def __init__(self, index: int, incarnation: int) -> None:
-        self.index = index  # in the table of owners
+        self.index = index  # its index in the table of owners
         self.incarnation = incarnation
         self.seen = 0.0  # time of its last call or answer
-        self.waiting = 0  # its requests in the queue
+        self.waiting = 0  # number of its requests in the queue
 
 
 class Clients:
@@ -75,14 +75,14 @@ class Clients:
     def admit(
         self, name: ClientName, incarnation: int, env_ids: np.ndarray
     ) -> tuple[Client, np.ndarray | None]:
-        """Admits a client's call for environments, which the client owns from then on.
+        """Registers a client's call; from then on the client owns the environments of the call.
 
         Returns:
-          The client; and at the first call of a new incarnation the environments that it owned
-          until then, ``[num_envs]`` bool, else None.
+          The client; and, at the first call of a new incarnation, the environments that the client
+          owned before, ``[num_envs]`` bool, otherwise None.
 
         Raises:
-          StaleIncarnationError: the client has called in a later incarnation.
+          StaleIncarnationError: a later incarnation of the client has already called.
           ValueError: another client owns one of the environments.
         """
         client = self._clients.get(name)
@@ -129,21 +129,21 @@ class Taken(NamedTuple):
     """A batch to act on."""
 
     requests: list[Request]  # in the order of their environments
-    to_reset: np.ndarray | None  # [num_envs] bool, environments to reset before
+    to_reset: np.ndarray | None  # [num_envs] bool, environments to reset before acting
 
 
 class RequestQueue:
-    """Requests in the order of arrival; one batch at a time is acted on, until it is settled."""
+    """Requests in the order of arrival; only one batch at a time is computed, until `settle`."""
 
     def __init__(
         self, num_envs: int, max_batch: int, max_wait_s: float, live_s: float, lock_step: bool
     ) -> None:
-        """Starts empty; the arguments are explained at `ServiceConfig`."""
+        """Makes an empty queue; `ServiceConfig` explains the arguments."""
         self._num_envs = num_envs
         self._max_batch = num_envs if lock_step else min(max_batch, num_envs)
         self._max_wait = math.inf if lock_step else max_wait_s
         self._live, self._lock_step = live_s, lock_step
-        self._condition = threading.Condition()  # guards all; only the worker waits on it
+        self._condition = threading.Condition()  # guards everything; only the worker waits on it
         self._queue: list[Request] = []
         self._running: list[Request] = []
         self._clients = Clients(num_envs)
@@ -177,7 +177,7 @@ class RequestQueue:
             return None
 
     def withdraw(self, request: Request) -> str:
-        """Removes a request; returns what it waited for, or "" if it has been answered."""
+        """Removes a request; returns why it still waited, or "" if it has been answered."""
         with self._condition:
             if request.done.is_set():
                 return ""
@@ -188,7 +188,7 @@ class RequestQueue:
             return f"waits in the queue with {len(self._queue)} others"
 
     def take(self) -> Taken | None:
-        """Waits for the next batch that is due; returns None when closed and all is answered."""
+        """Waits for the next batch that is due; returns None when closed and no request is left."""
         with self._condition:
             while self._busy or not self._closed:
                 wait = math.inf
@@ -196,7 +196,7 @@ class RequestQueue:
                     wait = self._seconds_to_wait()
                     if wait <= 0:
                         return self._pop()
-                    # Wakes also when clients may no longer count as live.
+                    # Wakes up also when a client may no longer count as live.
                     wait = min(wait, max(self._live, 0.001), 1.0)
                 self._wakes_at = time.perf_counter() + wait
                 self._condition.wait(None if wait == math.inf else wait)
@@ -205,12 +205,12 @@ class RequestQueue:
     def settle(
         self, answer: Inference | None, make_error: Callable[[], Exception] | None = None
     ) -> None:
-        """Gives the callers of the batch taken last its answer, or each an error."""
+        """Gives the answer, or an error, to each caller of the batch that was taken last."""
         now = time.perf_counter()
         with self._condition:
             for request in self._running:
                 request.client.seen = now
-                if not request.done.is_set():  # not failed by `close`, nor withdrawn
+                if not request.done.is_set():  # neither closed nor withdrawn
                     request.answer = answer
                     request.error = None if make_error is None else make_error()
             running, self._running = self._running, []
@@ -223,7 +223,7 @@ class RequestQueue:
             request.done.set()
 
     def close(self) -> None:
-        """Fails every waiting call; the worker gets no more batches."""
+        """Makes every waiting call raise; the worker gets no more batches."""
         with self._condition:
             self._closed = True
             for request in self._queue + self._running:
@@ -238,12 +238,12 @@ class RequestQueue:
             return len(self._queue), self._clients.count(live_since)
 
     def _wake_in_time(self) -> None:
-        """Wakes the worker if it would sleep past the time at which the first request is due."""
+        """Wakes the worker if it would otherwise sleep until after the first request is due."""
         if self._queue and self._queue[0].arrived + self._max_wait < self._wakes_at:
             self._condition.notify()
 
     def _seconds_to_wait(self) -> float:
-        """Seconds until the batch is due."""
+        """Returns the seconds until the batch is due."""
         if self._is_full():
             return 0.0
         return self._queue[0].arrived + self._max_wait - time.perf_counter()
@@ -264,11 +264,11 @@ class RequestQueue:
         batch, self._queue = self._queue[:count], self._queue[count:]
         for request in batch:
             request.client.waiting -= 1
-        # In the order of a lone Inferencer, whatever came first.
+        # In the order that a local Inferencer would use, not in the order of arrival.
         batch.sort(key=lambda request: request.env_ids[0])
         self._running, self._busy = batch, True
-        # Taken together with the batch: the rows of a restarted actor are reset after the last
-        # requests of its predecessor have been acted on, never before.
+        # Taken together with the batch: the rows of a restarted actor are reset only after the last
+        # requests of its earlier incarnation have been answered.
         to_reset, self._to_reset = self._to_reset, None
         return Taken(batch, to_reset)
 
