@@ -53,8 +53,7 @@ class IQNConfig(QLearningConfig):
 class IQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says.
 
-    Its network maps `rlstack.networks.AtFractions`, instead of an observation, to values ``[B, A,
-    N]``.
+    Its network maps `rlstack.networks.AtFractions`, not an observation, to values ``[B, A, N]``.
     """
 
     cfg: IQNConfig

@@ -203,7 +203,7 @@ class EpochAgent(Agent):
         return minibatch
 
     def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
-        """Ends the batch, for example by adding the batch's statistics to the params."""
+        """Ends the batch, for example by moving statistics frozen during it into the params."""
         return params, learner_state
 
     def learner_step(

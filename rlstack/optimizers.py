@@ -27,7 +27,8 @@ class OptimizerConfig(Checked):
     anneal_steps: int = 0
     """Optimizer steps in which the learning rate falls linearly to 0. 0 keeps it constant."""
     eps: float = 1e-5
-    """Added to the denominator of the step; for rmsprop inside the square root. Not for sgd."""
+    """Constant added to the denominator of the step; inside the square root for rmsprop. Not for
+    sgd."""
     decay: float = 0.9
     """Decay rate of the running mean of squared gradients. rmsprop only."""
     weight_decay: float = 0.0
@@ -63,7 +64,7 @@ def optimizer_step(
     opt_state: optax.OptState,
     grads: PyTree,
 ) -> tuple[Params, optax.OptState, Logs]:
-    """Moves params by their gradients; returns what `rlstack.agent.Agent.apply_gradients` does."""
+    """Applies gradients to params; returns the same as `rlstack.agent.Agent.apply_gradients`."""
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, {}
 
@@ -76,14 +77,14 @@ def component_optimizer(
     """Clips all gradients by their global norm, then gives each component its own optimizer.
 
     Args:
-      default: for the modules that no component names.
-      components: optimizer by the names of Haiku modules; a name covers every module whose path
-        has a part starting with it. None stands for the default.
-      max_grad_norm: of all components together; 0 does not clip.
+      default: the optimizer of the modules that no component names.
+      components: optimizers by names of Haiku modules. A name covers every module with a part of
+          its path that starts with the name. None means the default.
+      max_grad_norm: largest norm of the gradients of all components together; 0 does not clip.
 
     Raises:
-      ValueError: max_grad_norm is negative; or, from the optimizer's ``init``, a component has no
-        module.
+      ValueError: max_grad_norm is negative. The optimizer's ``init`` raises it if a component has
+          no module.
     """
     if max_grad_norm < 0:
         raise ValueError(
@@ -102,7 +103,7 @@ def component_optimizer(
 
 
 def _label(names: tuple[str, ...]) -> str:
-    """A component's name for optax, which would take a tuple apart; "" for the default."""
+    """Returns a component's label for optax, which would flatten a tuple; "" for the default."""
     return " or ".join(names)
 
 

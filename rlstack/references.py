@@ -1,4 +1,4 @@
-"""Names that users give: what they refer to, and what a misspelt one may have meant."""
+"""Resolves names that users give, and suggests corrections of misspelt names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_object(reference: str) -> Any:
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Returns "; did you mean X?" when a known name is close, else the list of a few."""
+    """Returns "; did you mean X?" if a known name is similar, else a list of some known names."""
     close = difflib.get_close_matches(name, list(known), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

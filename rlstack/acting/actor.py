@@ -57,8 +57,8 @@ class Actor(Node):
               function without arguments that makes one, which `run` closes before it returns.
           inferencer: chooses the actions; it may be the ``courier.Client`` of an Inferencer's node.
           replay_buffer: stores the steps; None in evaluation.
-          rank: the number of this actor among the actors of a program; global ids are ``rank *
-              num_envs + id``. None for the only actor, because its ids need no offset.
+          rank: the number of this actor among the actors of a program. Global ids are
+              ``rank * num_envs + id``. None for the only actor, because its ids need no offset.
         """
         self._owns_env = callable(env_builder)
         self._env = env = env_builder() if self._owns_env else env_builder

@@ -36,7 +36,7 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
 
     Args:
       action_spec: one float array [D] with finite bounds.
-      where: the caller, named in the error.
+      where: the name of the caller, for the error message.
 
     Raises:
       TypeError: the spec is not such an array.

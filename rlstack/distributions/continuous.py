@@ -13,14 +13,14 @@ from rlstack.types import Array, PRNGKey
 
 _LOG_2 = math.log(2.0)
 _LOG_2_PI = math.log(2.0 * math.pi)
-# The largest |tanh| that is inverted: closer to 1, float32 has no information left.
+# The largest |tanh| that is inverted. Closer to 1, float32 has too few digits for the inverse.
 _TANH_LIMIT = 1.0 - 1e-6
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 _NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
 
 
 class Normal(NamedTuple):
-    """A diagonal Gaussian over the last axis, D; unbounded, so environment pools clip it."""
+    """A diagonal Gaussian over the last axis, D. It is unbounded, so pools clip the action."""
 
     mean: Array  # [..., D] float32
     log_std: Array  # [..., D] float32
@@ -60,8 +60,8 @@ class Normal(NamedTuple):
 class TanhNormal(NamedTuple):
     """A diagonal Gaussian squashed by tanh and scaled to [minimum, maximum] (SAC's policy).
 
-    Haarnoja et al. 2018, "Soft Actor-Critic", appendix C; log(1 - tanh(u)^2) is computed as
-    2 (log 2 - u - softplus(-2u)), which loses no precision at large |u|.
+    Haarnoja et al. 2018, "Soft Actor-Critic", appendix C. The term log(1 - tanh(u)^2) is computed
+    as 2 (log 2 - u - softplus(-2u)), which is accurate at large |u|.
     """
 
     mean: Array  # [..., D] float32, before tanh
@@ -85,7 +85,7 @@ class TanhNormal(NamedTuple):
     def log_prob(self, action: Array) -> Array:
         """Returns the log density, [...].
 
-        It is finite at and beyond the bounds, where an action counts as 1e-6 half-ranges inside.
+        It is finite at and beyond the bounds: such an action is moved to 1e-6 half-ranges inside.
         """
         half = 0.5 * (self.maximum - self.minimum)
         unit = (action - self.minimum) / half - 1.0
@@ -105,7 +105,7 @@ class TanhNormal(NamedTuple):
         return self.base().entropy() + jnp.sum(expected, axis=-1)
 
     def kl(self, other: TanhNormal) -> Array:
-        """Returns KL(self || other), [...], that of the bases; the bounds must be equal."""
+        """Returns KL(self || other), [...], as that of the bases; the bounds must be equal."""
         return self.base().kl(other.base())
 
     def mode(self) -> Array:

@@ -11,8 +11,8 @@ import numpy as np
 
 from rlstack.types import Array, PRNGKey
 
-# The logit of an illegal action. It is finite, so that 0 * log 0 is 0 and not NaN, and so low that
-# its exponential is exactly 0.
+# The logit of an illegal action. It is finite, so that 0 * log 0 is 0 and not NaN. Its exponential
+# is exactly 0.
 ILLEGAL = -1e9
 
 
@@ -32,8 +32,8 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         """Returns log p(action), [...]; about ``ILLEGAL`` for an illegal action."""
-        # A product with one-hot rows: the gradient of an indexed read is a scatter, on which XLA's
-        # older CPU runtime aborts inside long loops.
+        # A product with one-hot rows, because the gradient of an indexed read is a scatter: XLA's
+        # older CPU runtime aborts on it inside long loops.
         chosen = jnp.arange(self.logits.shape[-1]) == jnp.asarray(action, jnp.int32)[..., None]
         return jnp.where(chosen, self.log_probs(), 0.0).sum(-1)
 
@@ -54,7 +54,7 @@ class Categorical(NamedTuple):
         return -jnp.sum(self.probs() * self.log_probs(), axis=-1)
 
     def kl(self, other: Categorical) -> Array:
-        """Returns KL(self || other), [...]; about 1e9 where other masks an action of self."""
+        """Returns KL(self || other), [...]; about 1e9 where other masks a legal action of self."""
         return jnp.sum(self.probs() * (self.log_probs() - other.log_probs()), axis=-1)
 
     def mode(self) -> Array:

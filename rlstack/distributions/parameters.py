@@ -20,8 +20,8 @@ LOG_STD_RANGE = (-20.0, 2.0)
 def num_parameters(action_spec: PyTree) -> int:
     """Returns how many numbers per row ``from_parameters`` needs for ``action_spec``.
 
-    It is A for a choice of A, the sum of the sizes for several choices, and 2 D for a float action
-    [D]. For a pytree of specs it is the sum, in the order of ``jax.tree.leaves``.
+    It is A for one choice among A actions, the sum of the sizes for several choices, and 2 D for a
+    float action [D]. For a pytree of specs it is the sum, in the order of ``jax.tree.leaves``.
 
     Raises:
       ValueError: there is no distribution for a spec.
@@ -72,7 +72,7 @@ def from_parameters(
 def _from_spec(
     spec: specs.Array, parameters: Array, mask: Array | None, squash: bool
 ) -> Distribution:
-    """Does the same for one array spec; the number of parameters has been checked."""
+    """Does the same for one array spec; the caller has checked the number of parameters."""
     if np.issubdtype(spec.dtype, np.integer):
         sizes = _sizes(spec)
         if mask is not None and jnp.shape(mask)[-1:] != (sum(sizes),):

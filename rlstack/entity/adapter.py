@@ -46,11 +46,11 @@ class EntityEnv(dm_env.Environment):
         return self.codec.action_spec
 
     def reset(self) -> dm_env.TimeStep:
-        """Begins an episode. Episodes that are over at once are skipped.
+        """Begins an episode. Episodes that are over at their first observation are skipped.
 
         Raises:
-          EnvError: the game returned an invalid observation, or too many episodes in a row were
-            over at once.
+          EnvError: the game returned an invalid observation, or too many consecutive episodes were
+              over at their first observation.
         """
         self._context = None
         for _ in range(_MAX_RESETS):
@@ -67,7 +67,8 @@ class EntityEnv(dm_env.Environment):
     def step(self, action: Mapping[str, np.ndarray]) -> dm_env.TimeStep:
         """Plays one step, or begins an episode and ignores ``action`` if none is in progress.
 
-        The last step of a truncated episode has discount 1, that of any other episode 0.
+        The last step of a truncated episode has discount 1. The last step of any other episode has
+        discount 0.
 
         Raises:
           EnvError: the game returned an invalid observation, or a choice is not legal.
@@ -89,7 +90,7 @@ class EntityEnv(dm_env.Environment):
         return dm_env.transition(reward, padded)
 
     def to_actions(self, action: Mapping[str, np.ndarray]) -> dict[str, Action]:
-        """Returns the actions, with ids and labels, that `step` would give the game.
+        """Returns the actions, with ids and labels, that `step` would pass to the game.
 
         Raises:
           ValueError: no episode is in progress.
@@ -121,6 +122,6 @@ def as_dm_env(environment: Environment, name: str = "", validate: bool = True) -
         faster, but errors of the game then go unnoticed.
 
     Raises:
-      ValueError: the spaces have no action type, or one that no entity could take.
+      ValueError: the spaces have no action type, or have one that no entity can take.
     """
     return EntityEnv(environment, name, validate)

@@ -30,7 +30,7 @@ import numpy as np
 from rlstack.entity.spaces import Categorical, EntityType, GlobalCategorical
 
 Choosable = type | tuple[type[enum.Enum], ...]
-"""An enum, a dataclass whose fields are enums, or a tuple of enums."""
+"""An enum, a dataclass with enum fields, or a tuple of enums."""
 
 _Append = Callable[[Any, list[object]], None]  # appends the features of a value to a list
 
@@ -78,12 +78,12 @@ def features(cls: type, instances: Sequence[object]) -> np.ndarray:
 
 
 def choices(of: Choosable) -> tuple[Any, ...]:
-    """Returns the choices that something stands for, in order.
+    """Returns the choices that a type describes, in order.
 
     Args:
-      of: an enum, whose choices are its members; a tuple of enums, whose choices are tuples, the
-        last part varying fastest; a dataclass whose fields are enums, whose choices are instances,
-        the last field varying fastest.
+      of: an enum (the choices are its members), a tuple of enums (the choices are tuples; the last
+          part varies fastest), or a dataclass with enum fields (the choices are instances; the last
+          field varies fastest).
 
     Raises:
       TypeError: ``of`` is none of these.

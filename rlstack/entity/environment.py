@@ -1,4 +1,4 @@
-"""What the author of a game writes: an `Environment` that returns an `Observation` at each step.
+"""The interface of a game: an `Environment` that returns an `Observation` at each step.
 
 A game is a class with two spaces and two methods (`rlstack.entity.games.count` is a short one)::
 
@@ -28,8 +28,8 @@ EntityID = Hashable
 class CategoricalMask:
     """The actors of a categorical action at this step, and their legal choices.
 
-    Name the actors by ids or by entity types, not by both. With neither, every entity is an actor.
-    An action type that is missing from ``Observation.actions`` has no actors at this step.
+    Name the actors by ids or by entity types, not by both. Without either, every entity is an
+    actor. An action type that is missing from ``Observation.actions`` has no actors at this step.
     """
 
     actor_ids: Sequence[EntityID] | None = None
@@ -48,7 +48,8 @@ class GlobalCategoricalMask:
 class SelectEntityMask:
     """The actors and actees of a select-entity action, and which pairs are legal.
 
-    Name actors by ids or by entity types, and actees likewise. With neither, every entity is one.
+    Name the actors by ids or by entity types, and the actees in the same way. Without either, every
+    entity is an actor or an actee.
     """
 
     actor_ids: Sequence[EntityID] | None = None
@@ -63,18 +64,18 @@ ActionMask = CategoricalMask | GlobalCategoricalMask | SelectEntityMask
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What one environment shows at one step."""
+    """The observation of one environment at one step."""
 
     features: Mapping[str, ArrayLike]
-    """Features by entity type, ``[count, features]``. A type that is missing has no entities. For
-    a type without features give ``[count, 0]`` or just the count, an int."""
+    """Features by entity type, ``[count, features]``. A type that is missing has no entities. For a
+    type without features, give ``[count, 0]`` or only the count, an int."""
     actions: Mapping[str, ActionMask] = dataclasses.field(default_factory=dict)
-    """By action type: the actors and what they may choose."""
+    """By action type: the actors and their legal choices."""
     global_features: ArrayLike = ()
     """``[global features]``."""
     ids: Mapping[str, Sequence[EntityID]] = dataclasses.field(default_factory=dict)
-    """Ids of the entities by type, unique over all types. Entities of a type without ids are known
-    as (type, row), and masks can refer to them by type only."""
+    """Ids of the entities by type, unique over all types. An entity of a type without ids has the
+    id (type, row), and masks can refer to it only by type."""
     visible: Mapping[str, ArrayLike] = dataclasses.field(default_factory=dict)
     """bool ``[count]`` by type: whether the policy sees the entity. The value function sees all
     entities. A type that is missing is visible."""
@@ -83,21 +84,22 @@ class Observation:
     done: bool = False
     """Whether the episode has ended, for any reason."""
     truncated: bool = False
-    """Whether only a step limit ended it, so that learners bootstrap from this observation."""
+    """Whether the episode ended only by a step limit. Learners then bootstrap from this
+    observation."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Numbers to log, by name."""
 
 
 class CategoricalAction(NamedTuple):
-    """What the actors of a categorical or global categorical action chose."""
+    """The choices of the actors of a categorical or global categorical action."""
 
     actors: Sequence[EntityID]
     indices: np.ndarray  # int [actors], positions among the choices
-    labels: Sequence[str]  # the same choices by label
+    labels: Sequence[str]  # the labels of these choices
 
 
 class SelectEntityAction(NamedTuple):
-    """Which entities the actors of a select-entity action chose."""
+    """The entities that the actors of a select-entity action chose."""
 
     actors: Sequence[EntityID]
     actees: Sequence[EntityID]
@@ -106,14 +108,15 @@ class SelectEntityAction(NamedTuple):
 Action = CategoricalAction | SelectEntityAction
 
 Actions = Mapping[str, Any]
-"""An `Action` by action type. The action space says which of the two kinds each is; the values are
-typed ``Any`` so that a game reads ``actions["move"].indices`` without a cast."""
+"""An `Action` by action type. The action space determines which of the two kinds each action is.
+The values have the type ``Any``, so that a game can read ``actions["move"].indices`` without a
+cast."""
 
 
 class Environment(Protocol):
     """One game. `rlstack.entity.as_dm_env` adapts it for pools and actors.
 
-    Optional: ``__str__``, the picture that ``rlstack play`` shows, and ``close()``.
+    Optional methods: ``__str__``, the text that ``rlstack play`` shows, and ``close()``.
     """
 
     @property
@@ -132,7 +135,7 @@ class Environment(Protocol):
 
 
 def num_entities(rows: ArrayLike | None) -> int:
-    """Returns how many entities one type's entry of ``Observation.features`` stands for."""
+    """Returns the number of entities in one type's entry of ``Observation.features``."""
     if rows is None:
         return 0
     if isinstance(rows, int | np.integer):

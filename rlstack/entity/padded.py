@@ -10,12 +10,12 @@ Pools, replay and networks carry an observation as these arrays::
     action_mask  {action: bool [capacity * n]}, over n choices, or n slots of a select-entity
                  action; without an actor only choice 0 is legal, so nothing is left to decide
 
-Names of the specs carry what shapes do not tell, after a colon: the features of a type, separated
-by commas, in ``features``; the first slot of a type in ``visible``; the kind of an action in the
-action spec. `rlstack.networks.ragged` reads them there.
+The names of the specs contain, after a colon, the information that shapes lack: the features of a
+type, separated by commas, in ``features``; the first slot of a type in ``visible``; the kind of an
+action in the action spec. `rlstack.networks.ragged` reads these names.
 
-The conversion runs at every step of every environment, so all that depends on the spaces alone is
-computed once.
+The conversion runs at every step of every environment, so everything that depends only on the
+spaces is computed once.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _KINDS = {
 
 
 class ActionContext(NamedTuple):
-    """What is needed of an observation to decode the action that follows it."""
+    """The parts of an observation that are needed to decode the action that follows it."""
 
-    ids: Mapping[str, Sequence[EntityID]]  # by entity type, those that have ids
+    ids: Mapping[str, Sequence[EntityID]]  # by entity type, for types with ids
     counts: Mapping[str, int]  # by entity type
     actors: Mapping[str, list[int]]  # by action type, slots
     action_mask: Mapping[str, np.ndarray]  # by action type, bool [capacity * n]
@@ -87,16 +87,16 @@ class PaddedCodec:
       name: name of the environment in errors.
       slots: the slots of its entities.
       num_global: number of global features.
-      observation_spec: nest of ``dm_env.specs`` of what `encode` returns.
-      action_spec: the same of what `decode` takes, by action type int32 [capacity]: the position
-        of the choice, or the slot of the actee.
+      observation_spec: nested ``dm_env.specs`` of the arrays that `encode` returns.
+      action_spec: the specs of the actions that `decode` takes, by action type int32 [capacity]:
+          the position of the choice, or the slot of the actee.
     """
 
     def __init__(self, obs_space: ObsSpace, action_space: ActionSpace, name: str):
         """Computes the layout of the arrays.
 
         Raises:
-          ValueError: there are no action types, or one that no entity could take.
+          ValueError: there are no action types, or there is one that no entity can take.
         """
         self.name = name
         self.slots = Slots(obs_space, action_space)
@@ -155,7 +155,7 @@ class PaddedCodec:
         """Returns the actions, with ids and labels, of choices made in a context.
 
         Args:
-          context: from `encode` of the observation that the choices answer.
+          context: from `encode` of the observation before these choices.
           action: int32 [capacity] by action type.
         """
         actions: dict[str, Action] = {}
@@ -175,7 +175,7 @@ class PaddedCodec:
         """Checks that choices are legal.
 
         Raises:
-          EnvError: an action type is missing, or an actor chose what its mask forbids.
+          EnvError: an action type is missing, or an actor's choice is not legal.
         """
         for name, kind, blank in self._actions:
             slots = context.actors[name]
@@ -247,7 +247,7 @@ class PaddedCodec:
         count: dict[str, int],
         slot_of: Callable[[EntityID], int],
     ) -> list[int]:
-        """Returns the slots of the entities with these ids, else of these types, else of all."""
+        """Returns the slots of entities with these ids, or of these types, or of all entities."""
         if ids is not None:
             return [slot_of(entity) for entity in ids]
         slots: list[int] = []
@@ -263,7 +263,7 @@ class PaddedCodec:
         cache: list[dict[EntityID, int]],
         entity: EntityID,
     ) -> int:
-        if not cache:  # most observations never refer to an id, so this is built on demand
+        if not cache:  # built only when needed: most observations never refer to an id
             cache.append({})
             for name, ids in observation.ids.items():
                 first = self._by_name[name].first
@@ -330,7 +330,7 @@ def _observation_spec(
 
 
 def _require_actions(obs_space: ObsSpace, action_space: ActionSpace, name: str) -> None:
-    """Checks that an actor is possible for every action type."""
+    """Checks that every action type can have an actor."""
     if not action_space:
         raise ValueError(f"{name}: action_space: must have an action type; got none. Add one.")
     for action, kind in action_space.items():

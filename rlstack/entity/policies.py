@@ -1,4 +1,4 @@
-"""Hand-written and random policies for games, and the loop that plays an episode with one."""
+"""Hand-written and random policies for games, and a loop that plays an episode with one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rlstack.entity.environment import (
 from rlstack.entity.spaces import GLOBAL, ObsSpace, SelectEntity
 
 Choices = Mapping[str, Sequence[EntityID]]
-"""By action type, one entry for each actor in order: the position of its choice (an int), or the id
-of its actee."""
+"""By action type, one entry per actor in order: the position of its choice (an int), or the id of
+its actee."""
 
 Policy = Callable[[Observation], Choices]
 """A function of the observation alone."""

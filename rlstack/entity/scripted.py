@@ -1,6 +1,6 @@
 """A hand-written policy for each game in `rlstack.entity.games`, to compare learners with.
 
-Each is a function of the observation alone, a `rlstack.entity.policies.Policy`.
+Each one is a function of only the observation, a `rlstack.entity.policies.Policy`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _is_blocked(angle: float, reach: float, near: Rows) -> bool:
 
 
 def go_for_food(observation: Observation) -> Choices:
-    """MultiSnake: moves each snake nearer to its food, unless that ends the game at once.
+    """MultiSnake: moves each snake nearer to its food, unless that move ends the game.
 
     It looks only one step ahead, and assumes a board of 10 by 10 cells.
     """
@@ -206,7 +206,7 @@ def go_for_treasure(observation: Observation) -> Choices:
 
 
 def _first_step(start: Cell, goals: Collection[Cell], walls: Collection[Cell]) -> int:
-    """Returns the first move of a shortest path to a goal, or 0 if there is none."""
+    """Returns the first move of a shortest path to a goal, or 0 if no path exists."""
     first: dict[Cell, int] = {start: 0}
     queue = deque([start])
     while queue:
@@ -237,4 +237,4 @@ SCRIPTED_POLICIES: Mapping[str, Policy] = {
     "RockPaperScissors": throw_paper,
     "TreasureHunt": go_for_treasure,
 }
-"""By game, the best of these for the game's default options."""
+"""By game: the best of these policies for the game's default options."""

@@ -1,6 +1,6 @@
 """The observation space and action space of an entity environment.
 
-The vocabulary is that of entity-gym. An observation is a list of *entities* of several types; the
+The terms are those of entity-gym. An observation is a list of *entities* of several types; the
 entities of a type have the same features. Some of the entities, the *actors*, take an *action
 type*. In a categorical action each actor chooses one of several labels; in a select-entity action
 it chooses another entity, the *actee*. The `GLOBAL` entity has no type: its features are the global
@@ -41,9 +41,9 @@ class ObsSpace:
     """The entities and features that observations contain."""
 
     entities: Mapping[str, EntityType] = dataclasses.field(default_factory=dict)
-    """Entity types by name; their order is that of indices and slots."""
+    """Entity types by name. Indices and slots follow their order."""
     global_features: tuple[str, ...] = ()
-    """Names of the features that belong to no single entity."""
+    """Names of the features that do not belong to a single entity."""
 
     def __post_init__(self) -> None:
         if GLOBAL in self.entities:
@@ -75,7 +75,7 @@ class Categorical(Checked):
 class GlobalCategorical:
     """The `GLOBAL` entity chooses one of several labels.
 
-    It does so at the steps whose observation has a `GlobalCategoricalMask` for the action.
+    It does so at steps where the observation has a `GlobalCategoricalMask` for the action.
     """
 
     choices: tuple[str, ...]
@@ -109,7 +109,7 @@ class Slots:
     """The slots of one environment's entities in the padded arrays.
 
     Attributes:
-      offsets: by entity type, `GLOBAL` included where it has a slot: the first slot.
+      offsets: the first slot of each entity type, including `GLOBAL` if it has a slot.
       has_global: whether `GLOBAL` has a slot, because of global features or a global action.
       total: the number of slots.
     """
@@ -132,7 +132,7 @@ class Slots:
         self._obs_space = obs_space
 
     def ranges(self) -> Iterator[tuple[str, range]]:
-        """Yields each type's name and slots, `GLOBAL` included."""
+        """Yields each type's name and slots, including `GLOBAL`."""
         for name, offset in self.offsets.items():
             capacity = 1 if name == GLOBAL else self._obs_space.entities[name].capacity
             yield name, range(offset, offset + capacity)

@@ -1,7 +1,7 @@
 """Checks of a game's observations, with errors that name the entity or actor, the rule and a fix.
 
-Without them a mistake shows up later and elsewhere: as NaN in the loss, or as an action that is
-carried out by another actor. The checks cost about as much as the padding itself.
+Without these checks a mistake appears later and elsewhere: as NaN in the loss, or as an action of
+the wrong actor. The checks take about as long as the padding itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlstack.entity.spaces import (
     SelectEntity,
 )
 
-_SMALL = 64  # arrays up to this size are faster to check in plain Python than by numpy
+_SMALL = 64  # plain Python checks arrays up to this size faster than numpy does
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _FINITE = "features must be finite float32"
 _MASK_TYPES: dict[type[ActionType], type[ActionMask]] = {
@@ -56,8 +56,8 @@ class Validator:
         """Checks a whole observation.
 
         Raises:
-          EnvError: it breaks a rule. A ValueError that names the environment, the entity type or
-            action type, and the entity.
+          EnvError: the observation breaks a rule. It is a ValueError that names the environment,
+              the entity type or action type, and the entity.
         """
         if not isinstance(observation, Observation):
             rule, got = "reset and act must return an Observation", type(observation).__name__

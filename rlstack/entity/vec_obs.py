@@ -1,9 +1,9 @@
-"""Batches of padded entity observations as ragged records, and ragged actions as padded ones.
+"""Converts padded entity observations to ragged records, and ragged actions to padded ones.
 
 A pool's rows are padded to the capacities of the space. A `VecObs` holds only the entities that
-exist, one after the other. Within its environment an entity is numbered by *index*: types in the
-order of the space, `GLOBAL` last. Everything here is numpy over the whole batch, without a Python
-loop over environments or entities.
+exist, one after the other. An entity's *index* is its number within its environment: types in the
+order of the space, `GLOBAL` last. This module uses numpy over the whole batch, without Python loops
+over environments or entities.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAST = 2  # rlstack.types.StepType.LAST
 
 
 class Ragged(NamedTuple):
-    """Values of B rows of different lengths, row after row, N in all; padding may follow."""
+    """N values of B rows of different lengths, row after row; padding may follow."""
 
     values: np.ndarray  # [N, ...]
     row_ids: np.ndarray  # [N] int32, the row of each value; B at padding
@@ -53,12 +53,12 @@ class Ragged(NamedTuple):
 
 
 class VecActionMask(NamedTuple):
-    """The actors of an action type in each environment, and what they may choose."""
+    """The actors of an action type in each environment, and their legal choices."""
 
     actors: Ragged  # [N] int32, indices
     mask: Ragged | None
-    # A (global) categorical action: bool [N, choices]. A select-entity action: bool, for each
-    # environment its actors times its actees, actor by actor. None: every choice is legal.
+    # For a (global) categorical action: bool [N, choices]. For a select-entity action: bool, the
+    # pairs of actor and actee of each environment, actor by actor. None: every choice is legal.
     actees: Ragged | None = None  # [M] int32, indices, ascending; select-entity actions only
 
 
@@ -75,7 +75,7 @@ class VecObs(NamedTuple):
     def flat_actors(self, action: str) -> np.ndarray:
         """Returns the positions of an action's actors among all entities of the batch, [N] int32.
 
-        Entities are counted environment by environment, within each by index.
+        Entities are counted environment by environment, and by index within each.
         """
         first = (np.cumsum(self.lengths) - self.lengths).astype(np.int32)
         actors = self.action_masks[action].actors
@@ -83,7 +83,7 @@ class VecObs(NamedTuple):
         return actors.values[:size] + first[actors.row_ids[:size]]
 
     def packing(self, width: int | None = None) -> PackedIndex:
-        """Returns how to pack the batch's entities into rows of ``width`` for attention.
+        """Returns the packing of the batch's entities into rows of ``width`` for attention.
 
         The entities of one environment are adjacent in one row. By default rows are as wide as the
         environment with the most entities.
@@ -100,7 +100,7 @@ class BatchView:
     """
 
     def __init__(self, obs_space: ObsSpace, action_space: ActionSpace):
-        """Prepares for batches of environments with these spaces."""
+        """Prepares the conversion for environments with these spaces."""
         self.slots = Slots(obs_space, action_space)
         self._obs_space = obs_space
         self._actions = dict(action_space)
@@ -143,8 +143,8 @@ class BatchView:
         """Returns the choice of each actor: a position among the choices, or an actee's index.
 
         Args:
-          observation: of a pool, ``[B, ...]``.
-          action: the padded actions that answer it, int32 ``[B, capacity]`` by action type.
+          observation: observations of a pool, ``[B, ...]``.
+          action: the padded actions after it, int32 ``[B, capacity]`` by action type.
         """
         index = slot_to_index(self.present(observation))
         chosen = {}

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class EnvError(ValueError):
-    """An environment breaks the rules of its interface; a restart would not help."""
+    """An environment breaks the rules of its interface, so restarting it does not help."""
 
 
 class Outcome(NamedTuple):
@@ -57,18 +57,18 @@ class SingleEnv(Protocol):
 
     @property
     def announce(self) -> Announce | None:
-        """Tells the environment its next action; None if the environment does not need it.
+        """A function that receives the next action; None if the environment does not need it.
 
-        It is called with the leaves of the action (None for a reset) and with whether all
-        environments of the pool step together, before any environment of the pool steps. It is for
-        environments that wait for one another, such as the agents of one game.
+        Its arguments are the leaves of the action (None for a reset) and whether all environments
+        of the pool step together. It is called before any environment of the pool steps. It is for
+        environments that wait for each other, such as the agents of one game.
         """
 
     @property
     def interrupt(self) -> Callable[[], None] | None:
-        """Makes the step in progress raise; called from another thread.
+        """A function that makes the step in progress raise; called from another thread.
 
-        Environments with ``announce`` have it.
+        Environments with ``announce`` must have it.
         """
 
     def reset(self, seed: int | None) -> Tree:
@@ -91,13 +91,14 @@ def make_env(builder: EnvBuilder, options: Options, seed: int, where: str) -> Si
       where: the name of the environment in error messages.
 
     Raises:
-      EnvError: the builder returned something else, or a space that no array can hold.
+      EnvError: the builder returned another type of object, or a space that arrays cannot
+          represent.
     """
     seeded = takes_seed(builder)
     if seeded and "seed" not in options:
         options = {**options, "seed": seed}
     env = builder(**options)
-    # If nothing has imported Gymnasium, this cannot be a Gymnasium environment.
+    # If Gymnasium has not been imported, this cannot be a Gymnasium environment.
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is not None and isinstance(env, gymnasium.Env):
         return _GymnasiumEnv(env, where)

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
-    """An environment raised an exception; the message names it, the cause is chained."""
+    """An environment raised an exception, which is chained; the message names the environment."""
 
 
 class TimestepBuffer(NamedTuple):
@@ -33,7 +33,7 @@ class TimestepBuffer(NamedTuple):
 
 
 def empty_buffer(observation: list[specs.Array], size: int) -> TimestepBuffer:
-    """Returns a buffer for ``size`` environments whose observations have these leaves."""
+    """Returns a buffer for ``size`` environments; ``observation`` has the specs of the leaves."""
     return TimestepBuffer(
         np.zeros(size, np.int32),
         np.zeros(size, np.float32),
@@ -90,11 +90,11 @@ class AutoResetEnv:
 
     @property
     def announces(self) -> bool:
-        """Whether the environment wants to be told its next action before any other one steps."""
+        """Whether the environment needs its next action before any other environment steps."""
         return self._env.announce is not None
 
     def announce(self, action: list[np.ndarray] | None, together: bool) -> None:
-        """Tells the environment its next action, None for a reset; see ``SingleEnv.announce``."""
+        """Passes on the next action, None for a reset; see ``SingleEnv.announce``."""
         if self._env.announce is not None:
             action = None if self._over else action
             self._call("announce", self._env.announce, action, together)
@@ -171,7 +171,7 @@ def build_all(
     """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
 
     Raises:
-      EnvError: an environment breaks the rules, or has other specs than the first one.
+      EnvError: an environment breaks the rules, or its specs differ from those of the first one.
       EnvCrash: the builder raised an exception.
     """
     envs: dict[int, AutoResetEnv] = {}
@@ -203,7 +203,7 @@ def close_all(envs: dict[int, AutoResetEnv]) -> None:
 
 
 def spec_signature(env: AutoResetEnv) -> SpecSignature:
-    """Returns path, shape and dtype of every leaf, to compare environments by."""
+    """Returns path, shape and dtype of every leaf, to compare environments."""
     return [
         (path, tuple(spec.shape), str(spec.dtype))
         for nest in (env.observation, env.action)

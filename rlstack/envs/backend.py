@@ -18,7 +18,7 @@ from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
-# Up to this many values, Python's own min and max are faster than a numpy reduction.
+# For at most this number of values, Python's min and max are faster than a numpy reduction.
 _FEW = 64
 
 
@@ -27,7 +27,7 @@ class Backend(Protocol):
 
     Every environment is either *held* (the caller has received its last row) or *in flight*.
     ``reset`` puts all environments in flight, ``send`` puts some in flight, and ``recv`` returns
-    those that finish first.
+    the environments that finish first.
     """
 
     spec: EnvSpec
@@ -41,7 +41,7 @@ class Backend(Protocol):
         """Steps the environments ``env_ids`` ([n] int32, None for all) with these action leaves."""
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
-        """Returns the ids and rows of ``wait_num`` environments, as soon as that many are done."""
+        """Returns the ids and rows of ``wait_num`` environments as soon as they are done."""
 
     def stats(self) -> dict[str, int]:
         """Returns counters since construction."""
@@ -71,11 +71,11 @@ class PoolConfig:
     num_workers: int | None = None
     "Number of threads or processes; None chooses by the number of cores."
     max_restarts: int = 10
-    "Process pools: number of worker restarts after which the next failure ends the pool."
+    "Process pools: number of worker restarts; the next failure after them ends the pool."
     step_timeout: float = 60.0
-    "Process pools: seconds without a finished step after which a worker counts as dead."
+    "Process pools: seconds without a finished step after which a worker is replaced."
     start_timeout: float = 120.0
-    "Process pools: seconds a worker may take to build and reset its environments."
+    "Process pools: longest time in seconds for a worker to build and reset its environments."
 
     def __post_init__(self) -> None:
         _check_int("size", self.size, 1)
@@ -186,8 +186,8 @@ def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]
     """Returns the structure of a backend's actions and one check per leaf.
 
     Args:
-      backend: takes the checked actions.
-      copy: whether a checked action must own its memory, because the backend keeps it.
+      backend: the backend that receives the checked actions.
+      copy: whether a checked action must own its memory, because the backend keeps the array.
     """
     nest = Nest(backend.spec.action)
     checks = [

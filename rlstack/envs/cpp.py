@@ -1,19 +1,19 @@
 """EnvPool's C++ environments as a backend. The only module that imports EnvPool.
 
-There are two ways to EnvPool's data. Its *public* Python layer builds a nested dict at each call
-and hides the step types, which then have to be computed again; this costs more than stepping eight
-CartPoles. The *direct* way calls the two bound methods below that layer and reads fields by their
-positions. These methods are not a public API: ``_direct_works`` checks at construction that methods
-and fields are as expected, and if not, the backend uses the public layer.
+There are two ways to read EnvPool's data. The *public* Python layer builds a nested dict at each
+call and hides the step types, so they must be computed again; this takes longer than stepping eight
+CartPoles. The *direct* way calls the two bound methods below that layer and reads fields by
+position. These methods are not a public API. So ``_direct_works`` checks at construction that
+methods and fields are as expected; if they are not, the backend uses the public layer.
 
 The backend corrects these results of EnvPool 0.8.4 and 1.2:
 
 * The discount is 0 at every end of an episode. At a time limit it becomes 1.
-* If an Atari game is over at the step of the time limit, the end is a termination. An end without a
-  game over is a truncation, even if EnvPool does not flag it as one.
-* With ``episodic_life``, EnvPool applies the time limit to frames since the game began but sets the
-  flag by frames since the last life. Such an end is neither flagged as a game over nor as
-  truncated; it becomes a truncation.
+* If an Atari game is over at the step of the time limit, the end is a termination. If the game is
+  not over, the end is a truncation, even if EnvPool does not mark it as one.
+* With ``episodic_life``, EnvPool applies the time limit to the frames since the game began, but
+  sets the flag from the frames since the last life. Such an end is marked neither as a game over
+  nor as truncated; it becomes a truncation.
 
 EnvPool aborts the process on action arrays that are too short and on unknown ids, so the pool
 checks both first (``rlstack.envs.backend``).
@@ -49,7 +49,7 @@ class Field(Protocol):
 def load() -> ModuleType | None:
     """Returns the EnvPool module, or None if EnvPool is not installed."""
     with contextlib.suppress(ImportError):
-        # Older EnvPools import the old gym, which prints a notice about itself on stderr.
+        # Older versions of EnvPool import gym, which prints a deprecation notice on stderr.
         from gym_notices import notices
 
         notices.notices.clear()
@@ -207,7 +207,7 @@ class CppBackend:
         return not_over & (cut | (rows[self._lives_at] >= self._lives[ids]))
 
     def _public_recv(self) -> list:
-        """Returns the same fields from EnvPool's public layer; None for those that are not read."""
+        """Returns the same fields from EnvPool's public layer; None for unused fields."""
         observation, reward, terminated, truncated, info = self._pool.recv(reset=False)
         done = terminated | truncated
         elapsed = info["elapsed_step"]
@@ -229,7 +229,7 @@ class CppBackend:
         return [found.get(field) for field in self._position]
 
     def stats(self) -> dict[str, int]:
-        """Returns no counters: EnvPool keeps none."""
+        """Returns an empty dict: EnvPool has no counters."""
         return {}
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ def _make(name: str, config: PoolConfig) -> Any:
 
 
 def _default_threads(envpool: Any, name: str, size: int) -> int:
-    """Returns 1 where waking a second thread costs more than it saves, else 0: one per core."""
+    """Returns 1 if waking a second thread costs more than it saves, else 0 (one per core)."""
     family = type(envpool.make_spec(name)).__mro__[1].__module__
     tiny = "classic_control" in family or "toy_text" in family
     return 1 if tiny and size <= _ONE_THREAD_MAX_ENVS else 0
@@ -313,7 +313,7 @@ def _is_discrete(field: Field) -> bool:
 
 
 def _offset(field: Field) -> int:
-    """Returns EnvPool's value of the spec's 0."""
+    """Returns the EnvPool value that corresponds to the spec's 0."""
     return int(field.minimum) if _is_discrete(field) else 0
 
 
@@ -326,7 +326,8 @@ def _to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
         dtype = np.dtype(np.float32)
     if np.issubdtype(dtype, np.floating):
         low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
-        # EnvPool gives unset bounds as the type's limits, the lower as its least *positive* number.
+        # EnvPool reports unset bounds as the type's limits, the lower one as its smallest
+        # *positive* number.
         low = np.where((low < -3e38) | ((low > 0) & (low < 1e-37)), -np.inf, low)
         high = np.where(high > 3e38, np.inf, high)
         if np.isinf(low).all() and np.isinf(high).all():

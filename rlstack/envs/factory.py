@@ -66,7 +66,7 @@ def _python_backend(builder: EnvBuilder, type_: str, config: PoolConfig) -> Back
 class GymnasiumBuilder:
     """Builds a registered Gymnasium environment.
 
-    It can be pickled. It holds the registration, because a worker process does not run the code
+    It can be pickled. It contains the registration, because a worker process does not run the code
     that registered the environment.
     """
 

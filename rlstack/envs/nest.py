@@ -1,7 +1,8 @@
 """Nested observations and actions as flat lists of leaves.
 
-Environment workers must not import JAX, so this module has the few pytree functions they need. A
-tree is a leaf, or a dict (ordered by sorted key, as in JAX), tuple, list or named tuple of trees.
+Environment workers must not import JAX, so this module has the few pytree functions that they need.
+A tree is a leaf, or a dict (in the order of sorted keys, as in JAX), tuple, list or named tuple of
+trees.
 """
 
 from __future__ import annotations

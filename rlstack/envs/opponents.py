@@ -1,9 +1,9 @@
 """Pools of games in which frozen opponents play against the learner.
 
-The agents of one game are consecutive environments of a pool, called *seats*. A pool of this module
-wraps such a pool. It shows only the learner's seats, as environments 0 to ``num_envs - 1``, and
-sends the opponents' actions to the other seats itself. Actors, replay and evaluation therefore see
-an ordinary pool, and the opponents' steps are neither counted nor stored.
+The agents of one game are consecutive environments of a pool, called *seats*. The pools of this
+module wrap such a pool. They show only the learner's seats, as environments 0 to ``num_envs - 1``,
+and send the opponents' actions to the other seats themselves. Actors, replay and evaluation
+therefore use an ordinary pool, and the opponents' steps are neither counted nor stored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rlstack.envs.nest import Nest
 from rlstack.envs.pool import AsyncEnv, SyncEnv
 from rlstack.types import PyTree, TimeStep
 
-# (seats, timesteps [n, ...]) -> actions [n, ...]. Seats are numbered among the opponent's own, int
-# [n]; None stands for all of them in order.
+# (seats, timesteps [n, ...]) -> actions [n, ...]. Seats, int [n], are numbered among the opponent's
+# own seats; None means all of them in order.
 Opponent = Callable[[np.ndarray | None, TimeStep], PyTree]
 AnyPool = TypeVar("AnyPool", SyncEnv, AsyncEnv)
 
@@ -31,7 +31,7 @@ ITSELF = "itself"
 
 
 class Seating(NamedTuple):
-    """Which player has which seat."""
+    """The player of each seat."""
 
     players: np.ndarray  # int32 [seats], the opponent's number or LEARNER
     against: np.ndarray  # int32 [num_envs], the opponent of each of the learner's seats, or LEARNER
@@ -40,9 +40,9 @@ class Seating(NamedTuple):
 def assign_seats(num_envs: int, agents: int, num_opponents: int, share: float) -> Seating:
     """Returns a seating in which the learner has ``num_envs`` seats.
 
-    First come games in which the learner plays every seat, then games in which it plays one. The
-    latter alternate between the opponents; after a game with each opponent, the learner moves to
-    the next seat.
+    In the first games the learner plays every seat; in the remaining games it plays one seat. These
+    remaining games alternate between the opponents. After one game with each opponent, the learner
+    moves to the next seat.
 
     Args:
       num_envs: number of the learner's seats.
@@ -80,10 +80,10 @@ class _WithOpponents(Generic[AnyPool]):
         """Wraps a pool.
 
         Args:
-          pool: has one environment per seat; closing this pool closes it.
-          seating: which player has which seat.
-          opponents: in the order of their numbers in ``seating``.
-          names: of the opponents.
+          pool: a pool with one environment per seat; closing this pool closes it.
+          seating: the player of each seat.
+          opponents: the opponents, in the order of their numbers in ``seating``.
+          names: the names of the opponents.
         """
         self._pool: AnyPool = pool
         self._players = list(opponents)
@@ -127,7 +127,7 @@ class SyncEnvWithOpponents(_WithOpponents[SyncEnv]):
         self._last: TimeStep | None = None  # of all seats; None between send and recv
 
     def reset(self) -> TimeStep:
-        """Starts every game anew and returns the learner's FIRST steps."""
+        """Starts a new episode of every game and returns the learner's FIRST steps."""
         self._last = self._pool.reset()
         return _rows(self._last, self._seats)
 
@@ -182,7 +182,7 @@ class AsyncEnvWithOpponents(_WithOpponents[AsyncEnv]):
         names: Sequence[str],
         wait_num: int,
     ):
-        """Wraps a pool whose ``wait_num`` is 1, so that opponents answer without delay."""
+        """Wraps a pool with ``wait_num`` 1, so that opponents answer without delay."""
         super().__init__(pool, seating, opponents, names)
         self.wait_num = wait_num
         self._player_of = seating.players.tolist()
@@ -192,7 +192,7 @@ class AsyncEnvWithOpponents(_WithOpponents[AsyncEnv]):
             mine = np.flatnonzero(seating.players == player)
             self._number[mine] = np.arange(len(mine))
         self._started = False
-        self._awaited = 0  # rows of the learner that recv has yet to return
+        self._awaited = 0  # rows of the learner that recv has not returned yet
         self._ready: list[tuple[int, TimeStep]] = []
 
     def async_reset(self) -> None:
@@ -234,7 +234,7 @@ class AsyncEnvWithOpponents(_WithOpponents[AsyncEnv]):
         self._awaited += len(ids)
 
     def _take(self) -> None:
-        """Receives one row; keeps it if it is the learner's, else sends the opponent's action."""
+        """Receives one row; keeps a row of the learner, and answers a row of an opponent."""
         seats, row = self._pool.recv()
         player, number = self._player_of[seats[0]], self._number[seats]
         if player == LEARNER:

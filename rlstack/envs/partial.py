@@ -45,7 +45,7 @@ def cartpole_without_velocities(length: int = 500) -> gymnasium.Env:
 
 
 class _CartPole(gymnasium.Env):
-    """CartPole in plain Python floats, which are several times faster than arrays of size 4."""
+    """CartPole with plain Python floats, which are several times faster than arrays of size 4."""
 
     def __init__(self, length: int):
         if length < 1:
@@ -62,7 +62,7 @@ class _CartPole(gymnasium.Env):
         """Draws an initial state near the middle of the track, almost at rest."""
         super().reset(seed=seed)
         self._time = 0
-        # One draw of four numbers, like Gymnasium's, for the same initial states.
+        # One draw of four numbers, as in Gymnasium, so that the initial states are the same.
         self._state = tuple(self.np_random.uniform(-_START, _START, 4).tolist())
         return self._observe(), {}
 

@@ -1,6 +1,6 @@
-"""``SyncEnv``, whose environments step together, and ``AsyncEnv``, whose environments do not wait.
+"""``SyncEnv`` steps all environments together; ``AsyncEnv`` does not wait for all of them.
 
-Pools return ``rlstack.types.TimeStep`` rows with dm_env's meaning of time. Environments reset
+Pools return rows of ``rlstack.types.TimeStep``, as dm_env defines a time step. Environments reset
 themselves on the step after LAST. Pools check their arguments, so that a mistake raises an error in
 the call that makes it.
 """
@@ -186,7 +186,7 @@ class SyncEnv(Pool):
 
 
 class AsyncEnv(Pool):
-    """Steps some environments while others are still busy.
+    """Steps some environments while others are still in a step.
 
     ``async_reset`` puts all environments in flight, ``recv`` returns the first ``wait_num`` that
     are ready, and ``send`` puts received ones in flight again. Rows are in order of completion; the
@@ -316,7 +316,7 @@ class AsyncEnv(Pool):
 
 
 def _workers(num_workers: int | None, num_threads: int | None) -> int | None:
-    """Returns the number that is given under either name, or None."""
+    """Returns the number given by either name, or None."""
     if num_workers is not None and num_threads is not None and num_workers != num_threads:
         raise ValueError(
             "Env pool: num_workers and num_threads are two names of one number and must be equal; "

@@ -25,7 +25,7 @@ from rlstack.envs.auto_reset import (
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.types import TimeStep
 
-# These threads mostly wait, so there may be many more of them than cores.
+# These threads mostly wait, so there may be more threads than cores.
 _MAX_THREADS = 32
 _CLOSE_SECONDS = 5.0
 
@@ -58,7 +58,7 @@ class ThreadBackend:
                 target=_work,
                 args=(self._envs, self._buffer, self._tasks, self._done),
                 name=f"rlstack-env-{i}",
-                daemon=True,  # so that a pool that was not closed does not keep the program alive
+                daemon=True,  # a pool that was not closed must not keep the program running
             )
             for i in range(number)
         ]
@@ -111,8 +111,8 @@ class ThreadBackend:
     def close(self) -> None:
         """Waits for the steps in progress, ends the threads and closes the environments.
 
-        A thread whose environment hangs cannot be ended. After a few seconds such threads are left
-        running, the environments stay open, and an error is logged.
+        A thread cannot be ended while its environment hangs. After a few seconds such threads are
+        left running, the environments stay open, and an error is logged.
         """
         with contextlib.suppress(queue.Empty):
             while True:
@@ -149,6 +149,6 @@ def _work(
                 envs[i].reset(buffer, i)
             else:
                 envs[i].step(action, buffer, i)
-        except BaseException as caught:  # SystemExit from an environment must not hang the caller
+        except BaseException as caught:  # a SystemExit must not hang the caller
             error = caught
         done.put((i, error))

@@ -24,8 +24,9 @@ __all__ = [
 class Catch(dm_env.Environment):
     """A ball falls one row per step; a paddle in the last row moves left, stays or moves right.
 
-    After bsuite's and DeepMind's Catch. The reward at the end is +1 for a catch and -1 for a miss;
-    the best policy scores 1. Observation: ``[rows, columns]`` float32, 1 at ball and paddle.
+    It follows the Catch of bsuite and DeepMind. The reward at the end is +1 for a catch and -1 for
+    a miss; the best policy scores 1. Observation: ``[rows, columns]`` float32, 1 at ball and
+    paddle.
     """
 
     def __init__(self, rows: int = 10, columns: int = 5, seed: int = 0):
@@ -68,7 +69,7 @@ class Catch(dm_env.Environment):
 
 
 class MemoryCue(dm_env.Environment):
-    """Shows a cue once, shows nothing for ``delay`` steps, then asks for the cue.
+    """Shows a cue once, then no cue for ``delay`` steps, then asks for the cue.
 
     The right answer scores +1, a wrong one ``-1 / (num_cues - 1)``. The expected score of a policy
     without memory is 0, a policy with memory can score 1. Observation: ``[num_cues + 1]`` float32,
@@ -87,7 +88,7 @@ class MemoryCue(dm_env.Environment):
         self._cue = self._time = 0
 
     def observation_spec(self) -> specs.BoundedArray:
-        """Returns the spec of the cue and the question mark."""
+        """Returns the spec of the cue and the flag that asks for the answer."""
         return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, "cue")
 
     def action_spec(self) -> specs.DiscreteArray:
@@ -119,8 +120,9 @@ class MemoryCue(dm_env.Environment):
 class TruncatingChain(dm_env.Environment):
     """Gives reward 1 at every step until a time limit of ``length`` steps truncates the episode.
 
-    The observation is always ``[1.0]``, independent of time, so that the only consistent value is
-    ``1 / (1 - discount)``. An agent that treats the truncation as a termination finds a lower one.
+    The observation is always ``[1.0]``, independent of time. So the only consistent value is
+    ``1 / (1 - discount)``. An agent that treats the truncation as a termination learns a lower
+    value.
     """
 
     def __init__(self, length: int = 10):
@@ -137,7 +139,7 @@ class TruncatingChain(dm_env.Environment):
         return specs.DiscreteArray(2, np.int32, "ignored")
 
     def reset(self) -> dm_env.TimeStep:
-        """Starts the clock."""
+        """Starts counting steps."""
         self._time = 0
         return dm_env.restart(np.ones(1, np.float32))
 

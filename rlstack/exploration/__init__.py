@@ -3,7 +3,7 @@
 A policy is any callable ``(rng_key, distribution, counts) -> action`` on ``[B, ...]``. The policies
 here are frozen dataclasses, so an agent that holds one can be pickled. Row i of the action depends
 on row i of the distribution, row i of the counts, and the key. A parameter of a policy is a float
-or a schedule, ``counts -> [B] float32``, so that it may follow the progress of each environment.
+or a schedule, ``counts -> [B] float32``, so that it can depend on the progress of each environment.
 
 Evaluation runs the same agent with ``Greedy`` instead of its policy.
 

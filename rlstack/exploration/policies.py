@@ -49,7 +49,7 @@ class Greedy:
 
 
 def explores(policy: Policy) -> bool:
-    """Returns whether a policy explores, as all except `Greedy` do.
+    """Returns whether a policy explores; all policies except `Greedy` do.
 
     An agent with a noisy network uses the noise only if its policy explores. With `Greedy`, as in
     evaluation, it uses the mean weights.
@@ -61,8 +61,8 @@ def explores(policy: Policy) -> bool:
 class EpsilonGreedy(Checked):
     """Takes the mode, or with probability epsilon a uniformly random legal action.
 
-    For several discrete choices, one draw per row decides for all of them: the whole action is
-    greedy or the whole action is random.
+    With several discrete choices there is one draw per row: either the whole action is greedy or
+    the whole action is random.
     """
 
     epsilon: float | Schedule
@@ -90,7 +90,7 @@ class Softmax(Checked):
     """Draws discrete actions after dividing the logits (or Q-values) by a temperature."""
 
     temperature: float | Schedule = 1.0
-    "Temperature, positive; a float or a schedule. Small is near greedy, large near uniform."
+    "Positive temperature; a float or a schedule. Small is near greedy, large is near uniform."
 
     def __post_init__(self) -> None:
         if not callable(self.temperature):
@@ -120,7 +120,7 @@ class _Noise(Checked):
             self.require_at_least(0, "scale")
 
     def bounded_by(self: NoiseType, action_spec: specs.Array) -> NoiseType:
-        """Returns this policy with the bounds of a float spec, or without if it has none.
+        """Returns this policy with the bounds of a float spec, if the spec has bounds.
 
         Raises:
           ValueError: the spec is not a single array.
@@ -189,7 +189,8 @@ def _retemper(distribution: Distribution, temperature: Array, where: str) -> Dis
             f"{where}: the action must be discrete; got {type(distribution).__name__}. "
             "Use Sample, GaussianNoise or UniformNoise."
         )
-    # The best logit becomes 0 first, so that a small temperature cannot push all below ILLEGAL.
+    # Shift the best logit to 0 first, so that a small temperature cannot make all logits less than
+    # ILLEGAL.
     logits = distribution.logits - jnp.max(distribution.logits, axis=-1, keepdims=True)
     logits = logits / _rows(temperature, logits.ndim)
     return distribution._replace(logits=jnp.where(distribution.legal(), logits, ILLEGAL))

@@ -50,10 +50,10 @@ def with_env_ids(state: PyTree, env_ids: Array) -> PyTree:
 
 
 def next_counts(counts: Counts, timestep: TimeStep) -> Counts:
-    """Returns the counts after an agent has answered ``timestep`` ([B, ...]).
+    """Returns the counts after an agent has acted at ``timestep`` ([B, ...]).
 
-    The environment ignores the answer to LAST, so it counts as the end of an episode and not as a
-    step.
+    The environment ignores the action at LAST, so this step counts as the end of an episode and not
+    as an environment step.
     """
     last = jnp.asarray(timestep.last())
     return counts._replace(
@@ -81,7 +81,7 @@ class _Counting(Checked):
     num_envs: int
 
     def _progress(self, counts: Counts) -> Array:
-        """Returns the progress, [B] float32 (the product could overflow int32)."""
+        """Returns the progress, [B] float32, because the product could overflow int32."""
         return jnp.asarray(getattr(counts, self.over), jnp.float32) * self.num_envs
 
     def _check_progress(self) -> None:
@@ -121,7 +121,7 @@ class Linear(_Counting):
 
 @dataclasses.dataclass(frozen=True)
 class MultiPhaseLinear(_Counting):
-    """A piecewise linear schedule through points, constant before the first and after the last."""
+    """A piecewise linear schedule through points; constant before the first and after the last."""
 
     points: tuple[tuple[int, float], ...]
     "(step, value) pairs with strictly increasing steps."
@@ -146,7 +146,7 @@ class MultiPhaseLinear(_Counting):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(_Counting):
-    """A schedule whose distance from ``end`` halves every ``half_life`` steps."""
+    """A schedule that halves its distance from ``end`` every ``half_life`` steps."""
 
     start: float
     "The first value."

@@ -18,14 +18,14 @@ from rlstack.types import Array, PRNGKey
 class WarmUp(Checked):
     """Takes uniformly random actions for the first frames, then the actions of another policy.
 
-    A discrete action is drawn from the legal ones, a continuous one from the bounds of its
-    `TanhNormal`, or from [-1, 1] for other distributions.
+    A discrete action is drawn uniformly from the legal ones. A continuous action is drawn uniformly
+    between the bounds of its `TanhNormal`, or from [-1, 1] for other distributions.
     """
 
     policy: Policy
     "The policy to use afterwards."
     frames: int
-    "Number of frames with random actions, counted over all environments."
+    "Number of frames with random actions, in all environments together."
     num_envs: int = 1
     "Number of environments of the experiment."
 

@@ -1,4 +1,4 @@
-"""What agents of one family share: policy gradient, Q-learning, off-policy actor-critic.
+"""The common parts of each family of agents: policy gradient, Q-learning, off-policy actor-critic.
 
 Pure.
 

@@ -1,8 +1,9 @@
-"""Standardised observations and scaled rewards for any agent, by a wrapper around it.
+"""A wrapper that standardises observations and scales rewards for any agent.
 
-The statistics travel with the params. They change between updates only, so that every minibatch of
-an update, and the acting whose log-probabilities it compares with, see the same normalisation, and
-evaluation uses the newest statistics of acting. The agent inside needs no change.
+The statistics are part of the published params. They change only between updates. So all
+minibatches of an update use the same normalisation as the acting that produced their
+log-probabilities, and evaluation uses the newest statistics of acting. The wrapped agent needs no
+change.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _REWARD_SCALES: tuple[str, ...] = get_args(RewardScale)
 
 @dataclasses.dataclass(frozen=True)
 class NormalisationConfig(Checked):
-    """How observations and rewards are normalised for the agent; reported returns are not."""
+    """Normalisation of the agent's observations and rewards; reported returns stay as they are."""
 
     observations: bool = False
     """Whether float observations are standardised by running statistics."""
@@ -54,11 +55,11 @@ class NormalisationConfig(Checked):
     """Whether rewards are divided by the running standard deviation of rewards, or of discounted
     returns."""
     return_discount: float = 0.99
-    """Discount of the returns whose deviation rewards are divided by."""
+    """Discount of the returns that the option rewards=return uses."""
     reward_scale: float = 1.0
     """Factor on rewards."""
     reward_clip: float = 0.0
-    """Rewards, scaled, are clipped to plus or minus this; 0 does not clip."""
+    """Scaled rewards are clipped to plus or minus this; 0 does not clip."""
 
     def __post_init__(self) -> None:
         self.require("observation_clip", self.observation_clip > 0, "positive")
@@ -70,36 +71,36 @@ class NormalisationConfig(Checked):
 class Statistics(NamedTuple):
     """Running statistics of observations and rewards."""
 
-    observation: Any  # a RunningStatistics, or what the network's own Standardiser keeps
+    observation: Any  # a RunningStatistics, or those of the network's Standardiser
     reward: RunningStatistics  # of rewards, or of discounted returns
 
 
 class NormalisedParams(NamedTuple):
-    """What the learner publishes."""
+    """The params that the learner publishes."""
 
     agent: Params
     statistics: Statistics
 
 
 class NormalisedLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     agent: LearnerState
-    pending: Statistics  # join the params when the update is done
+    pending: Statistics  # added to the params after the update
 
 
 class NormalisedState(NamedTuple):
-    """The acting state when returns are counted."""
+    """The acting state when discounted returns are computed."""
 
     agent: AgentState
-    discounted_return: Array  # [B] float32, of the episode, up to the step before this one
+    discounted_return: Array  # [B] float32, of the episode up to the previous step
 
 
 class Normalised(Agent):
-    """An agent whose observations and rewards are normalised."""
+    """An agent with normalised observations and rewards."""
 
     def __init__(self, agent: Agent, cfg: NormalisationConfig) -> None:
-        """Wraps an agent; `normalised` takes the right class."""
+        """Wraps an agent. Call `normalised` instead, which chooses the class."""
         self.agent, self.normalisation = agent, cfg
         self.cfg = agent.cfg
         self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
@@ -117,7 +118,7 @@ class Normalised(Agent):
         return NormalisedParams(self.agent.initial_params(rng_key), statistics)
 
     def initial_state(self, batch_size: int) -> AgentState:
-        """Returns the agent's own, with returns of 0 where they are counted."""
+        """Returns the agent's initial state, with discounted returns of 0 if they are computed."""
         state = self.agent.initial_state(batch_size)
         return NormalisedState(state, jnp.zeros(batch_size)) if self._counts_returns else state
 
@@ -132,18 +133,18 @@ class Normalised(Agent):
     def initial_learner_state(
         self, rng_key: PRNGKey, params: NormalisedParams
     ) -> NormalisedLearnerState:
-        """Returns the agent's own, with empty statistics."""
+        """Returns the agent's initial learner state, with empty statistics."""
         state = self.agent.initial_learner_state(rng_key, params.agent)
         return NormalisedLearnerState(state, params.statistics)
 
     def lay_out(self, timestep: TimeStep) -> TimeStep:
-        """Calls the agent's own."""
+        """Calls the same method of the agent."""
         return self.agent.lay_out(timestep)
 
     def action_distribution(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
     ) -> ActionDistribution | None:
-        """Returns the agent's own, given normalised steps."""
+        """Returns the agent's distribution for normalised steps."""
         seen = self._seen(params.statistics, timestep)
         state = state.agent if self._counts_returns else state
         return self.agent.action_distribution(rng_key, params.agent, seen, state)
@@ -151,7 +152,7 @@ class Normalised(Agent):
     def actor_step(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
     ) -> tuple[AgentOut, AgentState]:
-        """Calls the agent's own, on normalised steps ``[B, ...]``."""
+        """Calls the agent's ``actor_step`` with normalised steps ``[B, ...]``."""
         seen = self._seen(params.statistics, timestep)
         if not self._counts_returns:
             return self.agent.actor_step(rng_key, params.agent, seen, state)
@@ -161,7 +162,7 @@ class Normalised(Agent):
     def learner_step(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
-        """Lets the agent learn from the normalised batch, then adds the batch to the statistics."""
+        """Updates the agent from the normalised batch, then adds the batch to the statistics."""
         learner_state, batch = self._take(params, learner_state, batch)
         agent_params, agent_state, output = self.agent.learner_step(
             params.agent, learner_state.agent, batch
@@ -174,7 +175,8 @@ class Normalised(Agent):
     ) -> tuple[NormalisedLearnerState, Batch]:
         """Returns the learner state with this batch in its statistics, and the normalised batch.
 
-        The last step of each item is left out of the statistics: it is the next item's first.
+        The statistics leave out the last step of each item, because it is the next item's first
+        step.
         """
         trajectory, pending = batch.trajectory, learner_state.pending
         before = jax.tree.map(lambda x: x[:-1], trajectory)
@@ -216,14 +218,14 @@ class Normalised(Agent):
 
 
 class NormalisedEpochs(Normalised, EpochAgent):
-    """An epoch agent whose observations and rewards are normalised, once a batch."""
+    """An epoch agent with observations and rewards that are normalised once per batch."""
 
     agent: EpochAgent
 
     def prepare(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
     ) -> tuple[NormalisedLearnerState, PyTree, Array]:
-        """Lets the agent prepare the normalised batch."""
+        """Calls the agent's ``prepare`` with the normalised batch."""
         learner_state, batch = self._take(params, learner_state, batch)
         agent_state, rows, schedule = self.agent.prepare(params.agent, learner_state.agent, batch)
         return learner_state._replace(agent=agent_state), rows, schedule
@@ -231,7 +233,7 @@ class NormalisedEpochs(Normalised, EpochAgent):
     def update(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, minibatch: PyTree
     ) -> tuple[NormalisedParams, NormalisedLearnerState, LearnerOutput]:
-        """Lets the agent take a gradient step; the statistics do not change."""
+        """Makes a gradient step of the agent; the statistics do not change."""
         agent_params, agent_state, output = self.agent.update(
             params.agent, learner_state.agent, minibatch
         )
@@ -242,13 +244,13 @@ class NormalisedEpochs(Normalised, EpochAgent):
         )
 
     def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Calls the agent's own."""
+        """Calls the same method of the agent."""
         return self.agent.lay_out_rows(minibatch)
 
     def finish(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState
     ) -> tuple[NormalisedParams, NormalisedLearnerState]:
-        """Puts the statistics of this batch into the params, for the next acting and learning."""
+        """Moves the statistics of this batch into the params, for later acting and learning."""
         agent_params, agent_state = self.agent.finish(params.agent, learner_state.agent)
         return (
             NormalisedParams(agent_params, learner_state.pending),
@@ -259,14 +261,14 @@ class NormalisedEpochs(Normalised, EpochAgent):
 
 
 def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
-    """Returns the agent wrapped, or itself when nothing is to be normalised."""
+    """Returns the wrapped agent, or the agent itself if the config normalises nothing."""
     if cfg == NormalisationConfig():
         return agent
     return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
 
 
 def _by_entry(obs_spec: PyTree) -> Standardiser:
-    """Standardises every float entry on its own, except the action mask."""
+    """Standardises every float entry by itself, except the action mask."""
 
     def apply(statistics: RunningStatistics, observation: PyTree, clip: float) -> PyTree:
         shown = normalise(statistics, observation, clip)

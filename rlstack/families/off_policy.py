@@ -1,7 +1,7 @@
-"""What agents of a policy and critics share that learn off-policy, from transitions.
+"""Base classes of agents with a policy and critics that learn off-policy from transitions.
 
-`PolicyAndCriticsAgent` has what all of them share (SAC, TD3, DDPG); `DeterministicAgent` adds what
-those of a deterministic policy share (TD3, DDPG). The losses are each agent's own.
+`PolicyAndCriticsAgent` has the parts that all of them share (SAC, TD3, DDPG). `DeterministicAgent`
+adds the parts of agents with a deterministic policy (TD3, DDPG). Each agent has its own losses.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class PolicyAndCriticsConfig(Checked):
     discount: float = 0.99
     """Discount of future rewards, per step."""
     num_critics: int = 2
-    """Critics; the smallest of their values counts."""
+    """Number of critics. The smallest of their values counts."""
     target_rate: float = 0.005
-    """Share of the params that the target takes over when it moves."""
+    """Fraction by which the target moves towards the params at each of its updates."""
     random_frames: int = 5_000
-    """Frames, of all environments together, of random actions at the start."""
+    """Number of frames with random actions at the start, in all environments together."""
     max_grad_norm: float = 0.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of the critics, and of what has none of its own."""
+    """Optimizer of the critics, and of all parts without their own optimizer."""
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy; None uses the critics'."""
 
@@ -56,10 +56,10 @@ class PolicyAndCriticsConfig(Checked):
 
 
 class PolicyAndCriticsAgent(Agent):
-    """Acts by a policy and judges actions by an ensemble of critics; feed-forward networks only.
+    """Acts by a policy and values actions by an ensemble of critics; feed-forward networks only.
 
-    Its acting state counts the steps and episodes of each environment, by which exploration may
-    change.
+    Its acting state counts the steps and episodes of each environment; exploration may depend on
+    these counts.
     """
 
     cfg: PolicyAndCriticsConfig
@@ -68,7 +68,7 @@ class PolicyAndCriticsAgent(Agent):
         """Checks the networks.
 
         Raises:
-          TypeError: the network factory returned something else than a `PolicyAndCritic`.
+          TypeError: the network factory did not return a `PolicyAndCritic`.
           ValueError: a network is recurrent.
         """
         super().__init__(cfg, *args, **kwargs)
@@ -86,11 +86,11 @@ class PolicyAndCriticsAgent(Agent):
         self.critics = ensemble(self.network.critic, cfg.num_critics)
 
     def initial_state(self, batch_size: int) -> Counts:
-        """Returns how many steps and episodes each environment has had, ``[B]``: none."""
+        """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
         return initial_counts(batch_size)
 
     def reset_state(self, state: Counts, first: Array) -> Counts:
-        """Keeps the counts, by which exploration changes, from one episode to the next."""
+        """Keeps the counts from one episode to the next, because exploration depends on them."""
         del first
         return state
 
@@ -98,7 +98,7 @@ class PolicyAndCriticsAgent(Agent):
         """Returns each critic's value of continuous actions, ``[B, N]``.
 
         Args:
-          critics: their params.
+          critics: the params of the critics.
           timestep: ``[B, ...]``.
           action: ``[B, D]``, in [-1, 1].
         """
@@ -108,12 +108,12 @@ class PolicyAndCriticsAgent(Agent):
 
 @dataclasses.dataclass(frozen=True)
 class DeterministicConfig(PolicyAndCriticsConfig):
-    """Hyperparameters that agents of a deterministic policy share."""
+    """Hyperparameters of agents with a deterministic policy."""
 
     noise: Literal["gaussian", "uniform"] = "gaussian"
-    """Kind of noise that explores."""
+    """Distribution of the exploration noise."""
     noise_scale: float = 0.1
-    """Standard deviation (gaussian) or largest size (uniform) of that noise, in half-ranges."""
+    """Standard deviation (gaussian) or largest value (uniform) of the noise, in half-ranges."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,13 +122,13 @@ class DeterministicConfig(PolicyAndCriticsConfig):
 
 
 class DeterministicOutput(NamedTuple):
-    """What acting leaves for learning."""
+    """The outputs of acting that learning uses."""
 
     action: Array  # [B, D] float32, within the spec's bounds
 
 
 class DeterministicParams(NamedTuple):
-    """What the learner publishes."""
+    """The params that the learner publishes."""
 
     policy: Params
     critics: Params  # [N, ...]
@@ -171,7 +171,7 @@ class DeterministicAgent(PolicyAndCriticsAgent):
 
 
 def behaviour_policy(cfg: DeterministicConfig, num_envs: int) -> Policy:
-    """Returns a deterministic policy's actions with noise, after random ones at the start."""
+    """Returns a policy that adds noise to the actions, after random actions at the start."""
     kinds = {"gaussian": GaussianNoise, "uniform": UniformNoise}
     noise = kinds[cfg.noise](cfg.noise_scale, minimum=-1.0, maximum=1.0)
     return WarmUp(noise, cfg.random_frames, num_envs)

@@ -1,14 +1,15 @@
-"""What agents that follow the policy gradient share; each estimates the advantage itself.
+"""The base class of policy-gradient agents; each agent estimates the advantage itself.
 
-The learner runs its own network over an unroll from the stored state of the unroll's first step,
-and minimises, over its true transitions,
+The learner runs its own network over an unroll, from the stored state of the unroll's first step.
+Over the unroll's true transitions it minimises
 
     - advantage x log probability + value_cost x 0.5 (target - value)^2 - entropy_cost x entropy
 
-where advantage and target are constants that the agent estimates (its ``loss``). Actions may be of
-any kind in `rlstack.distributions`: a ratio or log probability is of the whole action, which may
-have several numbers or a structure. Losses are means over transitions. For papers that sum them,
-divide the gradient norm and the optimizer's eps by the number of transitions in a batch.
+where advantage and target are constants that the agent's ``loss`` estimates. Actions may be of any
+kind in `rlstack.distributions`. A ratio or log probability refers to the whole action, which may
+have several numbers or a structure. Losses are means over transitions. To use the values of a paper
+that sums losses, divide its gradient norm and the optimizer's eps by the number of transitions in a
+batch.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class PolicyGradientConfig(Checked):
     max_grad_norm: float = 0.5
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of all components without an optimizer of their own."""
+    """Optimizer of all components without their own optimizer."""
     torso_optimizer: OptimizerConfig | None = None
     """Optimizer of the torsos and the recurrent core."""
     policy_head_optimizer: OptimizerConfig | None = None
@@ -80,15 +81,15 @@ class PolicyGradientConfig(Checked):
 
 
 class PolicyGradientOutput(NamedTuple):
-    """What acting leaves for learning."""
+    """The outputs of acting that learning uses."""
 
     action: PyTree  # [B, ...] as drawn: environments clip continuous actions to their bounds
-    behaviour_log_prob: Array  # [B] float32; [B, K] of an agent that keeps K parts of it apart
-    value: Array  # [B] float32, of the network that acted
+    behaviour_log_prob: Array  # [B] float32; [B, K] if the agent stores K parts
+    value: Array  # [B] float32, of the acting network
 
 
 class PolicyGradientState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: optax.OptState
     rng_key: PRNGKey
@@ -96,21 +97,22 @@ class PolicyGradientState(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """The learner's network on T transitions; ``mask`` marks the real ones."""
+    """The learner's network on T transitions; ``mask`` is True for true transitions."""
 
     reward: Array  # [T, B] float32
     discount: Array  # [T, B] float32, the agent's times the environment's
     mask: Array  # [T, B] bool, False where there is no transition to learn from
     value: Array  # [T + 1, B] float32
     log_prob: Array  # [T, B] float32, of the actions taken
-    log_rhos: Array  # [T, B] float32, log_prob less the behaviour's
+    log_rhos: Array  # [T, B] float32, log_prob minus the behaviour's
     entropy: Array  # [T, B] float32
 
 
 class PolicyGradientAgent(Agent):
     """An agent with an actor-critic network and a `PolicyGradientConfig`; subclasses add `loss`.
 
-    One that goes over a batch several times is an `rlstack.agent.EpochAgent` too, as PPO is.
+    An agent that makes several passes over a batch is also an `rlstack.agent.EpochAgent`, for
+    example PPO.
     """
 
     cfg: Any
@@ -156,14 +158,14 @@ class PolicyGradientAgent(Agent):
     def distribution(
         self, output: ActorCriticOutput, timestep: TimeStep
     ) -> distributions.Distribution:
-        """Returns the policy at ``timestep``, whose observation may tell the legal actions."""
+        """Returns the policy at ``timestep``; the observation may contain an action mask."""
         return distributions.from_parameters(
             self.action_spec, output.policy, action_mask(timestep.observation)
         )
 
     @abc.abstractmethod
     def loss(self, params: Params, batch: Any) -> tuple[Array, Logs]:
-        """Returns the loss on a Batch (an EpochAgent's: on the rows of it), and what to log."""
+        """Returns the loss on a Batch (of an EpochAgent: on rows of a batch), and logs."""
 
     def unrolled(self, params: Params, trajectory: Trajectory) -> Unrolled:
         """Runs the network over a trajectory ``[T+1, B, ...]`` from its first stored state."""
@@ -209,13 +211,13 @@ class PolicyGradientAgent(Agent):
 def actor_critic_loss(
     cfg: PolicyGradientConfig, unrolled: Unrolled, advantages: Array, targets: Array
 ) -> tuple[Array, Logs]:
-    """Returns the loss at the top of this file, and logs.
+    """Returns the loss described at the top of this file, and logs.
 
     Args:
-      cfg: has the weights of the terms.
+      cfg: the weights of the terms.
       unrolled: the network's outputs.
-      advantages: ``[T, B]``; no gradient passes through them, nor through the targets.
-      targets: ``[T, B]``, what the values should be.
+      advantages: ``[T, B]``. No gradient flows through them or through the targets.
+      targets: ``[T, B]``, the targets of the values.
     """
     advantages, targets = jax.lax.stop_gradient((advantages, targets))
     mask = unrolled.mask
@@ -223,7 +225,7 @@ def actor_critic_loss(
     value_loss = 0.5 * masked_mean((targets - unrolled.value[:-1]) ** 2, mask)
     entropy = masked_mean(unrolled.entropy, mask)
     loss = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
-    # Schulman's k3 estimator: how far the learner's policy is from the one that acted.
+    # Schulman's k3 estimator of the distance from the behaviour policy to the learner's policy.
     kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
     return loss, {
         "loss": loss,
@@ -235,14 +237,14 @@ def actor_critic_loss(
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
-    """Returns the mean of ``x`` where ``mask`` holds; 0 where it holds nowhere."""
+    """Returns the mean of ``x`` where ``mask`` is True; 0 if it is True nowhere."""
     return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)
 
 
 def standardised(x: Array, mask: Array, epsilon: float = 1e-8) -> Array:
-    """Brings ``x`` to mean 0 and deviation 1 where ``mask`` holds; 0 elsewhere.
+    """Standardises ``x`` to mean 0 and standard deviation 1 where ``mask`` is True; 0 elsewhere.
 
-    ``epsilon`` is added to the deviation that is divided by.
+    ``epsilon`` is added to the standard deviation before the division.
     """
     centred = jnp.where(mask, x - masked_mean(x, mask), 0.0)
     return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + epsilon)

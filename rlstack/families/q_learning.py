@@ -1,14 +1,14 @@
-"""What agents that learn action values share; the loss is each agent's own.
+"""The base classes of agents that learn action values; each agent has its own loss.
 
-By config they learn doubly (van Hasselt et al. 2016, arXiv:1509.06461), from n-step targets (the
-replay's ``unroll_length``), with prioritized replay (Schaul et al. 2016, arXiv:1511.05952: the
-replay's sampler), with duelling networks (Wang et al. 2016, arXiv:1511.06581) and noisy ones
-(Fortunato et al. 2018, arXiv:1706.10295: the network's choice). A truncated episode is bootstrapped
+The config can add double learning (van Hasselt et al. 2016, arXiv:1509.06461), n-step targets (the
+replay's ``unroll_length``), prioritized replay (Schaul et al. 2016, arXiv:1511.05952; the replay's
+sampler), duelling networks (Wang et al. 2016, arXiv:1511.06581) and noisy networks (Fortunato et
+al. 2018, arXiv:1706.10295; both are options of the network). A truncated episode is bootstrapped
 from its true last observation.
 
-A noisy network draws new noise at every acting step. In learning it draws noise three times: for
-the values that are learned, for the target network, and for the choice of the next action. An agent
-with the greedy policy acts by the mean weights.
+A noisy network draws new noise at every acting step. An update draws noise three times: for the
+values that are learned, for the target network, and for the choice of the next action. An agent
+with the greedy policy acts with the mean weights.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class QLearningConfig(Checked):
     double: bool = True
     """Whether the online network chooses the action that the target network values."""
     target_period: int = 250
-    """Updates between two copies of the params to the target; ignored with target_rate."""
+    """Updates between two copies of the params to the target. Ignored if target_rate is above 0."""
     target_rate: float = 0.0
-    """Share of the params that the target takes over at each update; 0 copies by period."""
+    """Fraction by which the target moves towards the params at each update. 0: copies every
+    target_period."""
     max_grad_norm: float = 10.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -60,7 +61,7 @@ class QLearningConfig(Checked):
     epsilon_end: float = 0.05
     """Probability of a random action after epsilon_frames."""
     epsilon_frames: int = 10_000
-    """Frames, of all environments together, over which the probability falls linearly."""
+    """Frames of all environments together over which the probability falls linearly."""
 
     def __post_init__(self) -> None:
         for field in ("discount", "target_rate", "epsilon_start", "epsilon_end"):
@@ -69,13 +70,13 @@ class QLearningConfig(Checked):
 
 
 class QOutput(NamedTuple):
-    """What acting leaves for learning."""
+    """The outputs of acting that learning uses."""
 
     action: Array  # [B] int32
 
 
 class TargetLearnerState(NamedTuple):
-    """What the learner keeps."""
+    """The learner's state."""
 
     opt_state: optax.OptState
     target_params: Params
@@ -84,10 +85,10 @@ class TargetLearnerState(NamedTuple):
 
 
 class TargetNetworkAgent(Agent):
-    """An agent of one network and a slower copy of it, the target.
+    """An agent with one network and a slower copy of it, the target network.
 
-    Of its config it reads ``optimizer``, ``max_grad_norm``, ``target_rate`` and ``target_period``,
-    which mean what `QLearningConfig` says.
+    It reads ``optimizer``, ``max_grad_norm``, ``target_rate`` and ``target_period`` of its config;
+    `QLearningConfig` explains them.
     """
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +100,7 @@ class TargetNetworkAgent(Agent):
         return self.network.init(rng_key)
 
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> TargetLearnerState:
-        """Returns the optimizer's initial state, with the params as target."""
+        """Returns the optimizer's initial state, with the params as the target."""
         return TargetLearnerState(
             self._optimizer.init(params), params, jnp.zeros((), jnp.int32), rng_key
         )
@@ -113,10 +114,10 @@ class TargetNetworkAgent(Agent):
     def update_learner_state(
         self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState
     ) -> TargetLearnerState:
-        """Keeps the optimizer's state, counts the update, and moves the target params.
+        """Stores the optimizer's state, counts the update, and updates the target params.
 
-        They move by a share of the params at each update (Polyak averaging), or are copied from
-        time to time (Mnih et al. 2015).
+        The target params move towards the params at each update (Polyak averaging), or are replaced
+        by them periodically (Mnih et al. 2015).
         """
         num_updates, target = learner_state.num_updates + 1, learner_state.target_params
         if self.cfg.target_rate:
@@ -129,9 +130,9 @@ class TargetNetworkAgent(Agent):
 
 
 class QLearning(TargetNetworkAgent):
-    """An agent of action values that learns from transitions.
+    """An agent that learns action values from transitions.
 
-    A subclass has two functions of its own: `action_values`, by which it acts, and `loss`.
+    A subclass defines two functions: `action_values`, which acting uses, and `loss`.
     """
 
     cfg: QLearningConfig
@@ -154,18 +155,18 @@ class QLearning(TargetNetworkAgent):
     def loss(
         self, rng_key: PRNGKey, params: Params, target_params: Params, batch: Batch
     ) -> tuple[Array, tuple[Logs, Array]]:
-        """Returns the loss, (logs, priorities ``[B]``); only ``params`` get a gradient."""
+        """Returns the loss, (logs, priorities ``[B]``); the gradient is that of ``params`` only."""
 
     def outputs(self, rng_key: PRNGKey | None, params: Params, timestep: TimeStep) -> Array:
-        """Returns what the network gives for each action, ``[B, A, ...]``; no noise without key."""
+        """Returns the network's output for each action, ``[B, A, ...]``; no noise without a key."""
         return self.network.apply(rng_key, params, timestep, ())[0]
 
     def initial_state(self, batch_size: int) -> Counts:
-        """Returns how many steps and episodes each environment has had, ``[B]``: none."""
+        """Returns the counts of steps and episodes of each environment, ``[B]``, which are 0."""
         return initial_counts(batch_size)
 
     def reset_state(self, state: Counts, first: Array) -> Counts:
-        """Keeps the counts, by which exploration decays, from one episode to the next."""
+        """Keeps the counts from one episode to the next, because exploration depends on them."""
         del first
         return state
 
@@ -198,7 +199,7 @@ class QLearning(TargetNetworkAgent):
     def update_learner_state(
         self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState
     ) -> TargetLearnerState:
-        """Moves the key on as well."""
+        """Also replaces the key."""
         moved = super().update_learner_state(params, learner_state, opt_state)
         return moved._replace(rng_key=jax.random.split(learner_state.rng_key)[0])
 
@@ -209,7 +210,7 @@ def preferences(values: Array, timestep: TimeStep) -> distributions.Categorical:
 
 
 def of_actions(outputs: Array, actions: Array) -> Array:
-    """Takes each row's action out of ``[B, A, ...]``, ``[B, ...]``."""
+    """Selects each row's action from ``[B, A, ...]``; returns ``[B, ...]``."""
     return outputs[jnp.arange(len(actions)), actions]
 
 
@@ -219,11 +220,11 @@ def td_loss(
     """Returns the weighted mean of the items' losses, (logs, priorities ``[B]``).
 
     Args:
-      losses: of each item, ``[B]``.
-      priorities: by which replay is to draw the items again, ``[B]``.
-      values: of the actions taken, ``[B]``; for the logs.
-      transition: the items. One that begins at the end of an episode holds no transition to learn
-        from: its loss and its priority are 0.
+      losses: the loss of each item, ``[B]``.
+      priorities: the items' new priorities in replay, ``[B]``.
+      values: values of the actions taken, ``[B]``, for the logs.
+      transition: the items. An item that begins at the last step of an episode has no transition to
+          learn from: its loss and its priority are 0.
       weights: importance weights of the items, ``[B]``.
     """
     losses, priorities = (jnp.where(transition.valid, x, 0.0) for x in (losses, priorities))
@@ -233,7 +234,7 @@ def td_loss(
 
 
 def behaviour_policy(cfg: QLearningConfig, num_envs: int) -> Policy:
-    """Returns epsilon-greedy, with an epsilon that falls over the frames of all environments.
+    """Returns epsilon-greedy with an epsilon that falls over the frames of all environments.
 
     With noisy networks epsilon may be 0 from the start: the noise explores.
     """

@@ -1,8 +1,8 @@
 """The Learner: owns params and learner state, and updates them with samples.
 
-It jits the agent's ``learner_step`` once. Nothing is donated: params are small in this field, the
-Inferencer goes on reading the published ones, and an update that gives NaN must keep the params and
-state from before it.
+It jits the agent's ``learner_step`` once. No buffers are donated: params are small in reinforcement
+learning, the Inferencer continues to read the published params, and an update that gives NaN must
+keep the params and state from before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlstack.types import (
     PyTree,
 )
 
-# Initial params are computed once, but XLA optimizes their random draws for a second.
+# Initial params are computed only once, and optimizing their random draws takes XLA a second.
 _QUICKLY = {"xla_backend_optimization_level": 1}
 
 _Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, LearnerOutput]]
@@ -46,8 +46,9 @@ class LearnerConfig(Checked):
     num_devices: int = 1
     """Number of local devices that share each batch. It must divide the batch size."""
     minibatches: Literal["auto", "scan", "calls"] = "auto"
-    """How an agent with epochs runs its minibatches: in one compiled loop (scan), or one call each.
-    auto chooses calls for convolutions on the CPU, where XLA's loops are many times slower."""
+    """How an agent with epochs runs its minibatches: in one compiled loop (scan), or in one call
+    per minibatch (calls). auto chooses calls for convolutions on the CPU, because XLA's loops are
+    many times slower there."""
     check_finite: bool = True
     """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
 
@@ -76,18 +77,18 @@ class ReplayReader(Protocol):
         """Sets new priorities of items."""
 
     def set_params_version(self, version: int) -> None:
-        """Tells the version of the newest params, against which staleness counts."""
+        """Sets the version of the newest params, which staleness is measured against."""
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
         """Yields samples until `stop` returns True or the buffer is closed."""
 
 
 class NonFiniteError(ArithmeticError):
-    """An update gave NaN or infinite logs; holds what is needed to run it again.
+    """An update gave NaN or infinite logs; the attributes allow running it again.
 
     Attributes:
       before: {"params", "learner_state"} from before the update.
-      batch: what it learned from.
+      batch: the batch of the update.
     """
 
     def __init__(self, message: str, before: PyTree, batch: Batch) -> None:
@@ -102,7 +103,7 @@ class Learner(Node):
     Attributes:
       params: the newest params.
       learner_state: the newest learner state.
-      version: updates made, also those before a `load`.
+      version: number of updates, including those before a `load`.
     """
 
     def __init__(
@@ -116,10 +117,10 @@ class Learner(Node):
 
         Args:
           cfg: how to run the updates.
-          agent: its ``learner_step`` is run.
-          replay_buffer: the source of `run`, and gets new priorities. None if only `step` is
-            called and the agent gives no priorities.
-          rng_key: consumed for the initial params and the learner's own key.
+          agent: the agent that learns, by its ``learner_step``.
+          replay_buffer: `run` samples from it, and it receives new priorities. None if only `step`
+              is called and the agent returns no priorities.
+          rng_key: the key for the initial params and the learner's own key; it is consumed.
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
@@ -135,22 +136,22 @@ class Learner(Node):
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
         """Returns (version, params), or None when there is nothing newer.
 
-        Params on several devices are returned as the copy on the first of them. Safe to call from
-        other threads.
+        If params are on several devices, the copy on the first device is returned. Safe to call
+        from other threads.
         """
         if self.version <= newer_than:
             return None
         if self._everywhere is None:
             return self.version, self.params
-        version = self.version  # first: params may only be newer than their version says
+        version = self.version  # read first, so that params are at least as new as the version
         return version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
 
     def compile(self, batch: Batch) -> None:
-        """Compiles the update before there is a batch, if it is one jitted function.
+        """Compiles the update before the first batch, if it is one jitted function.
 
         Args:
-          batch: shapes and dtypes of the batches to come (``jax.ShapeDtypeStruct``); for other
-            batches the update is compiled at its first call.
+          batch: shapes and dtypes of later batches (``jax.ShapeDtypeStruct``). For batches of other
+              shapes the update is compiled at its first call.
         """
         lower = getattr(self._step, "lower", None)
         if lower is not None and self._everywhere is None:
@@ -159,7 +160,7 @@ class Learner(Node):
     def step(self, sample: SampleLike) -> Logs:
         """Makes one update; returns its logs as numpy scalars.
 
-        When it returns, the sample's arrays are no longer read and may be overwritten.
+        After it returns, the sample's arrays are not read any more and may be overwritten.
 
         Raises:
           NonFiniteError: a log is NaN or infinite; params and learner state are as before.
@@ -182,9 +183,10 @@ class Learner(Node):
         """Learns from the replay buffer's dataset until told to stop or the dataset ends.
 
         Args:
-          stop: a function or a ``threading.Event`` that says when; it is also asked while a sample
-            is awaited. None: when the Launchpad program of this node stops; outside of one, never.
-          logger: gets the logs of each update, as ``learner/...``, at the version it gave.
+          stop: a function or a ``threading.Event`` that says when to stop. It is also checked
+              during a wait for a sample. None: stops when the Launchpad program of this node stops;
+              without such a program, never.
+          logger: receives the logs of each update, as ``learner/...``, at the update's version.
 
         Raises:
           NonFiniteError: see `step`.
@@ -226,16 +228,16 @@ def _jitted_step(cfg: LearnerConfig, agent: Agent, params: Params) -> _Step:
 
 
 def _one_call(agent: Agent) -> _Step:
-    """The agent's ``learner_step``, jitted, with its logs as one vector until they are on the host.
+    """Returns the jitted ``learner_step``, with its logs as one vector until they are on the host.
 
-    An update of a small network takes a few hundred microseconds, so each fetched array and each
-    loop over the logs in Python takes a visible share.
+    An update of a small network takes a few hundred microseconds, so each transferred array and
+    each Python loop over the logs takes a noticeable fraction of it.
     """
     names: list[str] = []
 
     def packed(params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         params, learner_state, output = agent.learner_step(params, learner_state, batch)
-        names[:] = output.logs  # runs when traced: the names of the compiled function
+        names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()])
         return params, learner_state, logs, output.priorities
 
@@ -255,13 +257,13 @@ def _one_call(agent: Agent) -> _Step:
 def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
     if cfg.minibatches != "auto":
         return cfg.minibatches == "calls"
-    # Only kernels of convolutions have four axes.
+    # Only convolution kernels have four axes.
     has_convolutions = any(leaf.ndim >= 4 for leaf in jax.tree.leaves(params))
     return has_convolutions and jax.default_backend() == "cpu" and cfg.num_devices == 1
 
 
 def _call_by_minibatch(agent: EpochAgent) -> _Step:
-    """The agent's ``learner_step`` with one jitted call per minibatch, gathered on the host."""
+    """Returns ``learner_step`` with one jitted call per minibatch, gathered on the host."""
     prepare, update = jax.jit(agent.prepare), jax.jit(agent.update)
     finish = jax.jit(agent.finish)
 

@@ -1,4 +1,4 @@
-"""The n-step transition at the start of a replayed item, for agents that bootstrap."""
+"""The n-step transition at the start of a replay item, for agents that bootstrap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlstack.types import Array, PyTree, TimeStep, Trajectory
 
 
 class NStep(NamedTuple):
-    """The n-step transition that each item of a batch begins with."""
+    """The n-step transition at the start of each item of a batch."""
 
     timestep: TimeStep  # [B, ...] the first step
     action: PyTree  # [B, ...] the action taken at the first step

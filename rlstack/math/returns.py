@@ -7,7 +7,7 @@ Everything is time-major. Transition t (0 <= t < T) goes from step t to step t +
 - ``values`` [T + 1, B] belong to the steps; ``values[T]`` is where the unroll bootstraps.
 - ``mask`` [T, B] is False (0) where t goes from LAST to FIRST and is not a transition, that is
   ``trajectory.timestep.step_type[1:] != FIRST``. There every function drops the TD error *and*
-  stops the trace, so that no episode affects the results of the episode before it. At such a t the
+  stops the trace, so that no episode affects the results of the previous episode. At such a t the
   rewards, discounts and values of the next episode are not read.
 
 A truncated episode (time limit) needs no special case: its last step is in the unroll, so its last
@@ -141,7 +141,8 @@ def lambda_returns(
     """Computes G_t = r_t + discount_t ((1 - lambda) V_{t+1} + lambda G_{t+1}), [T, B].
 
     Sutton and Barto 2018, "Reinforcement learning", eq. 12.18 (TD(lambda) targets). ``lambda_`` is
-    a scalar or [T, B]; shapes otherwise as in ``gae``, whose targets are the same numbers.
+    a scalar or [T, B]; the other shapes are as in ``gae``, and the targets of ``gae`` are the same
+    numbers.
     """
     rewards, discounts, values, valid = _check("lambda_returns", rewards, discounts, values, mask)
     return _lambda_returns(rewards, discounts, values, lambda_, valid)
@@ -153,7 +154,7 @@ def n_step_returns(
     """Computes r_t + discount_t (r_{t+1} + ... discount_{t+n-1} V_{t+n}), [T, B].
 
     Sutton and Barto 2018, eq. 7.1. Where the episode or the unroll ends within n transitions, the
-    sum ends there and bootstraps from the last step's value: never through a boundary.
+    sum ends there and bootstraps from the last step's value; it never crosses a boundary.
 
     Args:
       rewards: [T, B].
@@ -213,7 +214,7 @@ def retrace(
     q_taken = jnp.asarray(q_taken, jnp.float32)
     ratios = jnp.exp(jnp.minimum(0.0, jnp.asarray(log_rhos, jnp.float32)))
     traces = jnp.where(valid, retrace_lambda * ratios, 0.0)
-    # Transition t carries the trace of the action taken after it; after the last there is none.
+    # Transition t has the trace of the action taken after it; the last transition has none.
     following = jnp.concatenate([traces[1:], jnp.zeros_like(traces[:1])])
     deltas = jnp.where(valid, rewards + discounts * values[1:] - q_taken, 0.0)
     errors = _accumulate(deltas, jnp.where(valid, discounts * following, 0.0))
@@ -226,12 +227,12 @@ def signed_hyperbolic(x: Array, eps: float = 1e-3) -> Array:
     Pohlen et al. 2018, "Observe and look further", proposition A.2; eps as in R2D2.
     """
     x = jnp.asarray(x, jnp.float32)
-    # |x| / (sqrt(|x| + 1) + 1) is sqrt(|x| + 1) - 1 without its cancellation near 0.
+    # |x| / (sqrt(|x| + 1) + 1) equals sqrt(|x| + 1) - 1, without cancellation near 0.
     return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + eps * x
 
 
 def signed_parabolic(x: Array, eps: float = 1e-3) -> Array:
-    """Undoes ``signed_hyperbolic`` of the same eps.
+    """The inverse of ``signed_hyperbolic`` with the same eps.
 
     With s = sqrt(|h^-1(x)| + 1) the definition is eps s^2 + s - (1 + eps + |x|) = 0; its root minus
     1 (here with x's sign) is written without cancellation, because float32 loses most digits in the
@@ -267,7 +268,7 @@ def _lambda_returns(
 
 
 def _td_errors(rewards: Array, discounts: Array, values: Array, valid: Array) -> Array:
-    """One-step TD errors, 0 where there is no transition."""
+    """Returns one-step TD errors, 0 where there is no transition."""
     return jnp.where(valid, rewards + discounts * values[1:] - values[:-1], 0.0)
 
 

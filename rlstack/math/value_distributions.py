@@ -32,14 +32,14 @@ def project(values: Array, probs: Array, atoms: Array) -> Array:
 def categorical_kl(target_probs: Array, logits: Array) -> Array:
     """Returns KL(target || softmax(logits)) in nats, ``[...]``, of arrays ``[..., N]``.
 
-    It has the gradient of the cross-entropy, and unlike it falls to 0, which suits a priority.
+    It has the gradient of the cross-entropy but can reach 0, which makes it suitable as a priority.
     """
     entropy = -jax.scipy.special.xlogy(target_probs, target_probs).sum(axis=-1)
     return -(target_probs * jax.nn.log_softmax(logits)).sum(axis=-1) - entropy
 
 
 def midpoints(num_quantiles: int) -> Array:
-    """Returns the fractions (i + 1/2) / N, ``[N]``, whose quantiles QR-DQN learns (its lemma 2)."""
+    """Returns the fractions (i + 1/2) / N, ``[N]``, of the quantiles of QR-DQN (its lemma 2)."""
     return (jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles
 
 

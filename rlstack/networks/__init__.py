@@ -1,4 +1,4 @@
-"""Haiku networks, and `Network`, the functions through which agents call any network.
+"""Haiku networks, and `Network`, the interface by which agents call any network.
 
 Pure.
 

@@ -1,4 +1,4 @@
-"""Policy and value in one network, or a policy alone."""
+"""Networks with a policy and a value, or only a policy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def actor_critic(
 def policy_network(
     obs_spec: PyTree, action_spec: PyTree, cfg: NetworkConfig | None = None
 ) -> Network:
-    """Builds a network whose output is the parameters of the action distribution, ``[B, n]``.
+    """Builds a network that returns the parameters of the action distribution, ``[B, n]``.
 
     The modules are named ``torso``, ``core`` and ``policy_head``. Observations of entities use
     `ragged_policy` with ``cfg.entities``. Arguments and errors are those of `actor_critic`.

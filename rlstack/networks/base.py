@@ -1,4 +1,4 @@
-"""`Network`: the pure functions through which an agent calls any network.
+"""`Network`: the pure functions by which an agent calls any network.
 
 To use a network of your own, pass a Haiku function to `feed_forward` or `recurrent`, or construct a
 `Network` from any other pure functions (Flax, Equinox, plain JAX).
@@ -47,13 +47,13 @@ class Network(NamedTuple):
     init: Callable[[PRNGKey], Params]
     # (rng_key, params, timestep [B, ...], state [B, ...]) -> (output [B, ...], state [B, ...])
     apply: Apply
-    # The same over time: timesteps [T, B, ...], state [B, ...] before the first step, output
-    # [T, B, ...].
+    # The same over time, with timesteps [T, B, ...], the state [B, ...] before the first step, and
+    # output [T, B, ...].
     unroll: Apply
     initial_state: Callable[[int], AgentState]  # batch size -> state [B, ...]
     # How to standardise observations; None standardises each float entry by itself.
     standardiser: Standardiser | None = None
-    # Adds to observations [B, ...], on the host, what `apply` can use; see Agent.lay_out.
+    # Adds data for `apply` to observations [B, ...], on the host; see Agent.lay_out.
     lay_out: Callable[[PyTree], PyTree] | None = None
 
 
@@ -61,8 +61,8 @@ def feed_forward(forward: Callable[[PyTree], PyTree], obs_spec: PyTree) -> Netwo
     """Makes a stateless network from a Haiku function.
 
     Args:
-      forward: from an observation ``[B, ...]`` to a pytree of ``[B, ...]``; called inside
-        ``hk.transform``.
+      forward: maps an observation ``[B, ...]`` to a pytree of ``[B, ...]``; called inside
+          ``hk.transform``.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
     transformed = hk.transform(forward)
@@ -95,10 +95,10 @@ def recurrent(
     """Makes a recurrent network from Haiku functions; the core's state is reset at FIRST steps.
 
     Args:
-      encode: from an observation ``[N, ...]`` to features ``[N, D]``.
+      encode: maps an observation ``[N, ...]`` to features ``[N, D]``.
       core: makes the recurrent core.
-      decode: from the core's output ``[N, D]`` and the observation ``[N, ...]`` to the network's
-        output.
+      decode: maps the core's output ``[N, D]`` and the observation ``[N, ...]`` to the network's
+          output.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
 

@@ -30,12 +30,12 @@ class NetworkConfig(Checked):
     activation: Activation = "tanh"
     """Activation of the dense layers."""
     shared: bool = False
-    """Whether policy and value share one torso. With a recurrent core they always do."""
+    """Whether policy and value share one torso. With a recurrent core they always share it."""
     duelling: bool = False
     """Whether an action's value is a state value plus an advantage with mean 0 over actions."""
     noisy_sigma: float = 0.0
-    """Initial scale of the noise on the weights of dense layers, for exploration by noisy nets (the
-    paper has 0.5). For networks of action values only. 0 makes plain layers."""
+    """Initial scale of the noise on the weights of dense layers, for exploration by noisy networks
+    (0.5 in the paper). Only for networks of action values. 0 makes plain layers."""
     num_atoms: int = 51
     """Number of atoms (C51) or quantiles (QR-DQN) of the distribution of each action's value."""
     num_cosines: int = 64

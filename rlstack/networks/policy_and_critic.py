@@ -1,9 +1,9 @@
 """A policy and a critic as two networks, for off-policy actor-critic agents (SAC, TD3, DDPG).
 
-These agents take a factory ``(obs_spec, action_spec) -> PolicyAndCritic``. The factories here build
-both networks from a `NetworkConfig`; a factory of your own may return any two feed-forward
+These agents take a factory ``(obs_spec, action_spec) -> PolicyAndCritic``. The factories in this
+module build both networks from a `NetworkConfig`. Your own factory may return any two feed-forward
 networks with the inputs and outputs documented below. The agent chooses the number of critics and
-makes an `ensemble` of the one critic.
+makes an `ensemble` from the single critic.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def deterministic_policy_and_critic(
 
 
 def ensemble(network: Network, size: int) -> Network:
-    """Makes one network of ``size`` copies of a feed-forward network, each with its own params.
+    """Makes one network from ``size`` copies of a feed-forward network, each with its own params.
 
     Params are stacked, ``[size, ...]``; outputs ``[B, ...]`` become ``[B, size, ...]``.
     """
@@ -115,7 +115,7 @@ def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
 def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
     def forward(observation: PyTree) -> jax.Array:
         features = cfg.make_torso("torso")(observation_features(obs_spec, observation))
-        # Near zero, so that the first policy prefers no action.
+        # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
         return hk.Linear(size, w_init=init, name="policy_head")(features)
 

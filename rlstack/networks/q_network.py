@@ -21,10 +21,10 @@ from rlstack.types import Array, PyTree
 def q_network(
     obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
 ) -> Network:
-    """Builds a network whose output is the action values, ``[B, A]``.
+    """Builds a network that returns the action values, ``[B, A]``.
 
-    With ``cfg.duelling`` they are a state value plus advantages whose mean over actions is 0 (Wang
-    et al. 2016, equation 9, arXiv:1511.06581).
+    With ``cfg.duelling``, they are a state value plus advantages, which have mean 0 over actions
+    (Wang et al. 2016, equation 9, arXiv:1511.06581).
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
@@ -42,10 +42,10 @@ def q_network(
 def distributional_q_network(
     obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
 ) -> Network:
-    """Builds a network whose output is ``cfg.num_atoms`` numbers an action, ``[B, A, N]``.
+    """Builds a network that returns ``cfg.num_atoms`` numbers per action, ``[B, A, N]``.
 
-    The agent decides what they mean: logits of atoms, or values at quantiles. Arguments and errors
-    are those of `q_network`.
+    The agent interprets them as logits of atoms or as values at quantiles. Arguments and errors are
+    those of `q_network`.
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("distributional_q_network", action_spec)
@@ -67,8 +67,8 @@ def implicit_q_network(
     """Builds a network from `AtFractions` to the quantiles of each action's value, ``[B, A, N]``.
 
     Dabney et al. (2018), https://arxiv.org/abs/1806.06923, section 3.1 and equation 4: the torso's
-    output is multiplied by an embedding of the fraction by cosines; one more layer of that size and
-    the head follow.
+    output is multiplied by a cosine embedding of the fraction; one more layer of that size and the
+    head follow.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation, without fractions.
@@ -115,7 +115,7 @@ def _count_actions(where: str, action_spec: specs.Array) -> int:
 def _encoded(
     obs_spec: PyTree, cfg: NetworkConfig, decode: Callable[[jax.Array], jax.Array]
 ) -> Network:
-    """Builds a network: the configured torso, the optional core, and ``decode`` of their output."""
+    """Builds a network from the configured torso, the optional core, and ``decode``."""
 
     def encode(observation: PyTree) -> jax.Array:
         return cfg.make_torso("torso")(observation_features(obs_spec, observation))

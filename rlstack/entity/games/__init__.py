@@ -62,7 +62,7 @@ class GameBuilder:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The options of the game, among which pools look for ``seed``."""
+        """The options of the game; pools check whether they include ``seed``."""
         return inspect.signature(self.game)
 
     def __call__(self, **options: Any) -> dm_env.Environment:

@@ -1,4 +1,4 @@
-"""Count: say how many beans there are."""
+"""Count: count the beans."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUM_CHOICES = 10
 class Count:
     """A Player counts n Beans; n is uniform between 0 and ``masked_choices`` - 1.
 
-    Observation: the Player and the Beans, all without features. Action: the Player's ``count``,
-    one of ten numbers. Legal are n and a random subset, of random size, of the numbers below
-    ``masked_choices``. Reward: 1 for n, else 0. End: after one step. Best return: 1; random policy:
-    0.75 with 2 masked choices, 0.457 with 5 and 0.293 with 10.
+    Observation: the Player and the Beans, all without features. Action: the Player's ``count``, one
+    of ten numbers. The legal numbers are n and a random subset, of random size, of the numbers
+    below ``masked_choices``. Reward: 1 for n, else 0. End: after one step. Best return: 1; random
+    policy: 0.75 with 2 masked choices, 0.457 with 5 and 0.293 with 10.
     """
 
     def __init__(self, masked_choices: int = _NUM_CHOICES, seed: int = 0):
@@ -37,7 +37,7 @@ class Count:
         return "o" * self._beans or "(no beans)"
 
     def reset(self) -> Observation:
-        """Draws the beans and the legal answers."""
+        """Draws the number of beans and the legal answers."""
         m = self._masked_choices
         beans, size = self._rng.integers(0, (m, m + 1)).tolist()
         self._beans = beans

@@ -20,7 +20,7 @@ _FREE, _BODY = -1, -2  # contents of a cell; a number from 0 is food of that col
 
 
 class MultiSnake:
-    """``num_snakes`` snakes and as many Foods on a square board, one of each colour.
+    """``num_snakes`` snakes and the same number of Foods on a square board, one of each colour.
 
     Observation: SnakeHead, SnakeBody (the other cells of a snake) and Food (x, y, colour), and the
     global feature ``step``. A snake starts with one cell. Action: each SnakeHead's ``move`` up,

@@ -1,4 +1,4 @@
-"""NotHotdog: say whether the one thing shown is a hotdog."""
+"""NotHotdog: classify one thing as a hotdog or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLASSIFY = {"classify": CategoricalMask(actor_types=("Player",))}
 class NotHotdog:
     """A Player classifies one thing, which is a hotdog in half of the episodes.
 
-    Observation: the Player (step), and the thing: an Object (is_hotdog), or, for half of the
+    Observation: the Player (step), and the thing: an Object (is_hotdog) or, for half of the
     hotdogs, a Hotdog without features. Actions: the Player's ``classify``; ``unused_action`` never
     has an actor. Reward: 1 for the right answer, else 0. End: after one step. Best return: 1;
     random policy: 0.5.

@@ -85,7 +85,7 @@ class PickMatchingBalls:
         )
         return Observation(
             features={"Player": 1, "Ball": self._features.copy()},
-            actions={} if done else {"pick": mask},  # after the last ball nothing is left to pick
+            actions={} if done else {"pick": mask},  # no ball is left to pick at the end
             reward=reward,
             done=done,
         )

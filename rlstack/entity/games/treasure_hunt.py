@@ -25,10 +25,10 @@ class TreasureHunt:
     """A player walks on a board with coordinates from -10 to 10, among traps and treasures.
 
     Observation: the player's position, in the global features x and y; Traps and Treasures (x, y).
-    The player starts at (0, 0); by default five Traps and five Treasures lie on different other
-    cells with coordinates from -5 to 5. Action: the global ``move`` by one cell; a move off the
-    board does nothing. Reward: 1 for reaching a Treasure, which then disappears. End: on a Trap,
-    or with the last Treasure; truncated after ``max_steps``. Best return: 5, in 25 steps by
+    The player starts at (0, 0); by default five Traps and five Treasures are on other cells, all
+    different, with coordinates from -5 to 5. Action: the global ``move`` by one cell; a move off
+    the board does nothing. Reward: 1 for reaching a Treasure, which then disappears. End: on a
+    Trap, or with the last Treasure; truncated after ``max_steps``. Best return: 5, in 25 steps by
     shortest paths; random policy: 0.83, in 128 steps.
     """
 
@@ -74,7 +74,7 @@ class TreasureHunt:
         return self._observe(0.0)
 
     def act(self, actions: Actions) -> Observation:
-        """Moves, and takes a treasure that is there."""
+        """Moves, and takes a treasure on the new cell."""
         dx, dy = _STEPS[actions["move"].indices[0]]
         self._x = min(BOUND, max(-BOUND, self._x + dx))
         self._y = min(BOUND, max(-BOUND, self._y + dy))

@@ -1,9 +1,9 @@
-"""Games that own their loop: they ask agents for actions, instead of being stepped.
+"""Games that own their loop: the game asks agents for actions, instead of being stepped.
 
 The author of a game writes ``play(agents)``, which calls ``agent.act(observation)`` for actions and
-``agent.game_over(observation)`` at the end of a game. The same loop plays with random agents, with
-trained ones (``programs.run.game_agent``), or, through `PythonGame` and `SocketGame`, as the
-environments of a pool. docs/game_protocol.md describes how games in other languages take part.
+``agent.game_over(observation)`` at the end of a game. The same loop works with random agents, with
+trained ones (``programs.run.game_agent``), and, through `PythonGame` and `SocketGame`, as the
+environments of a pool. docs/game_protocol.md describes how games in other languages connect.
 """
 
 from rlstack.entity.inverted.builders import PythonGame, SocketGame

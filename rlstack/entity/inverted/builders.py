@@ -1,6 +1,7 @@
 """Builders of the environments of a game's agents, for pools: `PythonGame` and `SocketGame`.
 
-With k agents, every k consecutive environments of a pool belong to one game, one for each agent.
+With k agents, every k consecutive environments of a pool belong to one game: one environment per
+agent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def PythonGame(  # noqa: N802 (a builder, named as what it builds)
     Args:
       game: builds the game, or "module:callable" that names such a builder. It is called with
         ``options``, and with ``seed`` if it has such a parameter.
-      agents: number of agents that the game is given.
+      agents: number of agents of the game.
       seed: seed of this environment. The game gets the seed of its first agent's environment.
       step_timeout: see `Limits`.
       patience: see `Limits`.
@@ -70,8 +71,8 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
 
     ``EnvConfig("rlstack.entity.inverted:SocketGame", options={"command": "./my_game --hard"})``.
     The game may be written in any language; docs/game_protocol.md describes the protocol. With k
-    agents, every k consecutive environments of a pool are the agents of one game. If the game is
-    lost, its episodes end as truncated and it is started again.
+    agents, every k consecutive environments of a pool are the agents of one game. If the connection
+    to the game is lost, its episodes end as truncated and the game is started again.
 
     Args:
       command: starts one game. The environment variables RLSTACK_GAME_ADDRESS and
@@ -82,8 +83,8 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
         you trust.
       agents: number of agents of the game.
       seed: seed of this environment. The game gets the seed of its first agent's environment.
-      step_timeout: seconds that the game may take from actions to the next observation.
-      start_timeout: seconds that the game may take to connect.
+      step_timeout: longest time in seconds between the actions and the game's next observation.
+      start_timeout: longest time in seconds until the game connects.
       patience: see `Limits`.
       max_restarts: see `Limits`.
 
@@ -102,7 +103,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
 
 
 class _OpenGames(threading.local):
-    """Games that still lack environments, by what they were built from.
+    """Games that do not have all their environments yet, by the arguments that built them.
 
     Thread-local, because a pool builds all its environments in one thread.
     """
@@ -115,14 +116,14 @@ _OPEN = _OpenGames()
 
 
 def _next_agent_env(key: Hashable, seed: int, start: Callable[[], SharedGame]) -> AgentEnv:
-    """Returns the environment of the next agent: of the open game, or else of a new one.
+    """Returns the environment of the next agent, in the open game or else in a new one.
 
     Pools build their environments in order, so consecutive environments share a game.
 
     Args:
       key: equal for the environments of one pool.
       seed: seed of this environment.
-      start: starts a new game, seeded with the first agent's seed.
+      start: starts a new game with the seed of its first agent.
     """
     reference = _OPEN.games.pop(key, None)
     game = None if reference is None else reference()

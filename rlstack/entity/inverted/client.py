@@ -33,7 +33,7 @@ _CONNECT_TIMEOUT = 30.0
 
 
 class Connection:
-    """A game's connection to the trainer that decides for its agents; an `AgentGroup`.
+    """A game's connection to the trainer, which chooses the actions of its agents; an `AgentGroup`.
 
     Attributes:
       agents: the agents to ask for actions.
@@ -62,7 +62,7 @@ class Connection:
           patience: seconds to wait for actions.
 
         Raises:
-          GameError: the trainer refuses the game; the message has its reason.
+          GameError: the trainer refuses the game; the message contains the reason.
           OSError: no program listens at the address.
           ValueError: there is no address.
         """
@@ -94,7 +94,7 @@ class Connection:
     def ask(
         self, observations: Mapping[int, ScoredObservation], sequential: bool
     ) -> dict[int, Actions] | None:
-        """Requests actions by agent number; None when the game has to end its loop.
+        """Requests actions by agent number; returns None when the game has to end its loop.
 
         Raises:
           EnvError: an observation is invalid.
@@ -137,7 +137,8 @@ class Connection:
 
     def _send(self, out: Writer) -> None:
         if self._socket is not None:
-            # A trainer that has disconnected may have sent its reason, which _receive then raises.
+            # A trainer that has disconnected may have sent its reason before; _receive then raises
+            # it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 wire.send(self._socket, out, _SEND_TIMEOUT)
 
@@ -149,7 +150,7 @@ class Connection:
         return data
 
     def close(self) -> None:
-        """Disconnects. From now on agents answer None."""
+        """Disconnects. From now on the agents return None."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -176,7 +177,7 @@ def run(make: Callable[..., Game], num_agents: int = 1, **options: Any) -> None:
 
     Args:
       make: builds the game, from ``options`` and, if it has such a parameter, ``seed``. It is
-        called twice: once for the spaces, and once more when the seed is known.
+          called twice: first for the spaces, then again when the seed is known.
       num_agents: number of agents of the game.
       **options: options of the game.
     """

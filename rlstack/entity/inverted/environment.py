@@ -33,7 +33,7 @@ class AgentView:
     """
 
     def __init__(self, shared: SharedGame, seed: int):
-        """Becomes the environment of the game's next agent."""
+        """Registers as the environment of the game's next agent."""
         self.obs_space, self.action_space = shared.game.obs_space, shared.game.action_space
         self.announced = False
         self._shared, self._number = shared, len(shared.seeds)
@@ -43,15 +43,15 @@ class AgentView:
         self._state = _State.NOTHING
         self._newest = Observation(features={})
         self._repeat = False  # whether the next reset may return the same observation again
-        self._answers_at_reset: int | None = None  # answers in the game, if it has just been reset
+        self._answers_at_reset: int | None = None  # the game's answers, if it was just reset
 
     def announce(self, actions: Actions | None, together: bool) -> None:
-        """Takes the next step's actions, None for a reset, before any environment is stepped.
+        """Receives the next step's actions, None for a reset, before any environment is stepped.
 
         Args:
-          actions: what `act` will be given.
-          together: whether the next steps of all environments are known by now, and all of them
-            are made before any later step.
+          actions: the actions that `act` will receive.
+          together: whether the next steps of all environments are already known, and all of them
+              are made before any later step.
         """
         self.announced, self._together = True, together
         if actions is not None:
@@ -82,7 +82,7 @@ class AgentView:
         return self._take(loop, shown, is_first=True)
 
     def act(self, actions: Actions) -> Observation:
-        """Answers the game and waits for its next observation."""
+        """Gives the actions to the game and waits for its next observation."""
         if not self.announced:
             self.announce(actions, self._together)
         self.announced = False
@@ -110,7 +110,7 @@ class AgentView:
         return shown.observation
 
     def interrupt(self) -> None:
-        """Makes waits in `reset` and `act` raise, from another thread, when the pool is closed."""
+        """Makes waits in `reset` and `act` raise; the closing pool calls it from another thread."""
         self._shared.interrupt()
 
     def close(self) -> None:
@@ -122,18 +122,19 @@ class AgentEnv(EntityEnv):
     """The ``dm_env.Environment`` of one agent.
 
     A pool calls `announce` for all its environments before it steps any of them. So the agents of
-    one game can be environments of one pool of any kind: the game goes on once all actions are
-    known, and no agent waits for a step that its pool has not reached yet.
+    one game can be environments of any kind of pool: the game continues once all actions are known,
+    and no agent waits for a step that its pool has not reached yet.
     """
 
     game: AgentView
 
     def __init__(self, shared: SharedGame, seed: int):
-        # The game's own thread validates observations, so that tracebacks show where they are made.
+        # The game's own thread validates observations, so that tracebacks show where they were
+        # made.
         super().__init__(AgentView(shared, seed), shared.name, validate=False)
 
     def announce(self, action: Mapping[str, np.ndarray] | None, together: bool) -> None:
-        """Takes the next step's action, None for a reset.
+        """Receives the next step's action, None for a reset.
 
         Raises:
           EnvError: a choice is not legal.

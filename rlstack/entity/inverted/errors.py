@@ -1,4 +1,4 @@
-"""Errors between a game and the program that decides for its agents."""
+"""Errors between a game and the program that chooses the actions of its agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GameLost(GameError):  # noqa: N818 (the message has the error)
 
 
 class GameTimeout(GameError):  # noqa: N818
-    """A wait for the game, or of the game for its agents, took too long."""
+    """The game, or an agent that the game waited for, took too long."""
 
 
 class GameClosed(GameError):  # noqa: N818

@@ -1,4 +1,4 @@
-"""Games that own their loop, the agents that they ask for actions, and random agents."""
+"""The interfaces of games that own their loop and of their agents; random agents."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlstack.entity.spaces import ActionSpace, ObsSpace
 class ScoredObservation(Observation):
     """An observation of a game that keeps its own score.
 
-    The reward is how much ``score`` grew since the same agent's previous observation, 0 at the
+    The reward is the increase of ``score`` since the same agent's previous observation, 0 at the
     first one. The game therefore leaves ``reward`` at 0 and ``done`` at False. It ends an episode
-    by ``game_over``, whose observation may set ``truncated``.
+    by ``game_over``; that observation may set ``truncated``.
     """
 
     score: float = 0.0
-    """What the agent has earned since its game began."""
+    """The agent's score since its game began."""
 
 
 class GameAgent(Protocol):
-    """The agent that a game asks for actions: one player, in one game after the other.
+    """The agent that a game asks for actions: one player in consecutive games.
 
-    Optional: ``idle()``, which `act_all` calls at ticks at which only other agents act.
+    Optional method: ``idle()``, which `act_all` calls at ticks when only other agents act.
     """
 
     def act(self, observation: ScoredObservation) -> Actions | None:
@@ -42,24 +42,24 @@ class GameAgent(Protocol):
 class Game(Protocol):
     """A program with a loop of its own.
 
-    It must use its agents from one thread at a time. Optional: ``interrupt()``, called from
+    It must use its agents from one thread at a time. Optional methods: ``interrupt()``, called from
     another thread when the loop has to end, and ``close()``, called once after the last loop.
     """
 
     @property
     def obs_space(self) -> ObsSpace:
-        """What every agent observes."""
+        """The observation space of every agent."""
 
     @property
     def action_space(self) -> ActionSpace:
         """The action types of every agent."""
 
     def play(self, agents: Sequence[GameAgent]) -> None:
-        """Plays one or more games. Returns between games, or once an agent answers None."""
+        """Plays one or more games. Returns between games, or when an agent returns None."""
 
 
 class AgentGroup(Protocol):
-    """Agents of one game whose actions can be requested together."""
+    """Agents of one game; their actions can be requested together."""
 
     def ask(
         self, observations: Mapping[int, ScoredObservation], sequential: bool
@@ -68,8 +68,8 @@ class AgentGroup(Protocol):
 
         Args:
           observations: by agent number.
-          sequential: whether the game asks its agents one after the other, so that others may be
-            asked in the same tick by another call.
+          sequential: whether the game asks its agents one after the other, so that another call in
+              the same tick may ask other agents.
 
         Returns:
           The actions by agent number; None means that the game must end its loop.
@@ -103,18 +103,18 @@ class GroupAgent:
 def act_all(
     agents: Sequence[GameAgent], observations: Sequence[ScoredObservation | None]
 ) -> list[Actions | None] | None:
-    """Asks several agents at once. Games with several agents should ask those of a tick this way.
+    """Asks several agents at once. A game should ask all agents that act at a tick in one call.
 
     Args:
       agents: all agents of the game.
       observations: the observation of each agent; None for an agent that does not act at this tick.
 
     Returns:
-      The actions of each agent, None for one that was not asked. A single None means that the game
-      must end its loop.
+      The actions of each agent, None for an agent that was not asked. A single None means that the
+      game must end its loop.
 
     Raises:
-      ValueError: there is not one entry of ``observations`` for each agent.
+      ValueError: ``observations`` does not have one entry for each agent.
     """
     if len(agents) != len(observations):
         raise ValueError(
@@ -172,7 +172,7 @@ class EnvironmentGame:
         self.action_space = environment.action_space
 
     def play(self, agents: Sequence[GameAgent]) -> None:
-        """Plays episodes until the agent answers None."""
+        """Plays episodes until the agent returns None."""
         (agent,) = agents
         while True:
             score, observation = 0.0, self.environment.reset()

@@ -1,4 +1,4 @@
-"""Sockets between rlstack and games: listening for a game's connection, and connecting."""
+"""Sockets between rlstack and games: listen for a game's connection, and connect."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Listener:
                 os.unlink(self._path)
 
 
-# Listeners at addresses that the user chose, with their numbers of users: the games of a process
-# that have the same address share one.
+# Listeners at addresses that the user chose, with the number of games that use each: the games of a
+# process with the same address share one listener.
 _shared: dict[str, tuple[Listener, int]] = {}
 _shared_lock = threading.Lock()
 
@@ -104,7 +104,7 @@ def open_listener(address: str) -> Listener:
 
 
 def close_listener(address: str, listener: Listener) -> None:
-    """Closes what `open_listener` returned for ``address``, once its last user does so."""
+    """Closes a listener of `open_listener` when the last game that uses it calls this."""
     if address:
         with _shared_lock:
             users = _shared.pop(address)[1] - 1
@@ -145,7 +145,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes a Unix socket at which no program listens any more."""
+    """Removes a Unix socket that no program listens on any more."""
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

@@ -1,7 +1,7 @@
-"""One run of a game's loop, in a thread, and the exchange between it and the environments.
+"""Runs a game's loop once in a thread, and exchanges observations and actions with it.
 
 Each agent has a channel that holds at most one observation and one answer. One lock guards all
-channels, so it is always known which agents the game waits for.
+channels, so it is always clear which agents the game waits for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Observation)]
 
 
 class _Channel:
-    """The exchange of one agent."""
+    """The observation and the answer of one agent."""
 
     shown: Observation | None = None  # from the game; not yet taken by the environment
     answer: Actions | None = None  # from the environment; not yet taken by the game
@@ -60,9 +60,9 @@ class GameLoop:
 
         Args:
           game: the game to play.
-          num_agents: number of agents to give it.
-          check: raises for an invalid observation. It is called in the game's thread, so that the
-            traceback shows where the observation was made.
+          num_agents: number of its agents.
+          check: a function that raises for an invalid observation. It is called in the game's
+              thread, so that the traceback shows where the observation was made.
           name: name of the game in errors.
           patience: seconds that the game waits for an answer.
         """
@@ -72,7 +72,7 @@ class GameLoop:
         self._channels = [_Channel() for _ in range(num_agents)]
         self._changed = threading.Condition()
         self._stopping = self._over = False
-        self._asked: frozenset[int] = frozenset()  # the agents whose answers the game waits for
+        self._asked: frozenset[int] = frozenset()  # agents that the game waits for
         self._sequential = False
         self._in_use = False  # whether a thread of the game is exchanging with agents now
         self._thread = threading.Thread(
@@ -85,7 +85,7 @@ class GameLoop:
     def ask(
         self, observations: Mapping[int, ScoredObservation], sequential: bool
     ) -> dict[int, Actions] | None:
-        """Shows observations and waits for the answers; None when the loop has to end.
+        """Shows observations and waits for the answers; returns None when the loop has to end.
 
         Raises:
           EnvError: an observation is invalid, or a second thread uses the agents.
@@ -181,7 +181,7 @@ class GameLoop:
                 got = f"a return without game_over for agent(s) {playing}"
                 fix = "Call game_over first; return at once only when an agent answers None."
                 refuse(self._name, "play", rule, got, fix)
-        except BaseException as error:  # SystemExit from a game must not hang the caller
+        except BaseException as error:  # a SystemExit of the game must not hang the caller
             self.failure = error
         with self._changed:
             self._over = True
@@ -201,7 +201,7 @@ class GameLoop:
 
         Args:
           number: the agent's number.
-          together: whether no agent is answered before every agent has observed.
+          together: whether every agent must observe before any agent is answered.
           timeout: in seconds.
 
         Returns:
@@ -233,7 +233,7 @@ class GameLoop:
                 self._changed.wait(left)
 
     def _waits_for_next_round(self) -> bool:
-        """Whether the game waits for an answer that only the pool's next round of steps brings.
+        """Whether the game waits for an answer that comes only with the pool's next round of steps.
 
         All actions of the current round are given before its first step, and a game asks in one
         thread at a time.

@@ -43,7 +43,7 @@ _MAX_CAPACITY = 1 << 16
 class Hello(NamedTuple):
     """The first message of a game."""
 
-    token: str  # the token that it was started with, which identifies it
+    token: str  # identifies the game; it receives the token when it is started
     name: str
     num_agents: int
     obs_space: ObsSpace
@@ -158,9 +158,9 @@ class MessageCodec:
         return [*names, GLOBAL] if self._has_global else names
 
     def read_observation(self, data: Reader, truncated: bool = False) -> ScoredObservation:
-        """Takes an observation, in which the ids of entities are their indices.
+        """Reads an observation; the ids of its entities are their indices.
 
-        It still has to be validated.
+        The caller must still validate it.
 
         Raises:
           WireError: its layout does not fit the spaces.
@@ -192,7 +192,7 @@ class MessageCodec:
         )  # fmt: skip
 
     def write_actions(self, out: Writer, actions: Actions) -> None:
-        """Appends actions of actors whose ids are their indices; `GLOBAL` is written as 0."""
+        """Appends actions; the actors' ids are their indices. `GLOBAL` is written as 0."""
         for name, _ in self._actions:
             action = actions[name]
             chosen = (
@@ -202,7 +202,7 @@ class MessageCodec:
             out.array(chosen, "<u4")  # type: ignore[arg-type]  # ids of actees are indices here
 
     def read_actions(self, data: Reader, ids: Sequence[EntityID]) -> Actions:
-        """Takes actions.
+        """Reads actions.
 
         Args:
           data: the frame.

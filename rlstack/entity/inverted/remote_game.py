@@ -1,6 +1,6 @@
 """A game in another process, behind a socket, as a `rlstack.entity.inverted.Game`.
 
-It runs its loop in a thread like any other game; that thread relays between the game's messages and
+It runs its loop in a thread like any other game; that thread passes messages between the game and
 its agents. docs/game_protocol.md describes the messages.
 """
 
@@ -36,7 +36,7 @@ class RemoteGame:
 
     Attributes:
       obs_space: the space that the game sent at its first connection.
-      action_space: the same.
+      action_space: the action space that it sent then.
       name: name of the game in errors.
     """
 
@@ -55,7 +55,8 @@ class RemoteGame:
           EnvError: the game has another version of the protocol, or does not follow it, or has
             another number of agents.
           GameError: the game did not start or did not connect.
-          ValueError: neither command nor address was given, or listening there is not possible.
+          ValueError: neither command nor address was given, or listening at the address is not
+              possible.
         """
         if not command and not address:
             raise ValueError(
@@ -83,12 +84,12 @@ class RemoteGame:
         self._codec = MessageCodec(hello.obs_space, hello.action_space)
 
     def play(self, agents: Sequence[GameAgent]) -> None:
-        """Relays between the game and its agents until one of them ends the loop.
+        """Passes messages between the game and its agents until one of them ends the loop.
 
         Raises:
           GameError: the game connected again with other spaces.
           GameLost: the connection ended in the middle of a game, the game sent nothing for
-            ``step_timeout``, or what it sent is not valid.
+              ``step_timeout``, or it sent an invalid message.
         """
         group = getattr(agents[0], "group", None)
 
@@ -117,7 +118,7 @@ class RemoteGame:
 
     def _relay(self, agents: Sequence[GameAgent], alive: Callable[[], bool]) -> None:
         connection = self._connection
-        playing: set[int] = set()  # agents whose game is in progress
+        playing: set[int] = set()  # agents that are in a game
         assert connection is not None
         while True:
             data = wire.receive(connection, self._step_timeout, alive=alive)
@@ -197,7 +198,7 @@ class RemoteGame:
             return hello
 
     def _check(self, hello: Hello) -> None:
-        """Checks that the game can be the environments that were asked for."""
+        """Checks the game's number of agents, its spaces, and the size of a padded observation."""
         if hello.num_agents != self._agents:
             raise WireError(
                 f"the game has {hello.num_agents} agents; set the option 'agents', which is "
@@ -219,12 +220,12 @@ class RemoteGame:
         return self._process is None or self._process.poll() is None
 
     def _exit_code(self) -> str:
-        """Returns the end of an error's sentence; it has the exit code if the process has ended."""
+        """Returns the last part of an error message: the exit code, if the process has ended."""
         code = None if self._process is None else self._process.poll()
         return "." if code is None else f"; its process ended with code {code}."
 
     def _send_error(self, text: str) -> None:
-        """Tells the game why the connection ends, if there is one."""
+        """Sends the game the reason why the connection ends, if it is connected."""
         if self._connection is not None:
             out = Writer(Kind.ERROR)
             out.text(text)
@@ -237,7 +238,7 @@ class RemoteGame:
             connection.close()
 
     def _disconnect(self) -> None:
-        """Tells the game to end, and makes sure that the process started here does."""
+        """Tells the game to end, and makes sure that the process that was started here exits."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 wire.send(self._connection, Writer(Kind.SHUTDOWN), SEND_TIMEOUT)
@@ -268,7 +269,7 @@ def _ask(
 
 
 def _start(command: str, address: str, token: str) -> subprocess.Popen[bytes]:
-    """Starts a game in a session of its own, so that Ctrl-C reaches only the trainer.
+    """Starts a game in its own session, so that Ctrl-C reaches only the trainer.
 
     Raises:
       OSError: there is no such program.

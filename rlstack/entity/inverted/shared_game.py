@@ -1,4 +1,4 @@
-"""A game that is shared by the environments of its agents: starts its loop, and starts it again."""
+"""A game that the environments of its agents share; starts and restarts the game's loop."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Limits:
     """Limits of waiting and of restarts."""
 
     step_timeout: float = 60.0
-    """Seconds that the game may take from an answer to the next observation."""
+    """Longest time in seconds between an answer and the game's next observation."""
     patience: float = 3600.0
-    """Seconds that the game waits for an answer. Learning and evaluation happen during this wait;
-    raise it if they take longer."""
+    """Longest time in seconds that the game waits for an answer. Learning and evaluation happen
+    during this wait; raise it if they take longer."""
     close_timeout: float = 5.0
-    """Seconds that the loop may take to return when it is told to end."""
+    """Longest time in seconds that the loop may take to return after it is told to end."""
     max_restarts: int = 10
     """Number of times that a lost game is started again."""
 
@@ -51,21 +51,21 @@ class SharedGame:
       name: name of the game in errors.
       limits: limits of waiting and of restarts.
       observe_timeout: seconds that an environment waits for an observation.
-      seeds: seeds of the environments that use it so far, by agent number.
+      seeds: seeds of the environments that use it already, by agent number.
     """
 
     def __init__(
         self, game: Game, num_agents: int, name: str, limits: Limits, observe_timeout: float = 0.0
     ):
-        """Prepares. The loop starts when an environment is reset.
+        """Stores the game. The loop starts when an environment is reset.
 
         Args:
           game: the game.
           num_agents: number of its agents.
           name: name of the game in errors.
           limits: limits of waiting and of restarts.
-          observe_timeout: for a game that enforces ``step_timeout`` itself, the longest time that
-            it takes to raise an error, in seconds; 0: ``step_timeout``.
+          observe_timeout: for a game that enforces ``step_timeout`` itself: the longest time in
+              seconds until it raises an error. 0: ``step_timeout``.
 
         Raises:
           ValueError: ``num_agents`` is less than 1.
@@ -87,18 +87,18 @@ class SharedGame:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes another agent's environment."""
+        """Whether another agent can still get an environment."""
         return len(self.seeds) < self.num_agents and not self._loops and not self._closed
 
     def loop(self, replacing: GameLoop | None = None) -> GameLoop:
-        """Returns the current loop, and starts one if there is none.
+        """Returns the current loop; starts one if none runs.
 
         Args:
           replacing: a loop that the caller has finished with. If it is still the current one, it
             is ended and a new one starts.
 
         Raises:
-          EnvError: an agent has no environment, or the game broke a rule.
+          EnvError: an agent has no environment, or the game broke a rule of the interface.
           GameError: the game failed, or was lost too often.
           GameClosed: the environments were closed.
         """
@@ -123,7 +123,7 @@ class SharedGame:
             return new
 
     def _end(self, loop: GameLoop) -> None:
-        """Ends a loop; raises if another must not be started."""
+        """Ends a loop; raises if no new loop may be started."""
         self.raise_failure(loop)
         returned_at_once = not loop.has_shown and not loop.interrupted
         if not loop.stop(self.limits.close_timeout):
@@ -150,7 +150,7 @@ class SharedGame:
         """Raises the failure of a loop, unless the game was lost and can be started again.
 
         Raises:
-          EnvError: the game broke a rule.
+          EnvError: the game broke a rule of the interface.
           GameError: the game failed in another way.
         """
         failure = loop.failure
@@ -162,13 +162,13 @@ class SharedGame:
         raise GameError(text) from failure
 
     def interrupt(self) -> None:
-        """Tells the game to end for good and wakes all waiting threads, without waiting itself."""
+        """Tells the game to end permanently and wakes all waiting threads; does not wait."""
         self._closed = True
         for loop in list(self._loops):
             loop.interrupt()
 
     def close(self) -> None:
-        """Ends the game for good; safe to call again."""
+        """Ends the game permanently; safe to call again."""
         self._closed = True
         self._finalizer()
 

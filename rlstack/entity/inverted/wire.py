@@ -1,7 +1,7 @@
 """Frames and primitive types of the game protocol, which docs/game_protocol.md describes.
 
-A frame is a little-endian u32, the number of bytes that follow, then one byte, its kind, then its
-body. Any bytes that are not valid raise a `WireError`.
+A frame is a little-endian u32 (the number of bytes that follow), one byte (its kind), and its body.
+Invalid bytes raise a `WireError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
     HELLO = 1  # from the game: its name, number of agents and spaces
     WELCOME = 2  # to the game: version and seed
-    OBSERVE = 3  # from the game: observations of agents whose actions it waits for
+    OBSERVE = 3  # from the game: observations of agents that must act
     ACT = 4  # to the game: the actions of these agents
     GAME_OVER = 5  # from the game: an agent's last observation
     SHUTDOWN = 6  # to the game: end the loop
@@ -63,22 +63,22 @@ class Writer:
         self._data += _F64.pack(value)
 
     def text(self, value: str) -> None:
-        """Appends a u32, the number of bytes, then UTF-8."""
+        """Appends the number of bytes as a u32, then the text in UTF-8."""
         data = value.encode()
         self._data += _U32.pack(len(data)) + data
 
     def texts(self, values: Sequence[str]) -> None:
-        """Appends a u32, their number, then texts."""
+        """Appends their number as a u32, then the texts."""
         self.u32(len(values))
         for value in values:
             self.text(value)
 
     def u32s(self, values: Sequence[int]) -> None:
-        """Appends a u32, their number, then u32s."""
+        """Appends their number as a u32, then the u32s."""
         self._data += struct.pack(f"<{len(values) + 1}I", len(values), *values)
 
     def array(self, values: ArrayLike, dtype: str) -> None:
-        """Appends numbers without their count, which the reader knows."""
+        """Appends numbers without their count, because the reader knows it."""
         self._data += np.asarray(values, dtype).tobytes()
 
     def frame(self) -> bytes:
@@ -88,7 +88,7 @@ class Writer:
 
 
 class Reader:
-    """Reads a frame. The methods take what comes next in its body."""
+    """Reads a frame. Each method reads the next value of its body."""
 
     def __init__(self, data: bytes):
         if not data:
@@ -114,37 +114,37 @@ class Reader:
         return form.unpack_from(self._data, self._take(form.size))[0]
 
     def u8(self) -> int:
-        """Takes one byte."""
+        """Reads one byte."""
         return self._integer(_U8)
 
     def flag(self) -> bool:
-        """Takes a byte that is 0 or 1."""
+        """Reads a byte that is 0 or 1."""
         value = self.u8()
         if value > 1:
             raise WireError(f"{self.kind.name}: a flag must be 0 or 1; got {value}")
         return bool(value)
 
     def u32(self) -> int:
-        """Takes an unsigned 32-bit integer."""
+        """Reads an unsigned 32-bit integer."""
         return self._integer(_U32)
 
     def u64(self) -> int:
-        """Takes an unsigned 64-bit integer."""
+        """Reads an unsigned 64-bit integer."""
         return self._integer(_U64)
 
     def f64(self) -> float:
-        """Takes a 64-bit float."""
+        """Reads a 64-bit float."""
         return _F64.unpack_from(self._data, self._take(_F64.size))[0]
 
     def count(self, what: str, most: int) -> int:
-        """Takes a u32 that is at most ``most``; errors call it ``what``."""
+        """Reads a u32 that is at most ``most``; errors call it ``what``."""
         value = self.u32()
         if value > most:
             raise WireError(f"{self.kind.name}: {what} must be at most {most}; got {value}")
         return value
 
     def text(self) -> str:
-        """Takes a text."""
+        """Reads a text."""
         count = self.u32()
         at = self._take(count)
         try:
@@ -153,15 +153,15 @@ class Reader:
             raise WireError(f"{self.kind.name}: the text at byte {at} must be UTF-8") from None
 
     def texts(self) -> tuple[str, ...]:
-        """Takes texts."""
+        """Reads several texts."""
         return tuple(self.text() for _ in range(self.u32()))
 
     def u32s(self, what: str, most: int) -> list[int]:
-        """Takes at most ``most`` u32s."""
+        """Reads at most ``most`` u32s."""
         return self.array(self.count(what, most), "<u4").tolist()
 
     def array(self, count: int, dtype: str) -> np.ndarray:
-        """Takes ``count`` numbers."""
+        """Reads ``count`` numbers."""
         size = count * np.dtype(dtype).itemsize
         return (
             np.frombuffer(self._data, dtype, count, self._take(size))
@@ -170,7 +170,7 @@ class Reader:
         )
 
     def flags(self, count: int) -> np.ndarray:
-        """Takes ``count`` bytes that are 0 or 1, as bool."""
+        """Reads ``count`` bytes that are 0 or 1, as bool."""
         values = self.array(count, "u1")
         if values.size and values.max() > 1:
             raise WireError(f"{self.kind.name}: a flag must be 0 or 1; got {values.max()}")

@@ -1,10 +1,10 @@
 """Environments stepped by worker processes, with data in shared memory.
 
-Apart from shared memory, one socket message travels to each worker per step, and nothing polls in a
-busy loop. A worker that dies, raises, or hangs longer than ``step_timeout`` is replaced: its
+In addition to shared memory, each worker receives one socket message per step. There are no busy
+loops. A worker that exits, raises, or hangs longer than ``step_timeout`` is replaced: its
 environments are built again with new seeds, and their episodes end as truncated (LAST, discount 1,
 reward 0, the last complete observation). The pool fails with the worker's traceback after more than
-``max_restarts`` replacements, or at once if an environment breaks the rules of its interface.
+``max_restarts`` replacements, or immediately if an environment breaks the rules of its interface.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ProcessBackend:
             self._listen(worker)
         self._next_check = 0.0
         self._current = np.zeros(size, np.int32)  # the buffer with the last complete timestep
-        self._lost = np.zeros(size, bool)  # whether the worker died while the caller held the row
+        self._lost = np.zeros(size, bool)  # whether the worker exited while the caller held the row
         self._resetting = np.zeros(size, bool)
         self._ready: list[int] = []
         self._ids = np.arange(size, dtype=np.int32)
@@ -158,7 +158,7 @@ class ProcessBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          RuntimeError: too many workers died; the message contains the last one's traceback.
+          RuntimeError: too many workers failed; the message contains the last one's traceback.
         """
         while len(self._ready) < self._config.wait_num:
             self._wait()
@@ -169,7 +169,7 @@ class ProcessBackend:
         return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
 
     def _gather(self, ids: np.ndarray, current: np.ndarray) -> list[np.ndarray]:
-        """Copies the rows ``ids``, each out of its current buffer."""
+        """Copies the rows ``ids``, each from its current buffer."""
         one = self._arrays.buffers[int(current[0])]
         arrays = [one.step_type, one.reward, one.discount, *one.leaves]
         everything = len(ids) == self._size and self._config.wait_num == self._size
@@ -183,7 +183,7 @@ class ProcessBackend:
         return copies
 
     def _wait(self) -> None:
-        """Waits for an answer of any worker, and replaces workers that have died or hang."""
+        """Waits for an answer of any worker, and replaces workers that have exited or hang."""
         timeout = min(_CHECK_SECONDS, self._config.step_timeout / 4)
         for fd, _ in self._poll.poll(1000 * timeout):
             worker = self._by_fd[fd]

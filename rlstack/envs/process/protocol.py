@@ -1,13 +1,13 @@
-"""What a process pool and its workers share: the messages on the socket and the memory.
+"""The messages and the shared memory between a process pool and its workers.
 
-Each worker has one socket. First the pool sends a ``Setup`` and the worker answers with a pair of a
-failure (None if all went well) and a ``Hello``, both as length-prefixed pickles. Then the pool
-sends orders, one int32 per environment, and the worker answers each order with the environment's
-id once its timestep is in shared memory. A worker that cannot continue sends a negative code and a
+Each worker has one socket. First the pool sends a ``Setup``, and the worker answers with a pair of
+a failure (None on success) and a ``Hello``, both as length-prefixed pickles. Then the pool sends
+orders, one int32 per environment, and the worker answers each order with the environment's id once
+its timestep is in shared memory. A worker that cannot continue sends a negative code and a
 traceback, and exits.
 
-The memory is an anonymous file: workers inherit its descriptor, it leaves no name behind, and the
-kernel frees it when the last process that uses it ends, for whatever reason.
+The memory is an anonymous file: workers inherit its descriptor, it has no name in the file system,
+and the kernel frees it when the last process that uses it ends, for any reason.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RESET, BUFFER, SHIFT = 1, 2, 2
 # Codes of a worker that cannot continue: a new worker may succeed; a new worker would fail too.
 CRASHED, BROKEN = -1, -2
 _LENGTH = struct.Struct("<q")
-_ALIGN = 64  # bytes: a cache line, so that no two arrays share one
+_ALIGN = 64  # bytes of a cache line, so that no two arrays share one
 
 _ArrayKind = tuple[tuple[int, ...], str]  # shape, dtype
 
 
 class Setup(NamedTuple):
-    """What a worker needs to build its environments."""
+    """The data that a worker needs to build its environments."""
 
     builder: bytes  # the pair (builder, options), pickled by cloudpickle
     seeds: dict[int, int]  # by environment id
@@ -88,7 +88,7 @@ class SharedArrays:
     """The arrays of all environments of a pool, in one block of shared memory.
 
     Timesteps are double-buffered. A worker writes the buffer that the pool does not read, so that
-    the last complete timestep survives when the worker dies while writing.
+    the last complete timestep is kept if the worker exits while it writes.
 
     Attributes:
       buffers: the two ``TimestepBuffer``s.

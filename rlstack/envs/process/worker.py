@@ -30,11 +30,11 @@ from rlstack.envs.process.protocol import (
     send_message,
 )
 
-_CLOSE_SECONDS = 2.0  # to close environments after the parent has died
+_CLOSE_SECONDS = 2.0  # seconds to close environments after the parent has ended
 
 
 def main(sock_fd: int, sentinel_fd: int, memory_fd: int) -> None:
-    """Serves the parent until it closes the socket or dies."""
+    """Serves the parent until it closes the socket or ends."""
     threading.Thread(target=_watch, args=(sentinel_fd,), daemon=True).start()
     sock = socket.socket(fileno=sock_fd)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -42,7 +42,7 @@ def main(sock_fd: int, sentinel_fd: int, memory_fd: int) -> None:
 
 
 def _watch(sentinel_fd: int) -> None:
-    """Ends this process when the parent has died, even in the middle of a step."""
+    """Ends this process when the parent has ended, even in the middle of a step."""
     os.read(sentinel_fd, 1)
     time.sleep(_CLOSE_SECONDS)
     os._exit(1)
@@ -144,7 +144,7 @@ def _run_concurrently(
 
 
 def _send_failure(sock: socket.socket, error: BaseException, *, greeted: bool) -> None:
-    """Reports why this worker cannot continue: instead of its ``Hello``, or after it."""
+    """Reports why this worker cannot continue, instead of its ``Hello`` or after it."""
     code = BROKEN if isinstance(error, EnvError) else CRASHED
     text = "".join(traceback.format_exception(error))
     if greeted:

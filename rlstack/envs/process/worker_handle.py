@@ -23,10 +23,10 @@ from rlstack.envs.process.protocol import (
     send_message,
 )
 
-_CLOSE_SECONDS = 3.0  # for a worker to finish its step and close its environments
+_CLOSE_SECONDS = 3.0  # seconds for a worker to finish its step and close its environments
 
 
-class WorkerFailure(Exception):  # noqa: N818 (an event to handle, rather than an error to show)
+class WorkerFailure(Exception):  # noqa: N818 (handled by the pool, not shown as an error)
     """A worker cannot continue; ``fatal`` if a new worker would fail in the same way."""
 
     def __init__(self, text: str, fatal: bool = False):
@@ -43,7 +43,7 @@ class WorkerHandle:
 
     Attributes:
       env_ids: the environments of this worker.
-      pending: those of them that have an order and have not answered it.
+      pending: the environments that have received an order and not answered it.
     """
 
     def __init__(self, setup: Setup, memory_fd: int):
@@ -56,7 +56,7 @@ class WorkerHandle:
         # The worker reads end of file from the sentinel when this process dies.
         sentinel, self._sentinel = os.pipe()
         fds = (theirs.fileno(), sentinel, memory_fd)
-        # Ctrl-C goes to every process of the terminal; the parent decides what it means.
+        # Ctrl-C goes to every process of the terminal; only the parent handles it.
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
             f"sys.path[:] = {sys.path!r}; "
@@ -99,7 +99,7 @@ class WorkerHandle:
         return hello
 
     def order(self, env_ids: list[int], orders: list[int], steps_done: np.ndarray) -> None:
-        """Sends ``orders`` for ``env_ids``; if the worker is dead, the next ``read`` raises."""
+        """Sends ``orders`` for ``env_ids``; if the worker has ended, the next ``read`` raises."""
         if not self.pending:
             self._steps_done = int(steps_done[self.env_ids].sum())
             self._last_progress = time.monotonic()
@@ -108,7 +108,7 @@ class WorkerHandle:
             self.sock.sendall(struct.pack(f"<{len(orders)}i", *orders))
 
     def read(self) -> None:
-        """Removes the environments that have answered from ``pending``; the socket is readable.
+        """Removes environments that have answered from ``pending``; the socket must be readable.
 
         Raises:
           WorkerFailure: the worker has exited, or reports that it cannot continue.
@@ -145,7 +145,7 @@ class WorkerHandle:
         """
         exited = self._process.poll() is not None
         if select.select([self.sock], [], [], 0)[0]:
-            return  # read first: it may say why the worker exited
+            return  # read first: the message may contain the reason
         if exited:
             raise WorkerFailure(f"Envs {self.env_ids}: {self._exit()}.")
         count, now = int(steps_done[self.env_ids].sum()), time.monotonic()

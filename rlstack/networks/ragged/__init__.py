@@ -1,1 +1,1 @@
-"""A transformer over the entities of a step; `transformer` builds it of the other modules."""
+"""A transformer over the entities of a step; the module `transformer` combines the others."""

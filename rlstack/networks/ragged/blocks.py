@@ -24,7 +24,8 @@ class TokenRows(NamedTuple):
     visible: Array  # [R, L] bool, whether the policy may see the token
 
     def attention_mask(self) -> Array:
-        """Returns which token (second axis) may attend to which (last axis), bool ``[R, L, L]``.
+        """Returns whether a token (second axis) may attend to another (last axis), bool
+        ``[R, L, L]``.
 
         A token attends to the tokens of its own environment. A visible token does not attend to
         hidden ones, so that hidden information cannot reach an action.
@@ -68,7 +69,7 @@ def attention(x: Array, mask: Array, codes: PairCodes, num_heads: int) -> Array:
     Args:
       x: ``[R, L, D]``.
       mask: bool ``[R, L, L]``, see `TokenRows.attention_mask`.
-      codes: of relative positions, of size D / num_heads.
+      codes: the codes of relative positions, of size D / num_heads.
       num_heads: number of heads, a divisor of D.
 
     Returns:

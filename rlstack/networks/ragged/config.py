@@ -40,7 +40,7 @@ class _PoseFeatures(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RelativePositionsConfig(_PoseFeatures):
-    """How attention uses the positions of entities relative to each other.
+    """How attention uses the relative positions of entities.
 
     The displacement (the attending entity's position minus the attended one's, divided by
     ``scale``) falls into a bucket. Each bucket has a learned code that is added to the keys and one
@@ -68,8 +68,8 @@ class RelativePositionsConfig(_PoseFeatures):
     per_type_values: bool = False
     """Whether each type of attended entity has its own codes for the values."""
     value_gate: Gate = "none"
-    """Activation of a linear function of the entity's embedding that multiplies the codes for the
-    values. none disables the gate."""
+    """Activation of the gate: a linear function of the entity's embedding, which multiplies the
+    codes for the values. none disables the gate."""
     project_keys: bool = False
     """Whether to add a linear function of displacement and distance to the codes for the keys."""
     project_values: bool = False
@@ -128,8 +128,8 @@ class RaggedTransformerConfig(Checked):
     d_qk: int = 16
     """Size of the queries and keys of actions that select an entity."""
     pooling: Pooling = "none"
-    """Replaces attention by the mean, the maximum or both (meanmax) over the visible entities. none
-    keeps attention."""
+    """Replaces attention by the mean (mean), the maximum (max) or both (meanmax) over the visible
+    entities. none keeps attention."""
     separate_value: bool = False
     """Whether the value has its own embeddings and blocks instead of those of the policy."""
     relative_positions: RelativePositionsConfig = RelativePositionsConfig()

@@ -24,7 +24,7 @@ class Embedding(hk.Module):
         self._layout, self._d_model = layout, d_model
 
     def __call__(self, observation: PyTree) -> Array:
-        """Returns the tokens of all slots, also of empty ones, ``[B, E, D]``."""
+        """Returns the tokens of all slots, including empty ones, ``[B, E, D]``."""
         features = observation["features"]
         (batch,) = leading_shape(observation)
         shared = features.get(GLOBAL)

@@ -52,13 +52,13 @@ class EntityAction(NamedTuple):
 class EntityLayout(NamedTuple):
     """The entity types and actions of an environment."""
 
-    types: tuple[EntityType, ...]  # those whose entities become tokens, by slot
+    types: tuple[EntityType, ...]  # types with entities that become tokens, by slot
     actions: tuple[EntityAction, ...]  # in the order of jax.tree.leaves
     num_slots: int
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens: every slot except that of a `GLOBAL` that never acts."""
+        """Number of tokens: all slots, except the slot of a `GLOBAL` that never acts."""
         return sum(kind.capacity for kind in self.types)
 
 
@@ -129,7 +129,7 @@ def lengths(layout: EntityLayout, observation: PyTree) -> np.ndarray:
 def _joined(
     layout: EntityLayout, observation: PyTree, mask_of: Callable[[EntityType], Array]
 ) -> Array:
-    """Joins a mask per type, ``[..., capacity]``, into one, ``[..., E]``; `GLOBAL` is True."""
+    """Joins the types' masks, ``[..., capacity]``, into one, ``[..., E]``; `GLOBAL` is True."""
     shape = leading_shape(observation)
     parts = [
         jnp.ones((*shape, 1), bool) if kind.name == GLOBAL else mask_of(kind)

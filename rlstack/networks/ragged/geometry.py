@@ -71,8 +71,8 @@ def poses(
     """Reads the poses of all tokens from the features of their types.
 
     Args:
-      layout: of the observation.
-      observation: with any leading axes.
+      layout: the layout of the observation.
+      observation: an observation with any leading axes.
       position_features: the names of two features.
       angle: the name of a feature, an angle in radians, or "".
       vector: the names of two features, a vector, or an empty sequence.

@@ -20,7 +20,7 @@ def policy_logits(layout: EntityLayout, d_qk: int, tokens: Array, observation: P
     """Returns the logits of all actions, ``[B, sum of capacity * choices]``, unmasked.
 
     Args:
-      layout: of the observation and the actions.
+      layout: the layout of the observation and the actions.
       d_qk: width of queries and keys of actions that select entities.
       tokens: ``[B, E, D]``, by slot.
       observation: contains the slots of the actors; the logits of missing actors are undefined.
@@ -43,7 +43,7 @@ def policy_logits(layout: EntityLayout, d_qk: int, tokens: Array, observation: P
 
 
 def _categorical(action: EntityAction, name: str, actors: Array) -> Array:
-    """Returns logits ``[B, A, choices]``, near zero at first: the first policy is near uniform."""
+    """Returns logits ``[B, A, choices]``, initially near zero: the first policy is near uniform."""
     init = hk.initializers.Orthogonal(0.01)
     return hk.Linear(action.num_choices, w_init=init, name=name)(actors)
 
@@ -60,7 +60,7 @@ def _select(layout: EntityLayout, name: str, d_qk: int, actors: Array, tokens: A
 
 
 def value(tokens: Array, present: Array) -> Array:
-    """Returns the value, ``[B]``: linear in the mean of all tokens, also hidden ones; 0 at first.
+    """Returns the value ``[B]``, initially 0: linear in the mean of all tokens, also hidden ones.
 
     Args:
       tokens: ``[B, E, D]``.

@@ -1,8 +1,8 @@
-"""Observations whose environments share rows of attention.
+"""Packs several environments into one row of attention.
 
-The host assigns environments to rows, from the number of entities of each environment, because the
-number of rows determines the shapes that are compiled. The number of rows and their width are
-rounded up to the sizes of a ladder, so that few shapes are compiled.
+The host assigns environments to rows by their number of entities, because the number of rows
+determines the compiled shapes. The number of rows and their width are rounded up to the sizes of a
+ladder, so that few shapes are compiled.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rlstack.networks.ragged.packing import ladder, pack
 from rlstack.types import PyTree
 
 PACKING = "packing"  # the entry of an observation that holds its packing
-# Packing costs gathers, and a compilation whenever the number of rows changes. It pays if the rows
-# take at most this share of a table that has at least this many slots.
+# Packing costs gathers, and a compilation whenever the number of rows changes. It is faster if the
+# rows take at most this fraction of a table with at least this number of slots.
 _MAX_SHARE, _MIN_SLOTS = 0.7, 4096
 
 
@@ -55,10 +55,10 @@ def with_packing(layout: EntityLayout, mode: PackingMode, observation: PyTree) -
 def _places(
     layout: EntityLayout, observation: PyTree, first: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the place of each entity, ``[B, E]``, and whether there is one.
+    """Returns the place of each entity, ``[B, E]``, and whether the slot holds an entity.
 
     Args:
-      layout: of the observation.
+      layout: the layout of the observation.
       observation: ``[B, ...]``.
       first: int ``[B]``, the place of each environment's first entity.
     """
@@ -87,7 +87,7 @@ def in_rows(
     Args:
       function: ``(x [R, L, D], rows [R, L], extra [R, L, ...]) -> [R, L, D]``.
       table: tokens by environment and slot.
-      rows: of the table, in which each row is an environment, ``[B, E]``.
+      rows: the rows of the table, where each row is one environment, ``[B, E]``.
       extra: pytree of other arrays per token, ``[B, E, ...]``.
       packing: made by `with_packing`; None applies the function to the rows of the table.
     """
@@ -116,8 +116,8 @@ def _read(x: Array, index: Array) -> Array:
 def _permuted(x: Array, index: Array, inverse: Array) -> Array:
     """Returns the rows of ``x`` ``[N, D]`` at ``index``; undefined where it is out of range.
 
-    The gradient is read at ``inverse``. JAX's own gradient is a scatter, which is slow on the CPU
-    and makes XLA's older CPU runtime abort.
+    The gradient is read at ``inverse``. JAX's own gradient would be a scatter, which is slow on the
+    CPU and makes XLA's older CPU runtime abort.
     """
     del inverse
     return _read(x, index)

@@ -1,9 +1,9 @@
-"""Packing of sequences of different lengths into rows of one width, so that attention pads little.
+"""Packs sequences of different lengths into rows of one width, to reduce padding in attention.
 
 Attention within an environment needs its entities in one row, and the environments of a batch
-differ in their number of entities. Padding each environment to the longest one wastes most of the
-work if sizes are skewed. Packing puts several short ones into one row, and a mask separates them.
-Everything here is numpy and runs on the host.
+differ in their number of entities. If sizes are skewed, padding each environment to the longest one
+wastes most of the work. Packing puts several short environments into one row, and a mask separates
+them. This module uses numpy and runs on the host.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def ladder(size: int, steps: int = 2) -> int:
     """Rounds ``size`` up to a size of the ladder, so that few shapes are compiled.
 
     The ladder has the powers of two and, between each two of them, ``steps - 1`` more sizes at
-    equal distances: 1, 2, 3, 4, 6, 8, 12, 16 ... for two steps. Less than ``1 / (steps + 1)`` of a
-    large size is padding.
+    equal distances: 1, 2, 3, 4, 6, 8, 12, 16 ... for two steps. At large sizes, less than
+    ``1 / (steps + 1)`` is padding.
 
     Raises:
       ValueError: ``size`` is negative, or ``steps`` is not a power of two.
@@ -54,11 +54,11 @@ def ladder(size: int, steps: int = 2) -> int:
 def pack(lengths: np.ndarray, width: int) -> RowAssignment:
     """Assigns sequences of ``lengths`` ([B] int) to rows of ``width``, first fit decreasing.
 
-    Each row takes the longest sequence left, and then repeatedly the longest one that still fits.
-    This needs at most 11/9 of the minimal number of rows plus 6/9 of a row (Dósa, 2007). Rows with
-    the same lengths are made at once, so that Python loops over the distinct lengths and not over
-    B. Rows are numbered by their first sequence, and the sequences of a row are in order, so the
-    result depends on the arguments alone. An empty sequence is at row 0, column 0.
+    Each row takes the longest remaining sequence, and then repeatedly the longest one that still
+    fits. This needs at most 11/9 of the minimal number of rows plus 6/9 of a row (Dósa, 2007). Rows
+    with the same lengths are made together, so that Python loops over the distinct lengths and not
+    over B. Rows are numbered by their first sequence, and the sequences of a row are in order, so
+    the result depends only on the arguments. An empty sequence is at row 0, column 0.
 
     Raises:
       ValueError: a length is negative or greater than ``width``.
@@ -90,7 +90,7 @@ def packed_index(assigned: RowAssignment, lengths: np.ndarray, width: int) -> Pa
     Args:
       assigned: the result of ``pack(lengths, width)``.
       lengths: [B] int.
-      width: of a row.
+      width: the width of a row.
     """
     lengths = np.asarray(lengths, np.int64)
     first = np.cumsum(lengths) - lengths
@@ -110,7 +110,7 @@ def _assign_groups(counts: np.ndarray, starts: np.ndarray, width: int) -> tuple[
     Args:
       counts: the number of sequences of each length, from 0.
       starts: for each length, the position of its first sequence among all sorted by length.
-      width: of a row.
+      width: the width of a row.
 
     Returns:
       [groups, 4], for each group the position of its first sequence, its number of sequences, its

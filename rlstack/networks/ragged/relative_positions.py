@@ -21,7 +21,7 @@ from jax import Array
 from rlstack.networks.ragged.config import RelativePositionsConfig
 from rlstack.networks.ragged.geometry import Poses, rotated
 
-_MAX_ONE_HOT = 64  # up to this many codes, a product with one-hot rows beats an indexed read
+_MAX_ONE_HOT = 64  # at most: a product with one-hot rows is then faster than an indexed read
 
 
 class Buckets(NamedTuple):
@@ -32,7 +32,7 @@ class Buckets(NamedTuple):
 
 
 class PairCodes(NamedTuple):
-    """Codes for each pair of attending and attended entity; None if there are none."""
+    """Codes for each pair of attending and attended entity; None if codes are disabled."""
 
     key: Array | None  # [R, L, L, D], its product with the query is added to the logits
     value: Array | None  # [R, L, L, D], added to the values
@@ -107,9 +107,9 @@ class RelativePositions(hk.Module):
         """Returns the codes.
 
         Args:
-          poses: of the entities of each row, ``[R, L, ...]``.
+          poses: the poses of the entities of each row, ``[R, L, ...]``.
           types: int ``[R, L]``, the index of each entity's type.
-          embedding: ``[R, L, D]``, for the gate.
+          embedding: ``[R, L, D]``, the input of the gate.
         """
         cfg = self._cfg
         displacement = displacements(cfg, poses)

@@ -4,8 +4,8 @@ Winter (2023), https://clemenswinter.com/2023/04/14/entity-based-reinforcement-l
 code it describes. A layer per type embeds each entity as a token. Blocks let the tokens of one
 environment attend to each other; there is no layer norm after the last block. The tokens of the
 acting entities give the logits, and the mean of all tokens gives the value. Differences from
-RogueNet: types that lack a feature may be mixed with types that have it; statistics of observations
-are frozen during learning and evaluation (`rlstack.families.normalised`); see also
+RogueNet: some types may lack a feature that others have; statistics of observations are frozen
+during learning and evaluation (`rlstack.families.normalised`); see also
 `rlstack.networks.ragged.relative_positions`.
 
 Attention runs on rows of tokens. Without packing, a row is an environment, padded to all its slots.
@@ -51,9 +51,9 @@ def ragged_transformer(
     and ``value_head``.
 
     Args:
-      obs_spec: of an entity environment, see `entity_layout`.
+      obs_spec: the observation spec of an entity environment, see `entity_layout`.
       action_spec: dict of ``dm_env.specs``, one per action.
-      cfg: of the transformer; None takes the defaults.
+      cfg: the config of the transformer; None takes the defaults.
 
     Raises:
       ValueError: the specs are not those of an entity environment, or cfg names a type or feature

@@ -1,6 +1,6 @@
 """Translation of positions to the frame of one entity, and standardisation of features.
 
-Features are translated first; their running statistics are of the translated features.
+Features are translated first; the running statistics are computed from translated features.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def standardiser(
 ) -> Standardiser:
     """Returns the standardiser of entity observations, by type and feature.
 
-    Statistics are over the entities that are present. A feature that never varies is only centred.
+    Statistics include only entities that are present. A feature that never varies is only centred.
     The poses that attention compares are not standardised.
     """
 
