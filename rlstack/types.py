@@ -1,15 +1,15 @@
 """The records that travel between environments, agents, replay and learners.
 
 Axes, here and everywhere: T time, B batch, A actions. Acting data is ``[B, ...]``; learner data is
-time-major, ``[T+1, B, ...]``. Every record is a ``NamedTuple`` and so a JAX pytree; observations,
-actions and agent states are pytrees of arrays. Arrays are numpy on the driver side and JAX inside
-jitted functions.
+time-major, ``[T+1, B, ...]``. Every record is a ``NamedTuple`` and therefore a JAX pytree;
+observations, actions and agent states are pytrees of arrays. Arrays are numpy arrays in drivers and
+JAX arrays inside jitted functions.
 
-The dm_env meaning of time holds throughout. ``reward`` and ``discount`` answer the *previous*
-action. The first step of an episode has reward 0 and discount 1; a termination is LAST with
-discount 0; a truncation (time limit) is LAST with discount 1, and its observation is the true last
-one. Environments reset themselves on the step *after* LAST: the action sent at LAST is ignored and
-a FIRST step comes back, so LAST -> FIRST is no transition.
+Time steps have the meaning of dm_env everywhere. ``reward`` and ``discount`` belong to the
+*previous* action. The first step of an episode has reward 0 and discount 1; a termination is LAST
+with discount 0; a truncation (time limit) is LAST with discount 1, and its observation is the true
+last one. Environments reset themselves on the step *after* LAST: the action sent at LAST is ignored
+and a FIRST step is returned, so LAST -> FIRST is not a transition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 Array = jax.Array | np.ndarray
 PyTree = Any  # a nested structure of arrays
 ActionDistribution = Any  # an `rlstack.distributions.Distribution`
-AgentState = Any  # an agent's acting state of each environment, [B, ...]; `()` without any
+AgentState = Any  # an agent's acting state of each environment, [B, ...]; `()` if it has none
 AgentOut = Any  # an agent's own NamedTuple; its first field is `action`
 LearnerState = Any  # optimizer state, target params, counters and the learner's rng_key
 Params = Any
@@ -44,25 +44,25 @@ class TimeStep(NamedTuple):
     """One step of a batch of environments; leading axes are ``[B]`` or ``[T+1, B]``."""
 
     step_type: Array  # [B] int32, a StepType
-    reward: Array  # [B] float32, answers the previous action; 0 at FIRST
+    reward: Array  # [B] float32, for the previous action; 0 at FIRST
     discount: Array  # [B] float32, 0 at termination, else 1
     observation: PyTree  # [B, ...]
 
     def first(self) -> Array:
-        """Where an episode begins, ``[B]`` bool."""
+        """Returns where an episode begins, ``[B]`` bool."""
         return self.step_type == StepType.FIRST
 
     def last(self) -> Array:
-        """Where an episode ends, ``[B]`` bool."""
+        """Returns where an episode ends, ``[B]`` bool."""
         return self.step_type == StepType.LAST
 
 
 class Transition(NamedTuple):
-    """One acting step as replay stores it."""
+    """One acting step, as replay stores it."""
 
-    timestep: TimeStep  # [B, ...] what the agent saw
-    agent_output: AgentOut  # [B, ...] what it answered
-    agent_state: AgentState  # [B, ...] the state the step *began* from
+    timestep: TimeStep  # [B, ...] the input of the agent
+    agent_output: AgentOut  # [B, ...] the output of the agent
+    agent_state: AgentState  # [B, ...] the state at the *beginning* of the step
     params_version: Array  # [B] int32, the version of the params that acted
 
 
@@ -71,28 +71,28 @@ Trajectory = Transition
 
 
 class Batch(NamedTuple):
-    """What ``Agent.learner_step`` consumes."""
+    """The data that ``Agent.learner_step`` learns from."""
 
     trajectory: Trajectory  # [T+1, B, ...]
     weights: Array  # [B] float32, importance weights; ones where sampling is uniform
 
 
 class LearnerOutput(NamedTuple):
-    """What ``Agent.learner_step`` returns with params and learner state."""
+    """The third result of ``Agent.learner_step``, after params and learner state."""
 
     logs: Logs  # scalars
     priorities: Array | None = None  # [B] float32, new replay priorities of the batch's items
 
 
 class LogWriter(Protocol):
-    """Takes scalars as a run goes on; see `rlstack.storage.loggers`."""
+    """Receives scalars during a run; see `rlstack.storage.loggers`."""
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Records `logs` (name -> scalar) at `step`: environment frames, or a learner's updates."""
 
 
 class EnvSpec(NamedTuple):
-    """What one environment (no batch axis) takes and gives, as pytrees of ``dm_env.specs``."""
+    """One environment's observation and action, without batch axis: trees of ``dm_env.specs``."""
 
     observation: PyTree
     action: PyTree

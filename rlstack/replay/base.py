@@ -2,8 +2,8 @@
 
 Writers add *steps*, one batch of environments at a time. Readers sample *items*: windows of
 ``unroll_length + 1`` consecutive steps of one environment. A step is stored once, however many
-items contain it. The rules of a table (which item is sampled next, how often, up to what age) are
-those of Reverb (Cassirer et al. 2021, https://arxiv.org/abs/2102.04736), in every backend.
+items contain it. The rules of a table (which item is sampled next, how often, and up to which age)
+are those of Reverb (Cassirer et al. 2021, https://arxiv.org/abs/2102.04736), in every backend.
 
 Sizes, inserts, samples and their ratio count items, never steps.
 """
@@ -28,15 +28,15 @@ class Sample(NamedTuple):
     """One batch of items, and their keys."""
 
     batch: Batch  # trajectory [T+1, B, ...], weights [B] float32
-    keys: np.ndarray  # [B] uint64, for update_priorities; stay on the host
+    keys: np.ndarray  # [B] uint64, for update_priorities; on the host
 
 
 class ReplayClosedError(RuntimeError):
-    """The buffer is closed; nothing can be added or sampled any more."""
+    """The buffer is closed; no steps can be added and no items can be sampled any more."""
 
 
 class ReplayTimeoutError(TimeoutError):
-    """A call waited longer than its timeout; nothing was added or sampled."""
+    """A call waited longer than its timeout; it neither added nor sampled anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,9 @@ class ReplayConfig(Checked):
     """Transitions in one item (T). The item has T + 1 steps."""
     max_size: int
     """Largest number of items held. When the table is full, a new item replaces the oldest one. A
-    fifo makes its writers wait instead; in a single process, it counts the old item as dropped.
-    uniform and prioritized round the number up to a multiple of the number of environments."""
+    fifo makes its writers wait instead. In a single process, a fifo replaces the oldest item too,
+    and counts it as dropped. uniform and prioritized round the number up to a multiple of the
+    number of environments."""
     max_size_per_env: int | None = None
     """Largest number of items held of one environment. Memory grows with it. Default: an even share
     of max_size; twice that for fifo, where environments of different speeds share the queue."""
@@ -62,29 +63,31 @@ class ReplayConfig(Checked):
     """Steps between the starts of two items. Default: unroll_length for fifo (the last step of an
     item is the first of the next, so no transition is lost), 1 for the other samplers."""
     starts: Literal["any", "not_last"] = "any"
-    """At which steps items may start. any: every one that `period` allows. not_last: not the
-    last step of an episode; choose it for one-step and n-step methods, because LAST -> FIRST is not
-    a transition. The loss must mask episode boundaries that come later in an item."""
+    """Steps at which items may start. any: every step that `period` allows. not_last: all of these
+    except the last step of an episode. Choose not_last for one-step and n-step methods, because
+    LAST -> FIRST is not a transition. The loss must mask episode boundaries that come later in an
+    item."""
     context: int = 0
     """Steps at the beginning of every item that only provide context, such as earlier frames.
     `starts` and the item's params version refer to the first step after them. They are included in
     unroll_length."""
     frame_stack: int = 0
-    """Frames in each stacked observation (k), to store every frame only once; see
-    `rlstack.replay.frame_stack`. 0: observations are stored as they are."""
+    """Number of frames in each stacked observation (k). Every frame is then stored only once; see
+    `rlstack.replay.frame_stack`. 0: observations are stored unchanged."""
     min_size: int = 1
     """Items that must be inserted before the first sample."""
     samples_per_insert: float | None = None
     """Largest number of items sampled for each item inserted after min_size. None: no limit. Lower
     it if the learner reuses data too much."""
     samples_per_insert_tolerance: float | None = None
-    """How many sampled items readers or writers may be ahead of samples_per_insert before they
-    wait. Default: batch_size. Raise it if either side waits too often."""
+    """Number of sampled items by which readers or writers may be ahead of samples_per_insert before
+    they wait. Default: batch_size. Raise it if either side waits too often."""
     max_times_sampled: int | None = None
-    """Samples after which an item is removed; 0: no limit. Default: 1 for fifo, 0 otherwise."""
+    """Number of samples after which an item is removed. 0: no limit. Default: 1 for fifo, 0
+    otherwise."""
     max_staleness: int | None = None
-    """fifo only: how many params versions an item may be behind the newest. Older items are dropped
-    and counted. None: no limit."""
+    """fifo only. Largest number of params versions that an item may be behind the newest version.
+    Older items are dropped and counted. None: no limit."""
     min_actors: int = 0
     """fifo only. 0: batches have batch_size items. Above 0: batches are *rounds*. An actor has
     reported when each of its environments has an item of the newest params version. A round is
@@ -153,14 +156,14 @@ class ReplayConfig(Checked):
 
     @property
     def times_limit(self) -> int:
-        """Samples after which an item is removed, 0 for no limit, with the default filled in."""
+        """Number of samples until an item is removed (0: no limit), with the default filled in."""
         if self.max_times_sampled is not None:
             return self.max_times_sampled
         return 1 if self.sampler == "fifo" else 0
 
     @property
     def tolerance(self) -> float:
-        """Sampled items that either side may be ahead, with the default filled in."""
+        """The tolerance in sampled items, with the default filled in."""
         if self.samples_per_insert_tolerance is not None:
             return self.samples_per_insert_tolerance
         return float(self.batch_size)
@@ -174,13 +177,14 @@ class ReplayConfig(Checked):
 
 
 class ReplayBuffer(Protocol):
-    """Steps in, items out.
+    """The interface of replay buffers: writers add steps, readers sample items.
 
     Waiting depends on the backend. The in-process backend never waits, because reader and writer
-    may be the same thread: ``sample`` raises at once, and a full fifo drops its oldest items.
+    may be the same thread: ``sample`` raises immediately, and a full fifo drops its oldest items.
     Backends between processes wait on both sides: ``sample`` for items, ``add`` while a fifo is
     full or while writers are ahead of samples_per_insert by more than the tolerance. Every wait
-    ends after its timeout, or at once when the buffer is closed. ``stats`` reports the total.
+    ends after its timeout, or immediately when the buffer is closed. ``stats`` reports the total
+    waiting time.
     """
 
     def add(
@@ -190,71 +194,73 @@ class ReplayBuffer(Protocol):
 
         Args:
           env_ids: [n] ints, distinct, in ``[0, num_envs)``; None for all environments in order.
-          transition: leaves ``[n, ...]``; structure, shapes and dtypes as at the first call.
+          transition: leaves ``[n, ...]``, with the same structure, shapes and dtypes as at the
+              first call.
           timeout: longest time to wait, in seconds; None for the config's.
 
         Raises:
-          ValueError: ids or leaves are not as above.
+          ValueError: ids or leaves do not follow these rules.
           ReplayTimeoutError: the buffer stayed full until the timeout.
           ReplayClosedError: after ``close``.
         """
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Marks a break: the next steps of these environments do not follow on the ones before.
+        """Marks a break: the next steps of these environments do not continue the previous ones.
 
         Call it when an environment was restarted or a writer lost steps, not at the end of an
-        episode. Unfinished items are dropped, and no item spans the break. An item that would have
-        spanned it still counts towards max_size_per_env, at the step where it would have ended.
+        episode. Unfinished items are dropped, and no item spans the break. An item that would span
+        the break still counts towards max_size_per_env, at the step where it would end.
         """
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until every completed item can be sampled; returns at once for backends in memory.
+        """Waits until every completed item can be sampled. Backends in memory return immediately.
 
         Raises:
-          ReplayTimeoutError: that took longer than the timeout.
+          ReplayTimeoutError: the wait took longer than the timeout.
         """
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether ``sample`` would succeed now. Cheap enough to call after every step."""
+        """Whether ``sample`` would succeed now. It is fast enough to call after every step."""
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items, or a round.
 
         The arrays belong to the buffer; do not write to them. They keep their values until
-        ``sample`` has been called twice more. While they are referenced they are kept longer, if
-        only a few threads hold one batch each. A fifo batch may be a view of the storage, which is
-        overwritten when ``items_per_env * period`` further steps of an environment have been added
-        since its items were completed. Copy arrays that must live longer. If a device reads a batch
-        asynchronously, wait for it within these limits.
+        ``sample`` has been called two more times. Arrays that are still referenced are kept longer,
+        if only a few threads hold one batch each. A fifo batch may be a view of the storage, which
+        is overwritten when ``items_per_env * period`` further steps of an environment have been
+        added since its items were completed. Copy arrays that must live longer. If a device reads a
+        batch asynchronously, wait for it within these limits.
 
         Args:
           batch_size: items; None for the config's. Ignored for rounds.
           timeout: longest time to wait, in seconds; None for the config's.
 
         Raises:
-          ReplayTimeoutError: ``can_sample`` was false all the time. The message says why, and what
-            to change.
+          ReplayTimeoutError: ``can_sample`` was False during the whole wait. The message says why
+              and what to change.
           ReplayClosedError: after ``close``.
         """
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities ``[B]`` of items by their keys ``[B]``; ignores items no longer held.
+        """Sets the priorities ``[B]`` of items by their keys ``[B]``; ignores items no longer held.
 
-        Samplers other than prioritized ignore the call, so that a learner needs no case for them.
+        Samplers other than prioritized ignore the call, so that a learner need not distinguish
+        them.
         """
 
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params, which lag and staleness are measured against.
 
-        Without this call, it is the newest version in the steps added.
+        Without this call, the newest version in the added steps is used.
         """
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
         """Yields samples until ``close``; in a single process, while ``can_sample``.
 
         Args:
-          stop: the iteration ends when this returns True. It is called before each sample, and
-            every LOOK_PERIOD seconds during a wait, which then has no timeout.
+          stop: the iteration ends when this function returns True. It is called before each sample,
+              and every LOOK_PERIOD seconds during a wait. With ``stop``, waits have no timeout.
         """
 
     def stats(self) -> Logs:
@@ -264,7 +270,7 @@ class ReplayBuffer(Protocol):
         """Returns the whole state, including contents and random generator, as numpy arrays."""
 
     def load(self, tree: PyTree) -> None:
-        """Restores what ``save`` returned; sampling continues as if never interrupted."""
+        """Restores what ``save`` returned; sampling continues as without an interruption."""
 
     def close(self) -> None:
         """Frees the storage and ends all waits and iterators; a second call does nothing."""

@@ -1,12 +1,12 @@
-"""Stacked frames, of which each is stored once.
+"""Storage of stacked frames, with each frame stored only once.
 
-An observation of Atari holds the last k frames, so every frame is part of k observations. Here a
-step stores only its newest frame and the age of its episode. A sample rebuilds the stacks from the
-frames of its own window, which therefore begins k - 1 steps before the item.
+An observation of Atari contains the last k frames, so every frame is part of k observations. In
+this storage a step contains only its newest frame and the age of its episode. A sample rebuilds the
+stacks from the frames of its own window. The window therefore begins k - 1 steps before the item.
 
 The stack at FIRST may repeat the first frame k times (EnvPool, Gymnasium), be padded with zeros, or
-continue the frames before (EnvPool's episodes of single lives). Rebuilt stacks equal those added;
-any other stack is refused.
+continue the previous frames (EnvPool's episodes of single lives). Rebuilt stacks equal the added
+ones; other kinds of stacks are refused.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from rlstack.replay.memory import BUFFERS
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory, Transition
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
-_ZEROS = 128  # added to the age of a step whose episode began with a stack of zeros
-_CHECKED_STEPS = 256  # first steps, whose stacks are all checked, not only those at FIRST
+_ZEROS = 128  # added to the age if the episode began with a stack of zeros
+_CHECKED_STEPS = 256  # the stacks of this number of first steps are all checked, not only at FIRST
 
-StackTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of stacks and the ones before
+StackTest = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of stacks and the previous ones
 
 
 class Frames(NamedTuple):
-    """The part of an observation with stacks that is stored."""
+    """The stored part of an observation with stacks."""
 
-    leaves: list[np.ndarray]  # of the observation; of a stack [k, ...] the newest frame [...]
-    age: np.ndarray  # [] uint8: earlier frames of the same episode, at most k - 1
+    leaves: list[np.ndarray]  # of the observation; for a stack [k, ...] the newest frame [...]
+    age: np.ndarray  # [] uint8: number of earlier frames of the episode, at most k - 1
 
 
 class FrameStacks:
-    """Reduces stacks to their newest frames, and rebuilds them; used by one thread."""
+    """Reduces stacks to their newest frames, and rebuilds stacks; only one thread may use it."""
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, spec: Transition) -> None:
-        """Finds the stacks: observation leaves of three or more axes, the first of length k.
+        """Finds the stacks: observation leaves with three or more axes, the first of length k.
 
         Args:
-          cfg: whose ``frame_stack`` is k.
-          num_envs: environments that this object's owner adds steps of.
-          spec: of one environment's step, as `rlstack.acting.actor.transition_spec` gives it.
+          cfg: the config of the table; its ``frame_stack`` is k.
+          num_envs: number of environments that the owner of this object adds steps of.
+          spec: the spec of one environment's step, from `rlstack.acting.actor.transition_spec`.
 
         Raises:
           ValueError: there are no stacks.
@@ -77,7 +77,7 @@ class FrameStacks:
         )
         self._envs = np.arange(num_envs)
         self._age = np.full(num_envs, self._context, np.uint8)
-        self._known = np.zeros(num_envs, bool)  # whether `_last` holds the step before the next one
+        self._known = np.zeros(num_envs, bool)  # whether `_last` has the previous step
         self._last = [np.zeros((num_envs, *x.shape), x.dtype) for x in leaves]
         self._steps = 0
         self._buffers: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
@@ -87,7 +87,7 @@ class FrameStacks:
         """Returns the transition with frames instead of stacks.
 
         Raises:
-          ValueError: a stack neither continues the one before nor begins an episode.
+          ValueError: a stack neither continues the previous one nor begins an episode.
         """
         leaves = [
             np.asarray(x) for x in self._treedef.flatten_up_to(transition.timestep.observation)
@@ -103,7 +103,8 @@ class FrameStacks:
             age[checked] = self._ages(ids[checked], leaves, checked, first, age[checked])
         self._steps += 1
         self._age[ids] = age
-        # Only stacks that FIRST may continue are kept: copying all would cost as much as it saves.
+        # Keep only stacks that FIRST may continue: copying all of them would cost as much as it
+        # saves.
         self._remember(ids, leaves, np.flatnonzero((step_type == _LAST) | checks_all))
         newest = [
             leaf[:, -1] if stacked else leaf
@@ -112,7 +113,7 @@ class FrameStacks:
         return _with_observation(transition, Frames(newest, age))
 
     def _remember(self, ids: np.ndarray, leaves: list[np.ndarray], rows: np.ndarray) -> None:
-        """Keeps the stacks of some rows, and forgets those of the other environments."""
+        """Stores the stacks of some rows, and deletes those of the other environments."""
         self._known[ids] = False
         self._known[ids[rows]] = True
         for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
@@ -127,7 +128,7 @@ class FrameStacks:
         first: np.ndarray,
         age: np.ndarray,
     ) -> np.ndarray:
-        """Returns the ages of the steps' episodes, after checking their stacks."""
+        """Checks the stacks of the steps and returns the ages of their episodes."""
         repeats = self._all(lambda now, _: now[:, :-1] == now[:, -1:], ids, leaves, rows)
         zeros = self._all(lambda now, _: now[:, :-1] == 0, ids, leaves, rows)
         follows = self._all(lambda now, last: now[:, :-1] == last[:, 1:], ids, leaves, rows)
@@ -146,7 +147,7 @@ class FrameStacks:
     def _all(
         self, test: StackTest, ids: np.ndarray, leaves: list[np.ndarray], rows: np.ndarray
     ) -> np.ndarray:
-        """Whether a test holds for all stacks of each step, [n] bool."""
+        """Returns whether all stacks of each step pass a test, [n] bool."""
         found = np.ones(len(rows), bool)
         for last, leaf, stacked in zip(self._last, leaves, self._stacked, strict=True):
             if stacked:
@@ -154,9 +155,9 @@ class FrameStacks:
         return found
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Forgets the last steps of these environments.
+        """Deletes the stored last steps of these environments.
 
-        Items begin late enough after a gap to need no frame from before it.
+        Items after a gap begin late enough that they need no frame from before the gap.
         """
         ids = self._envs if env_ids is None else env_ids
         self._known[ids] = False
@@ -177,7 +178,7 @@ class FrameStacks:
     def join(self, sample: Sample) -> Sample:
         """Returns the sample with stacks instead of frames, without the context steps.
 
-        The memory of the stacks is reused two calls later.
+        The memory of the stacks is reused after two more calls.
         """
         stored = sample.batch.trajectory
         frames, steps = stored.timestep.observation, slice(self._context, None)
@@ -218,10 +219,11 @@ def _with_observation(transition: Transition, observation: PyTree) -> Transition
 
 
 class StackedReplay:
-    """A ``ReplayBuffer`` around another one: splits stacks when adding, joins them when sampling.
+    """A ``ReplayBuffer`` that wraps another one: ``add`` splits stacks and ``sample`` joins them.
 
-    The first k - 1 items of an environment, and those after a gap, are missing: their first stacks
-    would need frames that were never added. Batches, fifo's too, are copies in reused memory.
+    The first k - 1 items of an environment, and the first k - 1 after a gap, are missing, because
+    their first stacks would need frames that were never added. Batches are copies in reused memory,
+    also with fifo.
     """
 
     def __init__(self, stacks: FrameStacks, stored: ReplayBuffer) -> None:
@@ -229,7 +231,7 @@ class StackedReplay:
 
         Args:
           stacks: splits and joins the stacks; this buffer must be its only user.
-          stored: a buffer made for ``stacks.cfg`` and ``stacks.spec``.
+          stored: a buffer that was made with ``stacks.cfg`` and ``stacks.spec``.
         """
         self._stacks, self.stored = stacks, stored
 
@@ -240,7 +242,7 @@ class StackedReplay:
         self.stored.add(env_ids, self._stacks.split(env_ids, transition), timeout)
 
     def gap(self, env_ids: np.ndarray | None) -> None:
-        """Marks a break: the next steps of these environments do not follow on the ones before."""
+        """Marks a break: the next steps of these environments do not continue the previous ones."""
         self._stacks.gap(env_ids)
         self.stored.gap(env_ids)
 

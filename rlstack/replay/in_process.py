@@ -1,4 +1,4 @@
-"""Replay in the memory of the one process that acts and learns."""
+"""Replay in memory, for a single process that acts and learns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rlstack.types import Logs, PyTree, Transition
 
 
 class InProcessReplay:
-    """A ``ReplayBuffer`` for one process; see there for the contract of the methods.
+    """A ``ReplayBuffer`` for one process; `ReplayBuffer` documents the methods.
 
-    It never waits. Several threads may call it; it serves one at a time. Batches that are views
-    (fifo, all environments at the same step) may be overwritten by a thread that continues to add.
+    It never waits. Several threads may call it; it serves one at a time. Some batches are views
+    (fifo, if all environments are at the same step). A thread that continues to add may overwrite
+    such a batch.
     """
 
     def __init__(
@@ -32,12 +33,13 @@ class InProcessReplay:
         """Makes an empty buffer.
 
         Args:
-          cfg: the table.
-          num_envs: environments that write; ids are in ``[0, num_envs)``.
-          seed: of the sampler's random generator.
+          cfg: the rules of the table.
+          num_envs: number of environments; ids are in ``[0, num_envs)``.
+          seed: seed of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
-            `rlstack.acting.actor.transition_spec`. Default: those of the first step added.
-          num_actors: actors that share the environments evenly, in order, for rounds.
+              `rlstack.acting.actor.transition_spec`. Default: those of the first added step.
+          num_actors: for rounds: number of actors, which share the environments evenly and in
+              order.
 
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory.
@@ -107,7 +109,7 @@ class InProcessReplay:
             self._table.gap(self._counter.envs if ids is None else ids)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: added steps are available at once."""
+        """Does nothing: added steps are available immediately."""
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
@@ -116,7 +118,7 @@ class InProcessReplay:
             return not self._closed and not self._table.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items, or raises at once if a rule blocks it."""
+        """Draws a batch of items; raises immediately if a rule blocks it."""
         table = self._table
         size = table.size_of(batch_size)
         with self._lock:
@@ -134,7 +136,7 @@ class InProcessReplay:
             return table.finish(keys, relative_probs, trajectory)
 
     def _are_adjacent(self, keys: np.ndarray) -> bool:
-        """Whether these items lie in adjacent columns of the same rows."""
+        """Whether these items are in adjacent columns of the same rows."""
         count, first = len(keys), int(keys[0])
         if first % self._num_envs + count > self._num_envs:
             return False

@@ -1,4 +1,4 @@
-"""How much memory a replay buffer takes, and how much there is."""
+"""The memory that a replay buffer needs, and the memory that is available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from rlstack.replay.base import ReplayConfig
 from rlstack.types import Transition
 
-BUFFERS = 2  # batches handed out that keep their values
+BUFFERS = 2  # number of returned batches that keep their values
 
 
 class RingShape(NamedTuple):
@@ -35,7 +35,8 @@ def ring_shape(cfg: ReplayConfig, num_envs: int) -> RingShape:
       ValueError: the ring holds so few items that it might never hold a batch.
     """
     period, items = cfg.step_period, cfg.items_per_env(num_envs)
-    # Where items may not start at LAST, at most every second start is lost: FIRST follows LAST.
+    # If items may not start at LAST, at most every second start is lost, because FIRST follows
+    # LAST.
     needed = cfg.batch_size * (2 if cfg.starts == "not_last" else 1)
     if (cfg.sampler == "fifo" or cfg.times_limit) and items * num_envs < needed:
         raise ValueError(
@@ -50,13 +51,13 @@ def ring_shape(cfg: ReplayConfig, num_envs: int) -> RingShape:
 
 
 def bytes_needed(cfg: ReplayConfig, example: Transition, num_envs: int) -> int:
-    """Returns the bytes that an `InProcessReplay` takes.
+    """Returns the bytes that an `InProcessReplay` needs.
 
     Args:
-      cfg: the table.
+      cfg: the rules of the table.
       example: a transition with leaves ``[n, ...]`` for any n: arrays, or results of
         ``jax.eval_shape``.
-      num_envs: environments that write.
+      num_envs: number of environments.
     """
     sizes = ring_shape(cfg, num_envs)
     step = step_bytes((x.shape[1:], x.dtype) for x in jax.tree_util.tree_leaves(example))
@@ -72,11 +73,11 @@ def step_bytes(columns: Iterable[tuple[tuple[int, ...], DTypeLike]]) -> int:
 
 
 def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
-    """Returns the bytes of all but the rings: batches handed out, and the sampler's arrays.
+    """Returns the bytes of everything except the rings: returned batches and the sampler's arrays.
 
     Args:
-      cfg: the table.
-      num_envs: environments that write.
+      cfg: the rules of the table.
+      num_envs: number of environments.
       step: bytes of one environment's step.
     """
     batches = BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
@@ -86,7 +87,7 @@ def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
 
 
 def available_memory() -> int | None:
-    """Returns the bytes that this process can still take, None where they are unknown."""
+    """Returns the bytes that this process can still allocate, None if unknown."""
     found = [_mem_available(), _cgroup_available()]
     known = [size for size in found if size is not None]
     return min(known) if known else None
@@ -103,7 +104,7 @@ def _mem_available() -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """Returns what the control group (version 2) allows in addition to what is in use."""
+    """Returns the bytes that the control group (version 2) still allows."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()
@@ -123,10 +124,10 @@ def check_memory(num_bytes: int, where: str, folder: str | None = None) -> None:
     Args:
       num_bytes: size of the allocation.
       where: the caller, for the message.
-      folder: a memory file system, such as /dev/shm, that must have as much free space.
+      folder: a memory file system, such as /dev/shm, that must have the same free space.
 
     Raises:
-      ValueError: less is free.
+      ValueError: less memory is free.
     """
     limits = [("memory", available_memory())]
     if folder is not None:

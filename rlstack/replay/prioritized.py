@@ -8,9 +8,9 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.samplers import Cells, Uniform
 from rlstack.types import PyTree
 
-PRIORITY_FLOOR = 1e-6  # keeps items with error 0 sampleable (Schaul et al. 2016, section 3.3)
+PRIORITY_FLOOR = 1e-6  # items with error 0 can still be sampled (Schaul et al. 2016, section 3.3)
 
-_FAN = 16  # children of a node; they fill two cache lines
+_FAN = 16  # children of a node; together they fill two cache lines
 _TOP = 4096  # largest top level; a draw computes its cumulative sum
 
 
@@ -40,9 +40,9 @@ def importance_weights(cfg: ReplayConfig, relative_probs: np.ndarray, drawn: int
     """Returns ``(N P(i))^-beta``, divided by the largest of the batch, [B] float32.
 
     Args:
-      cfg: the table, which gives beta.
+      cfg: the rules of the table, which include beta.
       relative_probs: N * P(i), the probability of each item relative to uniform sampling, [B].
-      drawn: items drawn before these, which anneal beta.
+      drawn: number of items drawn before these, for the annealing of beta.
     """
     beta, until = cfg.importance_exponent, cfg.importance_anneal_samples
     if until:
@@ -52,9 +52,9 @@ def importance_weights(cfg: ReplayConfig, relative_probs: np.ndarray, drawn: int
 
 
 class SumTree:
-    """Non-negative masses that are changed, and sampled in proportion, many at a time.
+    """Non-negative masses; changes many at a time, and samples many in proportion to mass.
 
-    Sums are always recomputed from the children, never adjusted by differences, so that rounding
+    Sums are always recomputed from the children and never adjusted by differences, so that rounding
     errors do not accumulate.
     """
 
@@ -84,7 +84,7 @@ class SumTree:
                 level[nodes] = children[nodes].sum(1)
 
     def find(self, points: np.ndarray) -> np.ndarray:
-        """Returns the leaves whose interval of ``[0, total)`` contains the points, [n]."""
+        """Returns, for each point in ``[0, total)``, the leaf with the interval around it, [n]."""
         ends = self._levels[-1].cumsum()
         points = np.minimum(points, np.nextafter(ends[-1], 0))
         nodes = ends.searchsorted(points, side="right")
@@ -92,7 +92,7 @@ class SumTree:
         rows = np.arange(len(points))
         for level in reversed(self._levels[:-1]):
             sums = level.reshape(-1, _FAN)[nodes].cumsum(1)
-            # Rounding may put a point just past the end; it belongs to the last non-zero mass.
+            # Rounding may move a point just beyond the end; it belongs to the last non-zero mass.
             points = np.minimum(points, np.nextafter(sums[:, -1], 0))
             child = (sums <= points[:, None]).sum(1)
             points = points - np.where(child > 0, sums[rows, child - 1], 0)
@@ -129,7 +129,7 @@ class Prioritized(Uniform):
         self._set(cells, np.zeros(len(cells)))
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of the items still held; of equal keys, the last one counts."""
+        """Sets the priorities of items still held; for equal keys, the last one counts."""
         held = self.held(keys)
         keys, priorities = keys[held], np.maximum(priorities[held], PRIORITY_FLOOR)
         if keys.size:
@@ -140,7 +140,7 @@ class Prioritized(Uniform):
         self._tree.leaves[cells] = masses
         self._changed.append(cells)
         self._num_changed += len(cells)
-        if self._num_changed > len(self.key_at):  # many writes without a draw: recompute all
+        if self._num_changed > len(self.key_at):  # many writes without a draw: recompute everything
             self._tree.update(None)
             self._changed, self._num_changed = [], 0
 

@@ -2,7 +2,7 @@
 
 The learner of a synchronous run needs data of its newest params from many actors, but must not stop
 because one of them is slow or has ended. So a round is ready when ``min_actors`` have reported and
-the others have had ``grace_seconds`` to follow.
+``grace_seconds`` have passed for the others.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ class Round(NamedTuple):
     """The items of a round."""
 
     take: np.ndarray  # [k] indices of queued items, increasing
-    actors: int  # actors that had reported
-    late: int  # items of older versions among them
+    actors: int  # number of actors that had reported
+    late: int  # number of items of older versions
 
 
 class Rounds:
-    """Decides when a round is ready and what is in it; reads no clock and no storage.
+    """Decides when a round is ready and which items it contains; reads no clock and no storage.
 
     Environment ``e`` belongs to actor ``e // (num_envs // num_actors)``. An actor has *reported*
     when each of its environments has a queued item of the newest version. A round is ready when all
     actors have reported, or ``grace_seconds`` after at least ``min_actors`` had. It takes all items
-    of the actors that reported, and the queued items of older versions of the others. Their number
-    is cut to a multiple of an actor's environments, so that a learner compiles few programs. The
-    remaining items stay for the next round.
+    of the actors that reported, and the other actors' queued items of older versions. The number of
+    items is reduced to a multiple of an actor's environments, so that few batch sizes are compiled.
+    The remaining items stay for the next round.
     """
 
     def __init__(self, min_actors: int, grace_seconds: float, num_actors: int, num_envs: int):
         """Checks that the actors share the environments evenly.
 
         Raises:
-          ValueError: they do not, or ``min_actors`` exceeds ``num_actors``.
+          ValueError: they do not share them evenly, or ``min_actors`` exceeds ``num_actors``.
         """
         if num_actors < 1 or num_envs % num_actors:
             raise ValueError(
@@ -50,7 +50,7 @@ class Rounds:
         self._min_actors, self._grace_seconds = min_actors, grace_seconds
         self._num_actors, self._num_envs = num_actors, num_envs
         self._size = num_envs // num_actors
-        self._since: float | None = None  # when min_actors first had reported
+        self._since: float | None = None  # time at which min_actors had reported
         self._version = -1
 
     def decide(
@@ -85,7 +85,8 @@ class Rounds:
         eligible = reported[env_ids // self._size] | ~fresh
         over = np.count_nonzero(eligible) % self._size
         if over:
-            # The first fresh item of an environment is part of its actor's report and is kept.
+            # The first item of the newest version of an environment is part of its actor's report:
+            # keep it.
             first = np.zeros(len(env_ids), bool)
             at = np.flatnonzero(eligible & fresh)
             first[at[np.unique(env_ids[at], return_index=True)[1]]] = True
@@ -93,10 +94,10 @@ class Rounds:
         return np.flatnonzero(eligible)
 
     def start_over(self) -> None:
-        """Marks a round as taken: the next grace period starts over."""
+        """Marks a round as taken; the grace period of the next round starts from the beginning."""
         self._since = None
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a grace period is running, so that a round becomes ready by itself."""
+        """Whether a grace period is running, so that a round becomes ready without new items."""
         return self._since is not None

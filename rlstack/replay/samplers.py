@@ -1,8 +1,8 @@
-"""Which item is sampled next: fifo and uniform; see also ``prioritized``.
+"""Samplers, which choose the next items: fifo and uniform; see also ``prioritized``.
 
 An item is identified by its key, ``(start // period) * num_envs + env_id``, which is never reused.
-It is held in cell ``key % cells``. So an environment's new item replaces its oldest one, and the
-cell shows by its key whether an item is still held.
+It is stored in cell ``key % cells``. So an environment's new item replaces its oldest one, and the
+key in a cell shows whether an item is still held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Cells = slice | np.ndarray
 
 
 class Sampler:
-    """Base of the samplers: the items held."""
+    """Base of the samplers: holds the items."""
 
     def __init__(self, cfg: ReplayConfig, cells: int, seed: int):
         self._cfg = cfg
@@ -30,12 +30,12 @@ class Sampler:
         self.stale = 0  # items removed from a fifo because they were too old
 
     def insert(self, cells: Cells, keys: np.ndarray, valid: np.ndarray | None) -> int:
-        """Puts items into their cells, in place of older ones.
+        """Puts items into their cells and replaces older ones.
 
         Args:
-          cells: ``keys % len(key_at)``, as a slice where they are consecutive.
+          cells: ``keys % len(key_at)``, as a slice if they are consecutive.
           keys: [n] int64.
-          valid: [n] bool, which items to insert; the cells of others become empty. None for all.
+          valid: [n] bool, the items to insert; the cells of the others become empty. None for all.
 
         Returns:
           The number of items inserted.
@@ -153,7 +153,7 @@ class Fifo(Sampler):
         return keys, np.ones(batch_size, np.float32)
 
     def take(self, keys: np.ndarray) -> bool:
-        """Counts one sample of each of these queued items; returns whether this removed all."""
+        """Counts one sample of each of these queued items; returns whether all were removed."""
         cells = keys % len(self.key_at)
         self._times[cells] += 1
         gone = self._times[cells] >= self._limit
@@ -176,7 +176,7 @@ class Uniform(Sampler):
     """Items with replacement, all equally likely."""
 
     def ready(self, batch_size: int) -> bool:
-        """Whether there is an item and, with max_times_sampled, enough draws are left."""
+        """Whether there is an item and, with max_times_sampled, enough draws remain."""
         if not self._limit or not self.size:
             return self.size > 0
         left = (self._limit - self._times[: self._high])[self.key_at[: self._high] >= 0]
@@ -187,8 +187,8 @@ class Uniform(Sampler):
         if not self._limit:
             cells = self._choose(batch_size)
             return self.key_at[cells], self._relative_probs(cells)
-        # Drawing many at once and rejecting draws of removed items has the same distribution as
-        # drawing one by one and removing items in between.
+        # Drawing many items together and rejecting draws of removed items has the same distribution
+        # as drawing one by one and removing items in between.
         keys, relative_probs, missing = [], [], batch_size
         while missing:
             cells = self._choose(missing)
@@ -219,7 +219,7 @@ class Uniform(Sampler):
 
 
 def _occurrence(values: np.ndarray) -> np.ndarray:
-    """Returns how many equal values precede each value."""
+    """Returns the number of equal values before each value."""
     order = np.argsort(values, kind="stable")
     sorted_values = values[order]
     new_run = np.r_[True, sorted_values[1:] != sorted_values[:-1]]

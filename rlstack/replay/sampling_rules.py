@@ -1,4 +1,4 @@
-"""The rules that block a sample, as all backends check and explain them."""
+"""The rules that block a sample, for all backends: checks and explanations."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def exceeds_samples_per_insert(
 
 
 def explain_rule(cfg: ReplayConfig, rule: str, batch_size: int, counts: Counts) -> str:
-    """Returns a blocking rule in words, with the counters behind it and the way out.
+    """Describes a blocking rule in words, with its counters and possible remedies.
 
     Args:
-      cfg: the table.
+      cfg: the rules of the table.
       rule: "min_size", "items", "round" or "samples_per_insert".
-      batch_size: items asked for.
+      batch_size: number of requested items.
       counts: the table's counters.
     """
     return {

@@ -1,4 +1,4 @@
-"""Counts the steps of each environment, and remembers where its stream was broken."""
+"""Counts the steps of each environment, and stores where its stream was broken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StepCounter:
         self.together, self.step = True, 0  # `step` is valid only while `together`
         self.steps = np.zeros(num_envs, np.int64)  # valid otherwise
         self.unbroken = np.zeros(num_envs, np.int64)  # the first step after the last gap
-        self.last_gap = 0  # the largest of these
+        self.last_gap = 0  # the largest of `unbroken`
         self._mark = np.zeros(num_envs, np.int64)
         self._bound = np.uint64(num_envs)
 
@@ -32,7 +32,7 @@ class StepCounter:
                 return None
             unsigned = ids.astype(np.uint64)  # negative ids become large ones
             if np.count_nonzero(unsigned < self._bound) == len(ids):
-                self._mark[ids] = order  # of equal ids, only the last one keeps its mark
+                self._mark[ids] = order  # with equal ids, only the last one keeps its mark
                 if np.count_nonzero(self._mark[ids] == order) == len(ids):
                     return ids
         raise ValueError(
@@ -47,7 +47,7 @@ class StepCounter:
             self.together = False
 
     def rejoin(self) -> bool:
-        """Returns to one count if all environments are at the same step; returns whether it has."""
+        """Uses one count again if all environments are at the same step; returns whether so."""
         if not self.together and (self.steps == self.steps[0]).all():
             self.together, self.step = True, int(self.steps[0])
         return self.together
@@ -55,7 +55,7 @@ class StepCounter:
     def interrupt(self, env_ids: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray]:
         """Breaks the streams of some environments; call it only while counts are separate.
 
-        Items start at multiples of the period, so the counts move on to the next multiple.
+        Items start at multiples of the period, so the counts increase to the next multiple.
 
         Returns:
           The counts before and after, [n].

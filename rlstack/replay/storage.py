@@ -1,9 +1,8 @@
 """Storage of steps: one ring of rows for each leaf of a transition.
 
-Step ``g`` of an environment is stored in row ``g % rows``. Items are windows of steps and take no
-memory of their own. When all windows start at multiples of a period that divides ``rows`` (fifo), a
-few rows at the end repeat the first rows, so that a window never wraps and can be returned as a
-view.
+Step ``g`` of an environment is stored in row ``g % rows``. Items are windows of steps and need no
+additional memory. If all windows start at multiples of a period that divides ``rows`` (fifo), a few
+rows at the end repeat the first rows. So a window never wraps around and can be returned as a view.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
-_SIZES = 4  # batch sizes whose buffers are kept
-_MOST_BUFFERS = 8  # buffers of one batch size, if earlier batches are still referenced
+_SIZES = 4  # number of batch sizes with buffers that are kept
+_MOST_BUFFERS = 8  # per batch size, if earlier batches are still referenced
 
 
 class StepRing:
@@ -33,7 +32,7 @@ class StepRing:
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
         self._dtypes: list[np.dtype] = []
-        self._shapes: list[tuple[int, ...]] = []  # of a leaf of all environments
+        self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[int, list[list[np.ndarray]]] = {}
         self._last_buffer = 0
 
@@ -48,7 +47,7 @@ class StepRing:
         return self._rings[-1]  # the last field
 
     def leaves(self, transition: Transition, count: int) -> list[np.ndarray]:
-        """Returns the leaves, checked to be ``count`` steps like those stored.
+        """Returns the leaves; checks that they are ``count`` steps like the stored ones.
 
         Raises:
           ValueError: structure, shape or dtype differ; the error names the leaf.
@@ -90,7 +89,7 @@ class StepRing:
         step = step_bytes((x.shape, x.dtype) for x in leaves)
         others = reader_bytes(self._cfg, self._num_envs, step)
         check_memory(rows * self._num_envs * step + others, "InProcessReplay")
-        # Zeroed memory takes no space before it is written.
+        # Zeroed memory takes no space until it is written.
         self._set_rings(
             treedef, [np.zeros((rows, self._num_envs, *x.shape), x.dtype) for x in leaves]
         )
@@ -109,7 +108,7 @@ class StepRing:
         self.allocate(treedef.unflatten([array[0] for array in arrays]))
 
     def use(self, spec: Transition, rings: list[np.ndarray]) -> None:
-        """Uses given rings ``[rows, num_envs, ...]`` with any number of rows; no mirror."""
+        """Uses given rings ``[rows, num_envs, ...]`` with any number of rows, without a mirror."""
         self.rows, self._mirror = len(rings[0]), 0
         self._set_rings(jax.tree_util.tree_structure(spec), rings)
 
@@ -122,7 +121,7 @@ class StepRing:
     def _compare(
         self, transition: Transition, leaves: list[np.ndarray], expected: list[tuple[int, ...]]
     ) -> None:
-        """Raises for the first leaf that differs from what is expected."""
+        """Raises for the first leaf that differs from the expected ones."""
         paths, _ = jax.tree_util.tree_flatten_with_path(transition)
         for (path, _), leaf, shape, dtype in zip(
             paths, leaves, expected, self._dtypes, strict=True
@@ -190,7 +189,7 @@ class StepRing:
     def gather_again(
         self, trajectory: Trajectory, columns: np.ndarray, starts: np.ndarray, env_ids: np.ndarray
     ) -> None:
-        """Replaces some columns of the last result of ``gather`` by other windows."""
+        """Replaces some columns of the last result of ``gather`` with other windows."""
         assert self._treedef is not None
         indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
         for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
@@ -205,7 +204,7 @@ class StepRing:
             buffers = self._buffers[batch_size] = [
                 self._new_buffer(batch_size) for _ in range(BUFFERS)
             ]
-        # An unreferenced buffer is reused at once: it is still in the cache.
+        # An unreferenced buffer is reused immediately, while it is still in the cache.
         unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
         chosen = next(unused, None)
         if chosen is None and len(buffers) < _MOST_BUFFERS:  # several readers hold one each

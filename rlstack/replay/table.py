@@ -1,7 +1,7 @@
-"""The table of a replay buffer: which items are held, and when they may be sampled.
+"""The table of a replay buffer: it holds the items and decides when they may be sampled.
 
-All backends on one machine share it. They differ in how steps reach the ring and in which side may
-wait. The table takes no lock; its buffer admits one thread at a time.
+All backends on one machine use it. They differ in how steps are written to the ring and in which
+side may wait. The table has no lock; its buffer allows only one thread at a time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ItemTable:
     """Items over a ring of steps: sampler, rate limit, staleness, rounds, counters.
 
     Attributes:
-      ring: the steps.
-      counter: how many steps of each environment the table has seen.
-      sampler: the items.
+      ring: the ring of steps.
+      counter: the number of steps of each environment that the table has seen.
+      sampler: the sampler, which holds the items.
       inserts, samples: items inserted and sampled, ever.
-      version: newest params version told or seen.
+      version: newest params version that was set or seen.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ItemTable:
 
         Args:
           where: the buffer's name, for messages.
-          cfg: the rules.
-          num_envs: environments that write.
-          ring: holds the steps.
-          seed: of the sampler's random generator.
-          num_actors: actors that share the environments evenly, for rounds.
+          cfg: the rules of the table.
+          num_envs: number of environments.
+          ring: the ring that holds the steps.
+          seed: seed of the sampler's random generator.
+          num_actors: for rounds: number of actors, which share the environments evenly.
           drops: whether a fifo that exceeds max_size drops its oldest items.
         """
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
@@ -108,16 +108,16 @@ class ItemTable:
         self.insert(keys, valid)
 
     def insert(self, keys: np.ndarray, valid: np.ndarray | None) -> None:
-        """Inserts the valid ones of these items by key; no two may share a cell."""
+        """Inserts the valid ones of these items by key; no two items may share a cell."""
         self.inserts += self.sampler.insert(keys % len(self.sampler.key_at), keys, valid)
 
     def gap(self, env_ids: np.ndarray) -> None:
-        """Breaks the streams of some environments, and moves their step counts on."""
+        """Breaks the streams of some environments, and increases their step counts."""
         counter = self.counter
         counter.separate()
         before, after = counter.interrupt(env_ids, self._period)
-        # At most one item would have ended in the skipped steps. It is broken and not inserted, but
-        # still replaces the oldest item.
+        # At most one item would have ended in the skipped steps. It is broken and is not inserted,
+        # but it still replaces the oldest item.
         skipped = before + (self._length - before) % self._period
         self.complete(np.where(skipped < after, skipped - self._length, -1), env_ids)
         counter.rejoin()
@@ -128,7 +128,7 @@ class ItemTable:
         """Returns the batch size to use.
 
         Raises:
-          ValueError: it is less than 1.
+          ValueError: the batch size is less than 1.
         """
         size = self._cfg.batch_size if batch_size is None else batch_size
         if size < 1:
@@ -177,7 +177,7 @@ class ItemTable:
         return keys, np.ones(len(keys), np.float32)
 
     def locate(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first steps and environments of items."""
+        """Returns the first steps and the environments of items."""
         index, env_ids = np.divmod(keys, self._num_envs)
         return index * self._period, env_ids
 
@@ -186,14 +186,14 @@ class ItemTable:
     ) -> Sample:
         """Counts a batch that was drawn and gathered, and adds its importance weights."""
         self.samples += len(keys)
-        # Consecutive items may share a step, which then is older than the rest of the second item.
-        # So an item's version is read at its second step.
+        # Consecutive items may share a step, which is then older than the other steps of the second
+        # item. So an item's version is read at its second step.
         own = np.asarray(trajectory.params_version[self._context + 1], np.int64)
         self._lag = self.newest_version() - own
         return Sample(Batch(trajectory, self.sampler.weigh(relative_probs)), keys.astype(np.uint64))
 
     def newest_version(self) -> int:
-        """Returns the newest params version told or seen."""
+        """Returns the newest params version that was set or seen."""
         rows = self.counter.last_steps() % self.ring.rows
         newest = int(self.ring.params_version[rows, self.counter.envs].max())
         self.version = max(self.version, newest)
@@ -217,7 +217,7 @@ class ItemTable:
         self._refused = state if self._round is None else None
 
     def _drop_stale(self, limit: int) -> None:
-        """Drops queued items whose version is more than ``limit`` behind the newest."""
+        """Drops queued items that are more than ``limit`` versions behind the newest."""
         sampler = self.sampler
         if not sampler.size or (self.newest_version(), self.inserts) == self._checked:
             return

@@ -1,7 +1,7 @@
 """Calls to other nodes, over Courier, with trees of arrays as arguments and results.
 
-A class marks with `remote` what may be called from afar, `serve` answers for an object of it, and a
-`RemoteObject` calls it.
+A class marks its remote methods with `remote`, `serve` answers calls for an object of the class,
+and a `RemoteObject` makes the calls.
 
 May import: rlstack.
 """

@@ -1,17 +1,17 @@
 """Calls to other nodes, over Courier.
 
-`serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers for an object; a
-`RemoteObject` calls it. Arguments and results are what `rlstack.rpc.codec` carries. Courier alone
-hangs on array arguments, waits for ever by default, and silently repeats a call whose server died.
-Here every call has a deadline, a call that is not idempotent runs at most once, and errors name the
-node, the method and the failure there.
+`serve` (or a ``launchpad.CourierNode`` that constructs a `Service`) answers calls for an object; a
+`RemoteObject` makes the calls. Arguments and results may be any values that `rlstack.rpc.codec`
+supports. Courier alone hangs on array arguments, waits forever by default, and silently repeats a
+call if its server has failed. With this module, every call has a deadline, a call that is not
+idempotent runs at most once, and errors name the node, the method and the failure on the node.
 
 Safety: these messages are not pickled; malformed bytes raise an error. But Courier's own server
-listens without authentication and unpickles arguments that are not plain bytes: anyone who can
-reach its port can run code. `rlstack.rpc.socket_filter` restricts it to one address; use only
-networks you trust.
+listens without authentication and unpickles arguments that are not plain bytes, so any program that
+can reach its port can run code. `rlstack.rpc.socket_filter` restricts the server to one address.
+Use it only in networks that you trust.
 
-Courier itself is imported at the first server or call, by `rlstack.rpc.courier`.
+`rlstack.rpc.courier` imports Courier at the first server or call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rlstack.rpc.service import (
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.types import PyTree
 
-_FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # of an answer
+_FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # number of fields of an answer
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between attempts to reach a node
 
 
@@ -53,13 +53,13 @@ def serve(
     port: int | None = None,
     bind_address: str = ALL_ADDRESSES,
 ) -> Server:
-    """Starts to answer calls of an object's remote methods, in other threads.
+    """Starts a server that answers calls of an object's remote methods in other threads.
 
     Args:
       instance: the object.
-      interface: the class whose marked methods to serve, or rules by name; its own by default.
+      interface: the class with the marked methods, or rules by name; default: the object's class.
       port: the port to listen on; a free one by default.
-      bind_address: the address of this host to answer at, besides loopback; all by default.
+      bind_address: the address of this host to listen on, in addition to loopback; default: all.
     """
     return Server(Service(instance, interface), port, bind_address)
 
@@ -67,8 +67,8 @@ def serve(
 class RemoteObject:
     """A client of another node's object: its remote methods are methods here.
 
-    ``remote.method(...)`` calls and waits. Safe to use from many threads; pickles as a fresh
-    client.
+    ``remote.method(...)`` calls the method and waits for the result. Safe to use from many threads.
+    A pickled copy is a new client.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class RemoteObject:
         """Connects at the first call.
 
         Args:
-          address: ``"host:port"``, or a ``courier.Client``, whose address is used.
-          interface: the class whose marked methods the node serves, or rules by name.
+          address: ``"host:port"``, or a ``courier.Client`` with that address.
+          interface: the class with the marked methods that the node serves, or rules by name.
           name: the node's name, for errors.
           timeout: seconds that a call may take, including retries and the wait for the node.
-          retries: how often a call is sent again when the connection breaks.
+          retries: number of times that a call is sent again when the connection breaks.
           likes: by method, examples of answers for ``codec.decode(like=)``.
-          find: returns the node's present address, or ""; called when the node does not answer.
+          find: returns the node's current address, or ""; called when the node does not answer.
         """
         self._address = str(getattr(address, "address", address))
         self._methods = methods_of(interface)
@@ -127,8 +127,8 @@ class RemoteObject:
 
         Raises:
           RemoteError: the method raised on its node.
-          UnavailableError: no answer in time; or the node went down, and may have run a call that
-            is not idempotent. After a deadline the call may still be running there.
+          UnavailableError: no answer arrived in time; or the node failed, and may have run a call
+              that is not idempotent. After a deadline the call may still be running on the node.
           ClosedError: this object was closed.
           ValueError: an argument cannot be sent, or the answer does not fit its example.
         """
@@ -147,7 +147,7 @@ class RemoteObject:
                 self._unsettled.discard(number)
 
     def close(self) -> None:
-        """Ends the calls of all threads with `ClosedError`, and refuses later ones."""
+        """Makes the calls of all threads, and later calls, raise `ClosedError`."""
         with self._lock:
             self._closed.set()
             channels = list(self._channels)
@@ -169,7 +169,7 @@ class RemoteObject:
     def _drop_channel(self, channel: Channel) -> None:
         """Makes later calls connect again, perhaps to another address.
 
-        The old channel would wait longer and longer between its attempts to reconnect.
+        The old channel would wait for increasing times between its attempts to reconnect.
         """
         if self._find is not None:
             with contextlib.suppress(UnavailableError, RemoteError):
@@ -213,7 +213,8 @@ class _Call:
                     return self._result(value)
                 if breaks:
                     raise self._unavailable(restarted)
-                # The call was addressed to an earlier incarnation and refused: it has not run.
+                # The node refused the call, because it was addressed to an earlier incarnation: it
+                # has not run.
                 incarnation = self._remote._incarnation = value
                 continue
             breaks += 1
@@ -246,7 +247,7 @@ class _Call:
         if remote._closed.is_set() and code != "OK":
             raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
         if code == "DEADLINE_EXCEEDED":
-            if remote._find is not None:  # an unreachable host gives no other sign
+            if remote._find is not None:  # there is no other sign of an unreachable host
                 remote._drop_channel(channel)
             late = "it could not be reached" if method == HELLO else "it may still run there"
             raise self._unavailable(f"the deadline has passed; {late}")

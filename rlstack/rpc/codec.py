@@ -6,12 +6,14 @@ block, each array at a multiple of 64 bytes from the start of the message, strin
 So messages of one structure share one header, and its `Schema` (offsets, the format of the scalars,
 the tree to build) is computed once and cached.
 
-Nothing is unpickled and no class is imported by name: a NamedTuple arrives as its own class if the
-reader knows that (`register`, or ``decode(..., like=)``), else as a plain tuple. Malformed bytes
-raise `ValueError`; the memory they can make the reader allocate is bounded by their length.
+Nothing is unpickled and no class is imported by name. A NamedTuple is decoded as its own class if
+the reader knows this class (`register`, or ``decode(..., like=)``), otherwise as a plain tuple.
+Malformed bytes raise `ValueError`; their length limits the memory that the reader allocates for
+them.
 
 Supported: None, bool, int of 64 bits, float, str, bytes; dict with str keys, list, tuple,
-NamedTuple; arrays and scalars of all dtypes of JAX, which arrive as read-only numpy ones.
+NamedTuple; arrays and scalars of all JAX dtypes, which are decoded as read-only numpy arrays and
+scalars.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _CLASSES: dict[str, type] = {}
 
 
 def register(*classes: Any) -> None:
-    """Adds NamedTuples to the classes that `decode` builds; those of `rlstack.types` are known.
+    """Adds NamedTuples to the classes that `decode` knows; it knows those of `rlstack.types`.
 
     Raises:
       TypeError: a class is not a NamedTuple.
@@ -94,8 +96,9 @@ def decode(data: bytes | bytearray | memoryview, like: PyTree = None) -> PyTree:
 
     Args:
       data: a message of `encode`. The arrays are views into it and keep it alive.
-      like: an example (arrays or ``jax.ShapeDtypeStruct``s as leaves): its NamedTuples are built,
-        and the message must have its structure, dtypes and ranks. Sizes of axes may differ.
+      like: an example (arrays or ``jax.ShapeDtypeStruct``s as leaves). The result has its
+          NamedTuples, and the message must have its structure, dtypes and ranks. Sizes of axes may
+          differ.
 
     Raises:
       ValueError: the bytes are not a complete, well-formed message, or do not fit `like`.
@@ -149,7 +152,7 @@ def conform(tree: PyTree, like: PyTree, where: str = "the root") -> PyTree:
 
 
 def _misfit(tree: PyTree, like: PyTree) -> tuple[str, Any]:
-    """Returns the rule that `tree` breaks at its root and what came, or ``("", None)``."""
+    """Returns the rule that `tree` breaks at its root, and the value; or ``("", None)``."""
     kind = type(tree).__name__
     if isinstance(like, collections.abc.Mapping):
         if not isinstance(tree, dict) or tree.keys() != like.keys():
@@ -252,7 +255,7 @@ def _write_array(x: np.ndarray, out: _Out, kind: bytes = b"A") -> None:
         raise ValueError(f"arrays of dtype {x.dtype} cannot be sent.")
     if not x.flags.c_contiguous:
         x = np.ascontiguousarray(x)
-    # The buffer protocol does not know the dtypes of ml_dtypes.
+    # The buffer protocol does not support the dtypes of ml_dtypes.
     out.arrays.append(x.reshape(-1).view(np.uint8) if x.dtype.kind in "VE" else x)
     out.tokens.append(token)
 

@@ -1,7 +1,7 @@
-"""Bytes to and from other nodes by Courier: the only file of rlstack that imports it.
+"""Sends and receives bytes by Courier. No other file of rlstack imports Courier.
 
-Courier is imported when first needed. Calls use its asynchronous client: in the synchronous one a
-thread can neither be stopped nor handle signals before the deadline.
+Courier is imported when it is first needed. Calls use its asynchronous client: with the synchronous
+client, a thread can neither be stopped nor handle signals before the deadline.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from rlstack.rpc.service import Service
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 
-_GRACE = 2.0  # seconds after its deadline at which a call is abandoned in any case
+_GRACE = 2.0  # seconds after its deadline when a call is abandoned
 
 
 class Server:
-    """A Courier server that answers for one object until `close`."""
+    """A Courier server that answers calls for one object until `close`."""
 
     def __init__(
         self, service: Service, port: int | None = None, bind_address: str = ALL_ADDRESSES
@@ -41,7 +41,7 @@ class Server:
             raise
 
     def close(self) -> None:
-        """Refuses new calls, and returns when those under way have been answered."""
+        """Refuses new calls, and returns when all calls in progress have been answered."""
         if not self._closed:
             self._closed = True
             self._server.Stop()
@@ -55,7 +55,7 @@ class Server:
 
 
 class Channel:
-    """A connection to one address, and the calls under way on it."""
+    """A connection to one address, and its calls in progress."""
 
     def __init__(self, address: str) -> None:
         """Connects at the first call."""
@@ -63,8 +63,8 @@ class Channel:
         self._client = _courier()[1].PyClient(address)
         self._cancelled = False
         self._cancellers: set[Any] = set()
-        # Weak references to the callbacks that Courier holds. While any exist, the client must not
-        # be freed: freeing waits for Courier's thread, which waits for the GIL.
+        # Weak references to the callbacks that Courier holds. While any of them exist, the client
+        # must not be freed, because freeing waits for Courier's thread, which waits for the GIL.
         self._callbacks: set[weakref.ref] = set()
 
     def call(self, method: str, data: bytes, timeout: float) -> tuple[str, Any]:
@@ -111,18 +111,19 @@ class Channel:
         return ("OK", answer) if not hasattr(answer, "code") else (_name(answer), answer.message())
 
     def cancel(self) -> None:
-        """Cancels all calls under way and all later ones."""
+        """Cancels all calls in progress and all later ones."""
         self._cancelled = True
         for canceller in list(self._cancellers):
             canceller.Cancel()
 
     def is_idle(self) -> bool:
-        """Whether Courier holds no callback any more."""
+        """Whether Courier does not hold any callback."""
         return not self._callbacks
 
     def __del__(self) -> None:
-        # Garbage collection may run in any thread, even the client's own, which cannot wait for
-        # itself: the process would abort. So the next channel that is opened frees the client.
+        # Garbage collection may run in any thread, even in the client's own thread. That thread
+        # cannot wait for itself, so the process would abort. So the next channel that is opened
+        # frees the client.
         if hasattr(self, "_client"):
             _retired.append(self)
 
@@ -131,9 +132,9 @@ def replace_handlers(server: Any, instance: object, service: Service) -> None:
     """Binds the handlers of `service` in place of the public methods of `instance`.
 
     Args:
-      server: the ``courier.Server`` that Launchpad has made for the instance; not started yet.
+      server: the ``courier.Server`` that Launchpad has made for the instance and not started yet.
       instance: the object of a node.
-      service: answers instead.
+      service: the service that answers instead.
     """
     for name in dir(instance):
         is_public = not name.startswith("_") or name == "__call__"
@@ -156,13 +157,13 @@ def is_client(x: object) -> bool:
     return courier is not None and isinstance(x, courier.Client)
 
 
-_retired: list[Channel] = []  # unused, to be freed
+_retired: list[Channel] = []  # unused channels to free
 
 
 def _free_retired() -> None:
     for channel in list(_retired):
         if channel.is_idle():
-            with contextlib.suppress(ValueError):  # another thread was first
+            with contextlib.suppress(ValueError):  # another thread has removed it
                 _retired.remove(channel)
 
 

@@ -1,9 +1,10 @@
-"""The header of a message: its grammar, and the schema that it describes.
+"""The header of a message: its grammar, and its schema.
 
 The grammar, in the order of the tree:
 
-- ``N`` None, ``B`` bool, ``I`` int, ``F`` float, ``S`` str, ``Y`` bytes: nothing more;
-- ``A`` array, ``G`` numpy scalar: code of the dtype and rank, a byte each; a uint64 for each axis;
+- ``N`` None, ``B`` bool, ``I`` int, ``F`` float, ``S`` str, ``Y`` bytes: no more fields;
+- ``A`` array, ``G`` numpy scalar: the code of the dtype and the rank, one byte each; a uint64 per
+  axis;
 - ``L`` list, ``T`` tuple: count, children;
 - ``D`` dict: count, then the key and child of each entry;
 - ``C`` NamedTuple: name, count, children.
@@ -27,11 +28,11 @@ ALIGNMENT = 64
 MAX_DEPTH = 64
 MAX_HEADER = 1 << 20  # bytes; enough for tens of thousands of leaves
 FIXED, _COUNT, _DIM = struct.Struct("<4sI"), struct.Struct("<I"), struct.Struct("<Q")
-# Bounds on the memory that messages of strangers can take.
+# Limits of the memory that untrusted messages can take.
 _KEPT_SCHEMAS, _KEPT_HEADER, _KEPT_TOKENS = 256, 1 << 14, 4096
 _MAX_ARRAY = 1 << 48  # bytes, with axes of size 0 counted as 1
 
-# A dtype's position is its code in messages: only append.
+# A dtype's position is its code in messages, so only append to this list.
 _NAMES = """
     bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64
     complex128 bfloat16 int2 int4 uint2 uint4 float4_e2m1fn float8_e3m4 float8_e4m3
@@ -40,7 +41,7 @@ _NAMES = """
 
 
 def _dtype(name: str) -> np.dtype | None:
-    """Returns the dtype; None if the installed packages do not have it."""
+    """Returns the dtype; None if the installed packages lack it."""
     scalar_type = getattr(np, name + "_" * (name == "bool"), getattr(ml_dtypes, name, None))
     return None if scalar_type is None else np.dtype(scalar_type)
 
@@ -80,7 +81,7 @@ def array_token(kind: bytes, array: np.ndarray) -> bytes | None:
 
 
 class Schema(NamedTuple):
-    """The structure of a message, worked out from its header."""
+    """The structure of a message, computed from its header."""
 
     prefix: bytes  # the message up to the scalars
     root: Any  # a tree of SCALAR, ARRAY, None and Node

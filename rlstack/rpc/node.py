@@ -1,9 +1,9 @@
-"""Makes an object a node of a user's own Launchpad program.
+"""Support for rlstack's classes as nodes of a user's own Launchpad program.
 
 ``lp.CourierNode(Learner, cfg, agent, replay_buffer, rng_key)`` constructs a Learner in the node's
 process and calls its ``set_courier_server`` and ``run``; other nodes get a ``courier.Client``.
-Courier's own handlers hang on array arguments. So a `Node` puts the handlers of a `Service` in
-their place, and `client_of` makes a `RemoteObject` of a ``courier.Client``.
+Courier's own handlers hang on array arguments. So a `Node` replaces them with the handlers of a
+`Service`, and `client_of` makes a `RemoteObject` from a ``courier.Client``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlstack.rpc.service import Interface, Service
 
 
 class Event(Protocol):
-    """What is needed of a ``threading.Event``."""
+    """The part of the interface of ``threading.Event`` that is needed."""
 
     def is_set(self) -> bool:
         """Whether it has been set."""
@@ -38,7 +38,7 @@ class Node:
     _program_stop: Event | None = None
 
     def set_courier_server(self, server: Any) -> None:
-        """Serves what `_served` returns; Launchpad calls this in the node."""
+        """Serves the object that `_served` returns; Launchpad calls this method in the node."""
         self._program_stop = courier.program_stop_event()
         served = self._served()
         if served is not None:
@@ -47,12 +47,12 @@ class Node:
             self._server = server
 
     def _served(self) -> object | None:
-        """Returns the object whose remote methods other nodes call; None if they call none."""
+        """Returns the object with the remote methods for other nodes; None if there are none."""
         return self
 
     @contextlib.contextmanager
     def _running(self, stop: Stop) -> Iterator[Callable[[], bool]]:
-        """Gives a function that says whether to stop; at the end, closes Launchpad's server."""
+        """Yields a function that returns whether to stop; then closes Launchpad's server."""
         stop = self._program_stop if stop is None else stop
         try:
             yield _never if stop is None else stop if callable(stop) else stop.is_set
@@ -67,9 +67,10 @@ def client_of(node: Any, interface: Interface, *, name: str, timeout: float = 60
     """Returns a `RemoteObject` if `node` is a ``courier.Client``, else `node` itself.
 
     Args:
-      node: an object of this process, or what Launchpad makes of the handle of one elsewhere.
-      interface: the class whose marked methods the node serves, or rules by name.
-      name: the node's, for errors.
+      node: an object of this process, or the client that Launchpad makes for an object in another
+          node.
+      interface: the class with the marked methods that the node serves, or rules by name.
+      name: the node's name, for errors.
       timeout: seconds that a call may take, including the wait until the node has started.
     """
     if not courier.is_client(node):

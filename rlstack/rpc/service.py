@@ -1,18 +1,18 @@
-"""Which methods are remote, and how calls of them are answered, without a transport.
+"""Remote methods: how to mark them and how to answer their calls, without a transport.
 
-A class marks its remote methods with `remote`. A `Service` answers for one object: each call is
-bytes in, bytes out, read and written by `rlstack.rpc.codec`. An answer is the result, or an error
-record with the type, message and traceback of the exception, or a notice that the request was
-addressed to an earlier incarnation of this service.
+A class marks its remote methods with `remote`. A `Service` answers calls for one object. The
+request and the answer are bytes, read and written by `rlstack.rpc.codec`. An answer is the result,
+or an error record with the type, message and traceback of the exception, or a notice that the
+request was addressed to an earlier incarnation of this service.
 
-Transports repeat calls: a client that lost the connection cannot know whether its call ran. An
-idempotent method may run again. Any other call carries the client's id and a number, and the
+Transports repeat calls, because a client that lost the connection cannot know whether its call ran.
+An idempotent method may run again. Any other call contains the client's id and a number. The
 service keeps the answer until the client acknowledges it, so that a repeated call is answered
-without running again. The call is also addressed to one incarnation, so that a restarted service,
-which has no stored answers, never repeats a call that its predecessor may have run.
+without running again. The call is also addressed to one incarnation. So a restarted service, which
+has no stored answers, never repeats a call that the previous incarnation may have run.
 
-Calls run in threads of the transport, many at once: methods that share state must lock, and may
-block.
+Calls run in threads of the transport, many at the same time. Methods that share state must use
+locks. Methods may block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from rlstack.rpc import codec
 
 OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
-HELLO = "rpc_hello"  # answers with the incarnation; Courier's node hides names with a leading _
+HELLO = "rpc_hello"  # returns the incarnation; Courier's node hides names with a leading _
 _MARK = "_remote_method"
 _PASSED_ON = ("run", "set_courier_server")  # Launchpad calls these in the node; never remote
 _MAX_TRACEBACK = 20_000  # characters
@@ -52,9 +52,9 @@ class RemoteError(RuntimeError):
     Args:
       node: the node's name.
       method: the method's name.
-      type_name: type of the exception there, such as ``"KeyError"``.
+      type_name: type of the exception on the node, such as ``"KeyError"``.
       message: its type and message, as in the last line of a traceback.
-      remote_traceback: text of the traceback there.
+      remote_traceback: text of the traceback on the node.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ def remote(*, idempotent: bool = False) -> Callable[[Function], Function]:
     """Marks a method as one that other nodes may call.
 
     Args:
-      idempotent: whether running it twice has the effect of running it once; its answers are then
-        not kept.
+      idempotent: whether running the method twice has the effect of running it once. Then its
+          answers are not kept.
     """
 
     def mark(function: Function) -> Function:
@@ -92,10 +92,10 @@ def remote(*, idempotent: bool = False) -> Callable[[Function], Function]:
 
 
 def methods_of(interface: Interface) -> dict[str, Remote]:
-    """Returns the remote methods by name; of a class, those marked in it or in a base class.
+    """Returns the remote methods by name; for a class, the marked ones, including inherited ones.
 
     Raises:
-      ValueError: there are none, or one has a reserved name.
+      ValueError: there are no remote methods, or one has a reserved name.
     """
     if isinstance(interface, type):
         methods = {
@@ -123,7 +123,7 @@ class Service:
     """
 
     def __init__(self, instance: Any, interface: Interface | None = None) -> None:
-        """Answers for `instance`; `interface` is its own class unless given."""
+        """Answers calls for `instance`; the default `interface` is its class."""
         self._instance = instance
         self._incarnation = 1 + secrets.randbits(62)
         self._memory = _Memory()
@@ -144,7 +144,7 @@ class Service:
         raise AttributeError(f"Service: no remote method is called {name!r}.")
 
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
-        """Never raises: of an exception, Courier would tell the caller nothing but its type."""
+        """Never raises, because Courier would send the caller only the type of an exception."""
         try:
             incarnation, client, number, settled, args, kwargs = _request(*arguments)
             if incarnation not in (0, self._incarnation):
@@ -176,12 +176,12 @@ def _request(*arguments: Any) -> tuple[int, int, int, int, tuple, dict[str, Any]
 def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
     try:
         return codec.encode((OK, function(*args, **kwargs)))
-    except BaseException as error:  # also SystemExit: it would only end a thread of Courier
+    except BaseException as error:  # also SystemExit, which would only end a thread of Courier
         return _error(error)
 
 
 def _error(error: BaseException) -> bytes:
-    # The first frame is of this module.
+    # The first frame belongs to this module.
     frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     message = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -190,7 +190,7 @@ def _error(error: BaseException) -> bytes:
 
 
 class _Call:
-    """A call that must not run twice."""
+    """The record of a call that must not run twice."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -213,7 +213,7 @@ class _Memory:
         self._clients: collections.OrderedDict[int, _Client] = collections.OrderedDict()
 
     def call(self, client_id: int, number: int, settled: int) -> tuple[_Call, bool]:
-        """Returns a call, and whether it is new, so that the caller must run it.
+        """Returns a call, and whether it is new. The caller must run a new call.
 
         Raises:
           ValueError: the client has already acknowledged the answer.

@@ -1,9 +1,9 @@
 """Restricts a server that listens on all addresses to one address of this host. Linux only.
 
 Courier and Reverb start gRPC servers that take a port but no address, so they listen on all of the
-host's addresses. A filter on the listening socket makes the kernel drop packets sent to any other
-address before a connection exists; connections inherit it. This is not a firewall: any host that
-can send to the address reaches the server.
+host's addresses. A filter on the listening socket makes the kernel drop packets to any other
+address before a connection exists; connections inherit the filter. This is not a firewall: any host
+that can send packets to the address can reach the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def address_of(interface: str) -> str:
     """Returns the IPv4 address of a network interface; an address is returned as it is.
 
     Raises:
-      ValueError: there is no such interface, or it has no such address.
+      ValueError: there is no such interface, or it has no IPv4 address.
     """
     with contextlib.suppress(ValueError):
         return str(ipaddress.IPv4Address(interface))
@@ -50,9 +50,10 @@ def address_of(interface: str) -> str:
 
 
 def restrict_listeners(port: int, address: str) -> None:
-    """Restricts this process's listeners on a port to one address of this host, and loopback.
+    """Restricts this process's listeners on a port to one address of this host and loopback.
 
-    Connections from this host to that address are accepted too. Call it once they listen.
+    Connections from this host to that address are also accepted. Call it after the listeners have
+    started.
 
     Args:
       port: the port that this process listens on.
@@ -83,7 +84,7 @@ def restrict_listeners(port: int, address: str) -> None:
 
 
 def _program(address: str) -> bytes:
-    """Accepts IPv4 packets to the address or to 127.0.0.0/8, and IPv6 packets to ::1."""
+    """Returns a filter that accepts IPv4 packets to the address or 127.0.0.0/8, and IPv6 to ::1."""
     wanted = int(ipaddress.IPv4Address(address))
     steps = [
         (_BYTE, 0, 0, _NET),

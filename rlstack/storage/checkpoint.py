@@ -1,4 +1,4 @@
-"""Checkpoints: a pytree and some JSON in a directory, written completely or not at all.
+"""Checkpoints: a pytree and JSON metadata in a directory, written completely or not at all.
 
 A checkpoint is `DIRECTORY/step_000000012345/`: the arrays, written by Orbax, and `checkpoint.json`
 (a description of each leaf, the step, the caller's metadata). It is written under another name,
@@ -54,8 +54,8 @@ __all__ = [
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 _PARTIAL = ".partial-"
-_LATE_WRITERS = 5.0  # seconds to wait at most for the writers of a failed save
-_LOOK = 0.02  # seconds between two looks for their files
+_LATE_WRITERS = 5.0  # longest wait in seconds for the writers of a failed save
+_LOOK = 0.02  # seconds between two checks for their files
 
 
 class CheckpointWriteError(OSError):
@@ -74,9 +74,10 @@ def save(
 
     Args:
       directory: holds the checkpoints of one run; created if missing.
-      step: orders them, at least 0; saving a step again makes a newer checkpoint of it.
+      step: at least 0; checkpoints are ordered by step. Saving a step again makes a newer
+          checkpoint of the step.
       tree: the pytree to save (see above for its leaves).
-      metadata: values that JSON can hold (numpy scalars too); NaN and infinity become strings.
+      metadata: values that JSON supports, and numpy scalars; NaN and infinity become strings.
       keep: number of checkpoints to keep, at least 1.
 
     Returns:
@@ -84,7 +85,7 @@ def save(
 
     Raises:
       CheckpointError: a leaf or the metadata cannot be saved; nothing is written.
-      CheckpointWriteError: the file system refuses, for instance because the disk is full.
+      CheckpointWriteError: the file system refuses the write, for example because the disk is full.
       ValueError: `step` or `keep` is out of range.
     """
     if not 0 <= step < 10**12:
@@ -96,7 +97,8 @@ def save(
     directory = Path(directory).absolute()
     path = _publish(directory, step, text, arrays)
     for _, old in _listed(directory)[:-keep]:
-        # Renamed first, so that an interrupted removal leaves no half checkpoint to be listed.
+        # Rename it first, so that an interrupted removal does not leave half a checkpoint in the
+        # list.
         with contextlib.suppress(OSError):
             shutil.rmtree(old.rename(directory / f"{_PARTIAL}old-{old.name}"))
     return path
@@ -109,7 +111,7 @@ def latest(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the metadata of the checkpoint at `path`, with its step as `step` unless it has one.
+    """Returns the metadata of the checkpoint at `path`; adds its step as `step` if that is missing.
 
     Raises:
       CheckpointError: `path` is not a checkpoint.
@@ -127,11 +129,12 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
 
     Args:
       path: a checkpoint, as `latest` returns it.
-      target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` stands for any array.
+      target: a tree of the same structure, shapes and dtypes; `ANY_ARRAY` matches any array.
       partial: whether the checkpoint may hold leaves that `target` lacks; they are not read.
 
     Raises:
-      CheckpointError: `path` is not a readable checkpoint, or a leaf differs (the first is named).
+      CheckpointError: `path` is not a readable checkpoint, or a leaf differs; the message names the
+          first one.
     """
     path = Path(path).absolute()
     record = _read_record(path, "restore")
@@ -270,13 +273,13 @@ def _free_name(directory: Path, step: int) -> Path:
 
 
 def _remove_partial(directory: Path) -> None:
-    """Removes what killed writers left behind."""
+    """Removes the partial checkpoints of killed writers."""
     for path in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_and_wait(partial: Path) -> None:
-    """Removes the files of a failed save, also those that its background writers still add."""
+    """Removes the files of a failed save, including files that background writers still add."""
     gone_since = time.monotonic()
     until = gone_since + _LATE_WRITERS
     while time.monotonic() < min(until, gone_since + 10 * _LOOK):
@@ -302,9 +305,9 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _orbax() -> Iterator[Any]:
-    """Gives ``orbax.checkpoint`` without its warnings, log lines and late tracebacks.
+    """Yields ``orbax.checkpoint`` without its warnings, log lines and late tracebacks.
 
-    It is imported here because that takes a second.
+    The import takes a second, so it happens here.
     """
     logger = logging.getLogger("absl")
     level = logger.level
@@ -325,10 +328,10 @@ def _orbax() -> Iterator[Any]:
 def _unless_late(
     shown: Callable[[sys.UnraisableHookArgs], Any], error: sys.UnraisableHookArgs
 ) -> None:
-    """Shows an error of a background thread unless it is that of a late writer.
+    """Shows an error of a background thread, except the error of a late writer.
 
-    When one array cannot be written, Orbax closes its event loop under the writers of the other
-    arrays, and each of their threads prints a traceback about that amid other output.
+    When one array cannot be written, Orbax closes its event loop while the writers of other arrays
+    still use it. Each of their threads then prints a traceback between other output.
     """
     if str(error.exc_value) != "Event loop is closed":
         shown(error)

@@ -26,7 +26,7 @@ class Leaf(NamedTuple):
     kind: str  # array, key (a typed JAX key), empty, or one of PYTHON_KINDS
     shape: tuple[int, ...] = ()
     dtype: str = ""  # the key implementation for a key
-    value: Any = None  # of an empty or Python leaf
+    value: Any = None  # the value of an empty or Python leaf
 
     def describe(self) -> str:
         """Returns a description for error messages."""
@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
         return f"{self.value}" if self.kind == "empty" else f"a Python {self.kind}"
 
     def form(self) -> tuple[Any, ...]:
-        """Returns what must be equal in a checkpoint and its target."""
+        """Returns the properties that must be equal in a checkpoint and its target."""
         return self.kind, self.shape, self.dtype, self.value if self.kind == "empty" else None
 
 
@@ -98,7 +98,7 @@ def check_same(path: Path, wanted: list[Leaf], saved: list[Leaf]) -> None:
     """Compares a target (`wanted`) with the checkpoint at `path`.
 
     Raises:
-      CheckpointError: a leaf differs; describes the first in both.
+      CheckpointError: a leaf differs; the message describes the first one in both.
     """
     for want, have in zip(wanted, saved, strict=False):
         if want.path != have.path:

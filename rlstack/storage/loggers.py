@@ -1,8 +1,8 @@
-"""Loggers of scalars: lines of JSON, TensorBoard, memory, or several of them.
+"""Loggers of scalars: to JSON lines, to TensorBoard, to memory, or to several of these.
 
 Every logger takes the number of environment frames so far and a flat mapping of scalars. Values may
-be Python numbers or arrays of one element (numpy or JAX). Nothing here imports JAX, and
-TensorBoard's writer is imported only when one is made.
+be Python numbers or arrays of one element (numpy or JAX). This module does not import JAX. It
+imports TensorBoard's writer only when one is made.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Scalar = bool | int | float
 
 
 class Logger(Protocol):
-    """Takes scalars as a run goes on."""
+    """Receives scalars during a run."""
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Records `logs` (name -> scalar) at `step` environment frames."""
 
     def close(self) -> None:
-        """Writes out what is held and closes files; a second call does nothing."""
+        """Writes buffered values and closes files; a second call does nothing."""
 
 
 def to_scalar(where: str, name: str, value: Any) -> Scalar:
@@ -39,7 +39,7 @@ def to_scalar(where: str, name: str, value: Any) -> Scalar:
       value: a Python number, or a numpy or JAX array of one element.
 
     Raises:
-      TypeError: `value` is neither.
+      TypeError: `value` is neither of these.
     """
     if isinstance(value, bool | int | float):
         return value
@@ -76,8 +76,8 @@ class JsonlLogger:
     """One JSON object per line: `env_frames`, `wall_time` (Unix seconds) and the logs.
 
     Each line is written to the operating system before `write` returns, so a crash of the process
-    loses nothing. An existing file is continued; an incomplete last line, which a kill may leave,
-    is removed first.
+    loses nothing. An existing file is continued; an incomplete last line of a killed process is
+    removed first.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time):
@@ -92,8 +92,8 @@ class JsonlLogger:
 
         Raises:
           TypeError: a log is not one number.
-          ValueError: the logger is closed, or a log has one of the two names used here.
-          OSError: the file system refuses, for instance because the disk is full.
+          ValueError: the logger is closed, or a log is named env_frames or wall_time.
+          OSError: the file system refuses the write, for example because the disk is full.
         """
         if self._file.closed:
             raise ValueError("JsonlLogger.write: the logger must be open; it was closed.")
@@ -123,7 +123,7 @@ class JsonlLogger:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Removes what follows the last newline, so that appending starts a new line."""
+    """Removes the text after the last newline, so that appending starts a new line."""
     if not path.exists():
         return
     with open(path, "r+b") as file:
@@ -147,7 +147,7 @@ class TensorBoardLogger:
     def __init__(self, directory: str | os.PathLike[str], flush_secs: int = 10):
         from tensorboardX import SummaryWriter  # takes a third of a second
 
-        # An unbounded queue: a bounded one would block for ever once its thread has died.
+        # An unbounded queue, because a bounded one would block forever if its thread failed.
         self._writer: Any = SummaryWriter(str(directory), max_queue=0, flush_secs=flush_secs)
         events = self._writer.file_writer.event_writer
         self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
@@ -158,7 +158,7 @@ class TensorBoardLogger:
         Raises:
           TypeError: a log is not one number.
           ValueError: the logger is closed.
-          OSError: earlier events could not be written, for instance because the disk is full.
+          OSError: earlier events could not be written, for example because the disk is full.
         """
         if self._writer is None:
             raise ValueError("TensorBoardLogger.write: the logger must be open; it was closed.")
@@ -174,12 +174,12 @@ class TensorBoardLogger:
             self._writer.add_scalar(name, number, int(step))
 
     def close(self) -> None:
-        """Writes out the events and closes the file."""
+        """Writes buffered events and closes the file."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            # On a full disk the last events are lost; `write` has raised that already.
+            # On a full disk the last events are lost; `write` has already raised the error.
             if not self._thread.is_alive():
-                self._queue.cancel_join_thread()  # or the exiting process would wait for them
+                self._queue.cancel_join_thread()  # else the exiting process would wait for them
                 return
             with contextlib.suppress(OSError):
                 writer.close()

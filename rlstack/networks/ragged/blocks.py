@@ -24,8 +24,7 @@ class TokenRows(NamedTuple):
     visible: Array  # [R, L] bool, whether the policy may see the token
 
     def attention_mask(self) -> Array:
-        """Returns whether a token (second axis) may attend to another (last axis), bool
-        ``[R, L, L]``.
+        """Returns whether a token (axis 1) may attend to another (axis 2), bool ``[R, L, L]``.
 
         A token attends to the tokens of its own environment. A visible token does not attend to
         hidden ones, so that hidden information cannot reach an action.

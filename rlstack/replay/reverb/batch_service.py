@@ -1,12 +1,12 @@
-"""Whole batches from the Reverb server's process, as one message each instead of item by item.
+"""Whole batches from the Reverb server's process: one message per batch, not one per item.
 
-Every item that a learner's process fetches costs it 10 us of the interpreter, and another process
-can fetch at most some 60k items a second. Where updates are short and items small, updates wait for
-that. In the server's own process Reverb gives items without gRPC, five times as fast, and on no
-other process's time. So there they are sampled and laid out as a batch, which travels as one
-message of a service next to Reverb's and is not even copied where it arrives (DQN on CartPole, 128
-items: 0.05 ms of the learner's process instead of 1.7). The service's port is stored in one of
-Reverb's tables, so that clients need to know the server's address only.
+Fetching an item costs a learner's process 10 us of interpreter time, and another process can fetch
+at most about 60k items a second. If updates are short and items are small, updates wait for items.
+In the server's own process, Reverb returns items without gRPC, which is five times as fast and
+takes no time of other processes. So a service in that process samples the items and lays them out
+as a batch. The batch is sent as one message, and the receiver does not copy it (DQN on CartPole,
+128 items: 0.05 ms of the learner's process instead of 1.7). The service's port is stored in one of
+Reverb's tables, so clients need only the server's address.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from rlstack.replay.reverb.table_config import TableInfo, never_runs_out, server
 from rlstack.rpc import RemoteObject, UnavailableError, remote, serve
 
 _FIRST_FETCH = 16  # items of a sampler's first fetch; each further fetch asks for twice as many
-_STREAM = 10_000  # items after which a sampler starts over with its first fetch
-_LINGER = 0.005  # seconds that a batch waits for others to travel with it
+_STREAM = 10_000  # items after which a sampler begins again with its first fetch
+_LINGER = 0.005  # seconds that a batch waits for others, to be sent in one message
 _WAIT = 1.0  # seconds that a call waits for items
 _MARGIN = 2.0  # seconds that a call may take in addition
 _RETRY = 0.1  # seconds between attempts to reach a server that does not answer
 
 
 class AlternatingSamplers:
-    """Samples items in the server's own process, with several samplers in turn.
+    """Samples items in the server's own process, alternating between several samplers.
 
-    In the server's process a sampler fills its queue in one burst, and starts the next burst only
-    when the last item of the one before has been taken. So the reader of one sampler and that
-    sampler's thread always wait for each other. With two samplers both work at the same time,
-    if the reader switches to the other sampler where a burst ends: 0.20 ms for 128 small items
-    instead of 0.38 (two cores). Where bursts end follows from Reverb's constants, provided there is
-    always another item to sample. With other constants, switching would help less and do no harm.
+    In the server's process a sampler fills its queue in one burst. It starts the next burst only
+    when the last item of the previous burst has been taken. So the reader of one sampler and that
+    sampler's thread always wait for each other. With two samplers both work at the same time, if
+    the reader switches to the other sampler at the end of a burst: 0.20 ms for 128 small items
+    instead of 0.38 (two cores). Reverb's constants determine where bursts end, if there is always
+    another item to sample. With other constants, switching would help less but do no harm.
     """
 
     def __init__(self, client: Client, prefetch: int, samplers: int):
         """Begins to sample.
 
         Args:
-          client: of the server.
-          prefetch: items that are sampled ahead.
-          samplers: their number. Must be 1 for tables that can run out of items: one sampler might
-            keep items while the reader waits for another.
+          client: a client of the server.
+          prefetch: number of items that are sampled ahead.
+          samplers: the number of samplers. It must be 1 for tables that can run out of items;
+              otherwise one sampler might keep items while the reader waits for another sampler.
         """
         size = max(1, prefetch // samplers)
         self._samplers = [client.NewSampler(ITEMS, -1, size) for _ in range(samplers)]
@@ -99,34 +99,34 @@ def _bursts(most: int) -> Iterator[int]:
 
 
 class BatchMaker(Fetcher):
-    """A thread of the server's process: samples batches while fewer are here than are wanted.
+    """A thread of the server's process that samples batches while fewer are ready than are wanted.
 
-    One thread samples and lays out. Two would compete for the interpreter, which sampling releases
-    and takes again for each item.
+    One thread samples and lays out batches. Two threads would compete for the interpreter, because
+    sampling releases and acquires it for each item.
     """
 
     def __init__(self, client: Client, address: str, packing: Packing, cfg: ReplayConfig):
         """Starts the thread.
 
         Args:
-          client: of the server, in its process.
-          address: of the server.
-          packing: of the items.
-          cfg: the table.
+          client: a client in the server's process.
+          address: the server's address.
+          packing: the packing of the items.
+          cfg: the rules of the table.
         """
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._samplers: AlternatingSamplers | None = None
         self._batches: list[DrawnBatch] = []
-        self._awaited = 0  # batches that `take` waits for; with fewer, it is not woken
+        self._awaited = 0  # number of batches that `take` waits for
         super().__init__()
 
     @property
     def count(self) -> int:
-        """Batches that are here."""
+        """Returns the number of batches that are ready."""
         return len(self._batches)
 
     def take(self, most: int, seconds: float) -> list[DrawnBatch]:
-        """Takes up to ``most`` of the oldest batches, and has as many new ones made."""
+        """Takes up to ``most`` of the oldest batches, and requests the same number of new ones."""
         with self.changed:
             self.want(most)
             self._wait_for(1, seconds)
@@ -137,7 +137,7 @@ class BatchMaker(Fetcher):
             return taken
 
     def _wait_for(self, count: int, seconds: float) -> None:
-        """Waits until ``count`` batches are here; hold ``changed``."""
+        """Waits until ``count`` batches are ready; the caller holds ``changed``."""
         self._awaited = count
         self.changed.wait_for(lambda: self._closed or self.error or self.count >= count, seconds)
 
@@ -158,7 +158,7 @@ class BatchMaker(Fetcher):
                     self._client, server_prefetch(cfg), 2 if never_runs_out(cfg) else 1
                 )
         items = self._samplers.take(cfg.batch_size)
-        # New memory each time: the last batch may not have been sent yet.
+        # New memory each time, because the last batch may not have been sent yet.
         batch = make_batch(
             self._packing, items, prioritized=cfg.sampler == "prioritized", reuse=False
         )
@@ -177,8 +177,8 @@ class BatchMaker(Fetcher):
 class BatchService:
     """Serves batches that are sampled in the Reverb server's process.
 
-    Nothing is sampled before the first call. From then on the next batch is sampled while the last
-    one travels. A batch that one reader asked for and did not fetch goes to the next reader.
+    Sampling starts at the first call. From then on the next batch is sampled while the last one is
+    sent. If a reader asks for a batch and does not fetch it, the next reader receives it.
     """
 
     def __init__(
@@ -187,10 +187,10 @@ class BatchService:
         """Begins to serve.
 
         Args:
-          client: of the server, in its process.
-          address: of the server.
-          packing: of the items.
-          cfg: the table.
+          client: a client in the server's process.
+          address: the server's address.
+          packing: the packing of the items.
+          cfg: the rules of the table.
           bind_address: the address to listen on; see `rlstack.rpc.socket_filter`.
         """
         self._client: Client | None = client
@@ -200,9 +200,9 @@ class BatchService:
         self._server = serve(self, bind_address=bind_address)
         put_number(client, BATCH_PORT, int(self._server.address.rsplit(":", 1)[1]))
 
-    @remote(idempotent=True)  # a repeated call samples other items, as good as those that were lost
+    @remote(idempotent=True)  # a repeated call samples other items
     def take(self, most: int, seconds: float) -> list[DrawnBatch]:
-        """Returns up to ``most`` batches, those that are ready within ``seconds``."""
+        """Returns up to ``most`` batches that are ready within ``seconds``."""
         with self._lock:  # one reader at a time
             if self._closed or self._client is None:
                 return []
@@ -215,7 +215,7 @@ class BatchService:
             return batches
 
     def close(self, stop: Callable[[], None]) -> None:
-        """Ends waiting calls, which return nothing, then the thread and the service.
+        """Ends waiting calls, which return no batches, then the thread and the service.
 
         Args:
           stop: stops the Reverb server, so that the thread no longer waits for items.
@@ -225,8 +225,9 @@ class BatchService:
         if self._maker is not None:
             self._maker.close()
         self._server.close()
-        # Courier keeps this object alive. A connection kept with it would be shared with a later
-        # server on the same port: gRPC shares connections, and pauses broken ones for a second.
+        # Courier keeps this object alive. A connection that it holds would be shared with a later
+        # server on the same port, because gRPC shares connections; and gRPC pauses broken ones for
+        # a second.
         self._client = self._maker = None
 
 
@@ -237,28 +238,29 @@ class BatchFetcher(Fetcher):
         """Starts the thread.
 
         Args:
-          client: of the server.
-          address: of the server.
-          cfg: the table.
-          prefetch: items to keep ready; one message brings as many whole batches of them as fit.
+          client: a client of the server.
+          address: the server's address.
+          cfg: the rules of the table.
+          prefetch: number of items to keep ready; one message contains as many whole batches as
+              fit.
         """
         self._client, self._address = client, address
         self._size, self._prefetch = cfg.batch_size, prefetch
-        self._batches: list[DrawnBatch] = []  # the first one may have lost items to `take`
+        self._batches: list[DrawnBatch] = []  # `take` may have removed items of the first one
         self._service: RemoteObject | None = None
         super().__init__()
 
     @property
     def count(self) -> int:
-        """Items that are here."""
+        """Returns the number of items that are ready."""
         return sum(len(batch.keys) for batch in self._batches)
 
     def want(self, count: int) -> None:
-        """Sets how many items shall be here, at least ``prefetch``; hold ``changed``."""
+        """Sets the wanted number of items, at least ``prefetch``; the caller holds ``changed``."""
         super().want(max(count, self._prefetch))
 
     def take(self, size: int) -> list[DrawnBatch]:
-        """Takes the oldest items, in as many parts as batches they lie in; hold ``changed``."""
+        """Takes the oldest items, one part per fetched batch; the caller holds ``changed``."""
         taken = []
         while size:
             batch = self._batches.pop(0)
@@ -271,20 +273,20 @@ class BatchFetcher(Fetcher):
         return taken
 
     def drawn(self, taken: list[DrawnBatch]) -> DrawnBatch:
-        """Makes a batch of what was taken."""
+        """Makes one batch of the taken parts."""
         return join_batches(taken)
 
     def _fetch(self) -> None:
-        """Fetches some batches, if they come in time."""
+        """Fetches some batches, if they arrive in time."""
         try:
             if self._service is None:
                 self._service = self._find()
-            if self._closed:  # perhaps before there was a service that could be interrupted
+            if self._closed:  # perhaps before the service was found
                 return
             most = max(1, self._prefetch // self._size)
             batches = self._service.take(most, _WAIT)
         except (UnavailableError, ReplayTimeoutError):
-            # The server may come back, then with another port for batches.
+            # The server may restart, with another port for batches.
             self._interrupt()
             self._service = None
             with self.changed:

@@ -1,10 +1,10 @@
 """Reverb's C++ binding, loaded without TensorFlow's Python package.
 
-``import reverb`` imports TensorFlow, which takes 5 CPU seconds and 320 MB in every process, only to
-describe signatures. The binding itself needs just one of TensorFlow's shared libraries. It is
+``import reverb`` imports TensorFlow, only to describe signatures. This takes 5 CPU seconds and 320
+MB in every process. The binding itself needs only one of TensorFlow's shared libraries. It is
 loaded under its own name, ``reverb.libpybind``, so that a later ``import reverb`` in the same
-process still works and shares it. This relies on private names of dm-reverb 0.7.3; if one is
-missing, the whole package is imported instead. No other module imports Reverb.
+process still works and shares it. This relies on private names of dm-reverb 0.7.3. If one of them
+is missing, the whole package is imported instead. No other module imports Reverb.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEY, PROBABILITY, TABLE_SIZE, DATA = 0, 1, 2, 4
 class Sampler(Protocol):
     """A stream of sampled items."""
 
-    GetNextTrajectory: Callable[[], RawItem]  # blocks until there is an item
+    GetNextTrajectory: Callable[[], RawItem]  # blocks until an item is available
     Close: Callable[[], None]  # makes a blocked call raise
 
 
@@ -53,14 +53,14 @@ class TrajectoryWriter(Protocol):
 
     Append: Callable[[list[np.ndarray | None]], list[object]]  # a step; returns its references
     CreateItem: Callable[[str, float, list[list[object]], list[bool]], None]
-    Flush: Callable[[int, int], None]  # items that may stay unsent, milliseconds to wait
+    Flush: Callable[[int, int], None]  # number of items that may stay unsent, milliseconds to wait
     Close: Callable[[], None]
 
 
 class Client(Protocol):
     """A connection to a server."""
 
-    NewSampler: Callable[[str, int, int], Sampler]  # table, items in all (-1: no end), prefetch
+    NewSampler: Callable[[str, int, int], Sampler]  # table, items in total (-1: no limit), prefetch
     NewTrajectoryWriter: Callable[[object, int], TrajectoryWriter]  # chunking, milliseconds
     MutatePriorities: Callable[[str, list[tuple[int, float]], list[int]], None]
     ServerInfo: Callable[[int], list[bytes]]  # a serialised message for each table
@@ -74,12 +74,12 @@ class Server(Protocol):
 
 
 def available() -> bool:
-    """Whether Reverb is installed; imports nothing."""
+    """Whether Reverb is installed; does not import it."""
     return importlib.util.find_spec("reverb") is not None
 
 
 def load() -> ModuleType:
-    """Returns Reverb's C++ binding as a module; the first call takes a third of a second.
+    """Returns Reverb's C++ binding as a module. The first call takes a third of a second.
 
     Raises:
       ImportError: Reverb is not installed, or lacks a name that this package uses.
@@ -106,7 +106,7 @@ def _load() -> ModuleType:
         )
     try:
         return _binding()
-    except Exception:  # anything may be missing in a version other than 0.7.3
+    except Exception:  # any name may be missing in other versions than 0.7.3
         sys.modules.pop(_NAME, None)
     _load_libpython()
     with contextlib.suppress(Exception):

@@ -1,15 +1,16 @@
 """Replay on a Reverb server, for actors and learners on any machines.
 
-Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Where this differs from the other backends:
+Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Differences from the other backends:
 
-- A new item replaces the oldest of *all* environments; ``max_size_per_env`` bounds only the total.
+- A new item replaces the oldest of *all* environments; ``max_size_per_env`` limits only the total.
 - Sampling uses the server's random generator, which takes no seed.
-- Items on their way to the server (``max_pending`` of each writer) and items sampled ahead
-  (``prefetch`` of the reader) come on top of ``max_size``. Priorities and ``samples_per_insert``
-  treat items sampled ahead as sampled. Set both to 0 where exactness matters more than speed.
-- With ``max_times_sampled``, ``can_sample`` may return True although items were replaced in the
-  meantime; ``sample`` then waits.
-- A full fifo makes writers wait; one with ``samples_per_insert`` drops its oldest items instead.
+- ``max_size`` does not include items that are being sent to the server (``max_pending`` of each
+  writer) and items that are sampled ahead (``prefetch`` of the reader). Priorities and
+  ``samples_per_insert`` treat items sampled ahead as sampled. Set both to 0 if exactness matters
+  more than speed.
+- With ``max_times_sampled``, ``can_sample`` may return True although items have been replaced
+  since; ``sample`` then waits.
+- A full fifo makes writers wait; a fifo with ``samples_per_insert`` drops its oldest items.
 - ``add`` waits for readers even if the only reader is the same thread. Such a thread must sample
   until ``can_sample`` is False before it adds again.
 """
@@ -43,7 +44,7 @@ __all__ = ["ReverbReplayBuffer", "ReverbServer"]
 
 
 class ReverbReplayBuffer:
-    """A ``ReplayBuffer`` whose items are on a server; see there for the contract of the methods.
+    """A ``ReplayBuffer`` with its items on a server; `ReplayBuffer` documents the methods.
 
     It connects when it first writes or reads. It can be pickled at any time; the copy makes its own
     connection. Writers and readers may be different processes. A process that has connected must
@@ -62,23 +63,24 @@ class ReverbReplayBuffer:
         prefetch: int | None = None,
         max_pending: int = 32,
     ):
-        """Does not connect yet.
+        """Stores the arguments; does not connect yet.
 
         Args:
-          cfg: the table, the same as the server's.
-          num_envs: environments that write, of all actors together.
+          cfg: the rules of the table, the same as the server's.
+          num_envs: number of environments of all actors together.
           server: the server's address ``host:port``, or the server itself. With the server itself,
-            this process must be its only user: ``make_dataset`` ends when there is nothing to
-            sample, and ``load`` works.
+              this process must be its only user: ``make_dataset`` ends when no items are left to
+              sample, and ``load`` works.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          env_ids: ids of the environments that this process adds steps of; None for all.
-          num_actors: actors that share the environments evenly, for rounds.
-          prefetch: items that Reverb's threads sample ahead, in addition to one batch that is kept
-            ready. 0: items are sampled only when asked for. None: `default_prefetch`. For small
-            items that travel in batches, the server samples ahead too: `server_prefetch`.
-          max_pending: items of this writer that may be on their way to the server; 0 makes every
-            ``add`` wait until its items are in the table.
+          env_ids: ids of the environments of this process, which adds their steps; None for all.
+          num_actors: for rounds: number of actors, which share the environments evenly.
+          prefetch: number of items that Reverb's threads sample ahead, in addition to one batch
+              that is kept ready. 0: items are sampled only on request. None: `default_prefetch`.
+              For small items, which are sent in batches, the server also samples ahead:
+              `server_prefetch`.
+          max_pending: number of this writer's items that may be unsent or in transit; 0 makes every
+              ``add`` wait until its items are in the table.
         """
         ids = range(num_envs) if env_ids is None else env_ids
         if ids.step != 1 or not 0 <= ids.start < ids.stop <= num_envs:
@@ -113,7 +115,7 @@ class ReverbReplayBuffer:
         return make, (self._cfg, self._num_envs, self.address, self.spec)
 
     def _writer(self, where: str) -> ReverbWriter:
-        """Returns the writing half, connected."""
+        """Returns the writing half; connects it if needed."""
         with self._lock:
             self._check_open(where)
             if self._writing is None:
@@ -129,7 +131,7 @@ class ReverbReplayBuffer:
             return self._writing
 
     def _reader(self, where: str) -> ReverbReader:
-        """Returns the reading half, connected."""
+        """Returns the reading half; connects it if needed."""
         with self._lock:
             self._check_open(where)
             if self._reading is None:
@@ -163,8 +165,8 @@ class ReverbReplayBuffer:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all completed items are in the table.
 
-        Call it before a pause in adding: the last items of overlapping windows may be held back
-        until the steps that share their chunk are added.
+        Call it before a pause in adding. Otherwise the last items of overlapping windows may not be
+        sent until the steps that share their chunk are added.
 
         Raises:
           ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
@@ -176,7 +178,7 @@ class ReverbReplayBuffer:
         return not self._closed and self._reader("can_sample").can_sample(batch_size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items, or a round; waits until no rule blocks it."""
+        """Draws a batch of items, or a round; waits while a rule blocks it."""
         return self._reader("sample").sample(batch_size, timeout)
 
     def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
@@ -190,7 +192,7 @@ class ReverbReplayBuffer:
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
         """Yields samples until ``close``, or until ``stop`` returns True.
 
-        A buffer made with the server itself yields them only while ``can_sample``.
+        A buffer that was made with the server itself yields samples only while ``can_sample``.
         """
         while not self._closed and (stop is None or not stop()):
             if self._server is not None and not self.can_sample():
@@ -208,7 +210,7 @@ class ReverbReplayBuffer:
             yield sample
 
     def stats(self) -> Logs:
-        """Returns sizes, counters, seconds waited, and the last batch's lag."""
+        """Returns sizes, counters, seconds of waiting, and the last batch's lag."""
         logs = self._reader("stats").stats()
         assert self._reading is not None
         added = 0.0 if self._writing is None else self._writing.waited
@@ -217,7 +219,7 @@ class ReverbReplayBuffer:
     def checkpoint(self) -> str:
         """Makes the server write a checkpoint; returns its path on the server's machine.
 
-        A server started with the same ``checkpoint_dir`` begins with the newest checkpoint.
+        A server that starts with the same ``checkpoint_dir`` loads the newest checkpoint.
 
         Raises:
           ValueError: the server has no ``checkpoint_dir``.
@@ -228,10 +230,10 @@ class ReverbReplayBuffer:
     def save(self) -> PyTree:
         """Returns the server's checkpoint, file by file, and the state of both halves.
 
-        With prefetching, up to ``prefetch`` items of a fifo are missing from it.
+        With prefetching, the checkpoint lacks up to ``prefetch`` items of a fifo.
 
         Raises:
-          ValueError: the checkpoint is on another machine, or there is none.
+          ValueError: the checkpoint is on another machine or does not exist.
         """
         reader, tree = self._reader("save"), {}
         if self._writing is not None:
@@ -242,7 +244,7 @@ class ReverbReplayBuffer:
         return tree
 
     def _table(self) -> np.ndarray:
-        """Returns the sizes in which a saved table must equal this one, [4] int64."""
+        """Returns the sizes that must be equal in a saved table and this one, [4] int64."""
         cfg, step = self._cfg, Packing(self.spec).step_bytes
         sizes = [self._num_envs, capacity(cfg, self._num_envs), cfg.unroll_length, step]
         return np.array(sizes, np.int64)
@@ -280,7 +282,7 @@ class ReverbReplayBuffer:
                 half.close()
 
     def close(self) -> None:
-        """Disconnects and ends all waits; the server runs on. A second call does nothing."""
+        """Disconnects and ends all waits; the server keeps running. A second call does nothing."""
         self._closed = True
         for half in (self._writing, self._reading):
             if half is not None:

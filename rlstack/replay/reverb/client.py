@@ -1,4 +1,4 @@
-"""What a client asks a Reverb server, and how it waits for the answer."""
+"""Requests of a client to a Reverb server, and waiting for the answers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ ITEMS = "items"  # the table of items
 LARGEST_PRIORITY = "largest_priority"
 BATCH_PORT = "batch_port"  # port of the `BatchService`
 
-_POLL = 0.02  # seconds between two questions in `wait_while`
+_POLL = 0.02  # seconds between two requests in `wait_while`
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 def connect(address: str, timeout: float, closed: Callable[[], bool]) -> binding.Client:
-    """Returns a client of the server at ``address``, waiting for the server to start.
+    """Waits until the server at ``address`` has started; returns a client of it.
 
     Args:
-      address: of the server, ``host:port``.
+      address: the server's address, ``host:port``.
       timeout: seconds to wait.
-      closed: whether the buffer has been closed since.
+      closed: returns whether the buffer has been closed since.
 
     Raises:
       ReplayTimeoutError: no server answered in time.
-      ReplayClosedError: the buffer was closed while this waited.
+      ReplayClosedError: the buffer was closed during the wait.
     """
     client: binding.Client = binding.load().Client(address)
     deadline = time.monotonic() + timeout
@@ -54,7 +54,7 @@ def connect(address: str, timeout: float, closed: Callable[[], bool]) -> binding
 
 
 def table_info(client: binding.Client, address: str, timeout: float) -> TableInfo:
-    """Asks for the counters of the table of items.
+    """Requests the counters of the table of items.
 
     Raises:
       ReplayTimeoutError: the server did not answer in time.
@@ -69,7 +69,7 @@ def table_info(client: binding.Client, address: str, timeout: float) -> TableInf
 
 
 def table_infos(client: binding.Client, timeout: float) -> dict[str, TableInfo]:
-    """Asks for the counters of all tables, by name."""
+    """Requests the counters of all tables, by name."""
     infos = {}
     for message in client.ServerInfo(max(1, math.ceil(timeout))):
         numbers, messages = _parse(message)
@@ -82,9 +82,10 @@ def table_infos(client: binding.Client, timeout: float) -> dict[str, TableInfo]:
 
 
 def _parse(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
-    """Reads a protocol buffer: its integers and its nested messages, by field number.
+    """Parses a protocol buffer; returns its integers and its nested messages, by field number.
 
-    Reverb's own message classes import TensorFlow. Of a repeated field, the last value counts.
+    Reverb's own message classes would import TensorFlow. For a repeated field, the last value
+    counts.
     """
     numbers: dict[int, int] = {}
     messages: dict[int, bytes] = {}
@@ -122,7 +123,7 @@ def put_number(client: binding.Client, table: str, number: float) -> None:
 
 
 def get_number(client: binding.Client, table: str) -> float:
-    """Reads the number in a table; blocks while there is none or the server does not answer."""
+    """Reads the number in a table; blocks if the table is empty or the server does not answer."""
     sampler = client.NewSampler(table, 1, 1)
     return float(sampler.GetNextTrajectory()[binding.DATA])
 
@@ -133,21 +134,22 @@ def wait_while(
     address: str,
     closed: Callable[[], bool],
 ) -> None:
-    """Waits until the table's counters no longer meet a condition, or the buffer is closed."""
+    """Waits until the table's counters no longer satisfy a condition, or the buffer is closed."""
     while not closed():
         try:
             if not condition(table_info(client, address, 1.0)):
                 return
         except TimeoutError:
-            pass  # the server may come back
+            pass  # the server may restart
         time.sleep(_POLL)
 
 
 class CallThread:
-    """Makes calls one after the other in a thread of its own.
+    """Makes calls one after the other in its own thread.
 
-    Some of Reverb's calls never return while the server is away, and cannot be interrupted. Such a
-    thread is abandoned; it ends when the server is back, or with the process.
+    Some of Reverb's calls do not return while the server is unreachable, and cannot be interrupted.
+    A thread with such a call is abandoned; it ends when the server is reachable again, or with the
+    process.
     """
 
     def __init__(self) -> None:
@@ -176,7 +178,7 @@ class CallThread:
             del call  # its arguments may hold a buffer
 
     def close(self) -> None:
-        """Ends the thread, unless a call blocks it."""
+        """Ends the thread, unless a call blocks."""
         self._queue.put(None)
         self._thread.join(timeout=0.5)
 
@@ -185,7 +187,7 @@ def result_of(call: Future[T], where: str, address: str, timeout: float) -> T:
     """Returns a call's result.
 
     Raises:
-      ReplayTimeoutError: it did not come in time.
+      ReplayTimeoutError: the result did not arrive in time.
     """
     try:
         return call.result(timeout)
@@ -197,16 +199,16 @@ def result_of(call: Future[T], where: str, address: str, timeout: float) -> T:
 
 
 class SharedMaxima:
-    """Maxima that the writing and the reading half of a buffer share."""
+    """Maxima that the writing half and the reading half of a buffer share."""
 
     def __init__(self) -> None:
-        self.version = -1  # newest params version told or seen
+        self.version = -1  # newest params version that was set or seen
         self.largest_priority = 1.0
 
     def saw_version(self, version: int) -> None:
-        """Takes note of a params version."""
+        """Updates the newest params version."""
         self.version = max(self.version, version)
 
     def saw_priority(self, priority: float) -> None:
-        """Takes note of a priority."""
+        """Updates the largest priority."""
         self.largest_priority = max(self.largest_priority, priority)

@@ -1,4 +1,4 @@
-"""Threads that fetch items from a Reverb server, and the queue in which a fifo's items wait."""
+"""Threads that fetch items from a Reverb server, and the queue of fetched items."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rlstack.types import PyTree
 
 
 class Fetcher:
-    """Base of the fetching threads: holds what was sampled and not yet handed out, oldest first.
+    """Base of the fetching threads: holds fetched items until they are taken, oldest first.
 
-    The thread fetches only while fewer items are here than are wanted, so that it does not compete
-    for the interpreter with a learner that has what it needs.
+    The thread fetches only while fewer items are ready than are wanted. So it does not compete for
+    the interpreter with a learner that has enough items.
 
     Attributes:
-      changed: condition that guards everything here, and is notified of changes.
-      error: what ended the thread, or None.
+      changed: condition that guards all attributes and is notified of changes.
+      error: the exception that ended the thread, or None.
     """
 
     def __init__(self) -> None:
-        """Starts the thread; a subclass sets what `_fetch` needs first."""
+        """Starts the thread. A subclass first sets the attributes that `_fetch` needs."""
         self.changed = threading.Condition()
         self.error: Exception | None = None
         self._wanted = 0
@@ -40,11 +40,11 @@ class Fetcher:
 
     @property
     def count(self) -> int:
-        """Items that are here."""
+        """Returns the number of items that are ready."""
         raise NotImplementedError
 
     def want(self, count: int) -> None:
-        """Sets how many items shall be here; hold ``changed``."""
+        """Sets the wanted number of items; the caller holds ``changed``."""
         self._wanted = count
         if count > self.count:
             self.changed.notify_all()
@@ -66,10 +66,10 @@ class Fetcher:
             return not self._closed
 
     def _prepare(self) -> None:
-        """Waits, in the thread, until fetching may begin."""
+        """Waits in the thread until fetching may begin."""
 
     def _fetch(self) -> None:
-        """Fetches items until there are as many as wanted."""
+        """Fetches items until the wanted number is ready."""
         raise NotImplementedError
 
     def _interrupt(self) -> None:
@@ -87,7 +87,7 @@ class Fetcher:
 class ItemFetcher(Fetcher):
     """Fetches items one by one into an `ItemQueue`.
 
-    Prefetching is done by Reverb's own threads, which do not need the interpreter.
+    Reverb's own threads do the prefetching; they do not need the interpreter.
     """
 
     def __init__(
@@ -103,36 +103,37 @@ class ItemFetcher(Fetcher):
         """Starts the thread.
 
         Args:
-          client: of the server.
-          address: of the server.
-          packing: of the items.
-          cfg: the table.
-          items: where fetched items go.
-          prefetch: items that Reverb prefetches; 0 to fetch exactly those wanted, when wanted.
+          client: a client of the server.
+          address: the server's address.
+          packing: the packing of the items.
+          cfg: the rules of the table.
+          items: the queue that receives fetched items.
+          prefetch: number of items that Reverb prefetches. 0: exactly the wanted items are fetched,
+              on request.
         """
         self._client, self._address, self._packing = client, address, packing
         self._prefetch, self._cfg, self._queue = prefetch, cfg, items
         self._items = items.held
         self._sampler: Sampler | None = None
-        # Where items are scarce, each one is announced at once; elsewhere that would waste time.
+        # If the table can run out of items, notify for each item; otherwise that would waste time.
         self._group = cfg.batch_size if never_runs_out(cfg) else 1
         super().__init__()
 
     @property
     def count(self) -> int:
-        """Items that are here."""
+        """Returns the number of items that are ready."""
         return len(self._items)
 
     def take(self, size: int) -> list[RawItem]:
-        """Takes the oldest items, or the planned round; hold ``changed``."""
+        """Takes the oldest items, or the planned round; the caller holds ``changed``."""
         return self._queue.take(size)
 
     def drawn(self, taken: list[RawItem]) -> DrawnBatch:
-        """Makes a batch of what was taken."""
+        """Makes a batch of the taken items."""
         return make_batch(self._packing, taken, prioritized=self._cfg.sampler == "prioritized")
 
     def _prepare(self) -> None:
-        if self._prefetch:  # without prefetching, the reader checks before it wants items
+        if self._prefetch:  # without prefetching, the reader checks first
             early = functools.partial(before_min_size, self._cfg, self._queue.capacity)
             wait_while(early, self._client, self._address, lambda: self._closed)
 
@@ -169,16 +170,16 @@ class ItemFetcher(Fetcher):
 
 
 class ItemQueue:
-    """Fetched items that wait to be handed out; decides by params version and round which go next.
+    """A queue of fetched items, which chooses the next ones by params version and round.
 
     Attributes:
       held: the items, oldest first; `FifoItem` for a fifo.
-      capacity: items that the table holds.
+      capacity: number of items that the table can hold.
       by_version: whether the params version or the environment of an item matters.
       in_rounds: whether batches are rounds.
-      stale: items dropped because they were too old or blocked a round.
-      late: items of older versions in rounds.
-      round_actors: actors that had reported for the last round.
+      stale: number of items dropped because they were too old or blocked a round.
+      late: number of items of older versions in rounds.
+      round_actors: number of actors that had reported for the last round.
     """
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, num_actors: int, maxima: SharedMaxima):
@@ -192,7 +193,7 @@ class ItemQueue:
         self.stale = self.late = self.round_actors = 0
 
     def drop_stale(self) -> None:
-        """Drops items whose version is more than max_staleness behind the newest."""
+        """Drops items that are more than max_staleness versions behind the newest."""
         limit, items = self._cfg.max_staleness, self.held
         if not self.by_version or not items:
             return
@@ -203,7 +204,7 @@ class ItemQueue:
             items[:] = fresh
 
     def plan_round(self) -> int:
-        """Plans the next round; returns how many items are in it, 0 if it must still wait."""
+        """Plans the next round; returns its number of items, 0 if it must still wait."""
         env_ids = np.array([item.env_id for item in self.held], np.int64)
         versions = np.array([item.version for item in self.held], np.int64)
         now = time.monotonic()
@@ -216,9 +217,9 @@ class ItemQueue:
     def _drop_blocking(self, env_ids: np.ndarray, versions: np.ndarray) -> None:
         """Drops one item if the queue is full and no grace period is running.
 
-        Otherwise no further item could come. Items that are not of the newest version, and all but
-        the first one of an environment, block the round: they came too late for the last round, or
-        from an actor that runs ahead.
+        Otherwise no further item could arrive. An item blocks the round if it is not of the newest
+        version, or if it is not the first one of its environment. Such items arrived too late for
+        the last round, or came from an actor that runs ahead.
         """
         items = self.held
         if len(items) < self.capacity or self._rounds.waits_for_time:
@@ -252,7 +253,7 @@ class ItemQueue:
         """Returns the counters of dropped items and, for a fifo, the items themselves.
 
         Args:
-          shape: of an item's bytes, ``(T+1, step_bytes)``.
+          shape: the shape of an item's bytes, ``(T+1, step_bytes)``.
         """
         self.drop_stale()
         items = self.held if self._cfg.sampler == "fifo" else []

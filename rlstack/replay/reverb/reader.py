@@ -40,15 +40,15 @@ from rlstack.replay.reverb.table_config import (
 from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
 from rlstack.types import Batch, Logs, PyTree
 
-_LOOK = 0.2  # seconds between two looks at the fetching thread
-_POLL = 0.002  # seconds between two looks at the server's table, without prefetching
+_LOOK = 0.2  # seconds between two checks of the fetching thread
+_POLL = 0.002  # seconds between two checks of the server's table, without prefetching
 _ANSWER = 2.0  # seconds within which a running server answers
-_GROWTH = 1.01  # factor by which the largest priority must grow before writers are told
-_FETCHING = "fetching"  # no rule blocks: the items are in the table and must only be fetched
+_GROWTH = 1.01  # growth of the largest priority before it is sent to writers
+_FETCHING = "fetching"  # no rule blocks: the items are in the table but not fetched yet
 
 
 class ReverbReader:
-    """Samples from the server at an address; see `ReplayBuffer` for the contract of the methods."""
+    """Samples from the server at an address; `ReplayBuffer` documents the methods."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class ReverbReader:
         """Connects to the server.
 
         Args:
-          cfg: the table.
-          num_envs: environments that write, of all actors together.
-          packing: of the steps.
-          address: of the server, ``host:port``.
-          prefetch: items to sample ahead; 0 for none, which makes ``can_sample`` exact.
-          num_actors: actors that share the environments evenly, for rounds.
+          cfg: the rules of the table.
+          num_envs: number of environments of all actors together.
+          packing: the packing of the steps.
+          address: the server's address, ``host:port``.
+          prefetch: number of items to sample ahead; with 0, ``can_sample`` is exact.
+          num_actors: for rounds: number of actors, which share the environments evenly.
           maxima: shared with the writing half.
-          closed: whether the buffer has been closed since.
+          closed: returns whether the buffer has been closed since.
         """
         self._cfg, self._packing, self._address = cfg, packing, address
         self._prefetch, self._maxima = prefetch, maxima
@@ -97,7 +97,7 @@ class ReverbReader:
         self._request_next()
 
     def _request_next(self) -> None:
-        """With prefetching, asks for what the next sample will need."""
+        """With prefetching, requests the items of the next sample."""
         if self._prefetch:
             with self._fetcher.changed:
                 in_rounds = self._queue.in_rounds
@@ -127,7 +127,7 @@ class ReverbReader:
             return self._finish(self._fetcher.drawn(drawn))
 
     def _wait(self, size: int, seconds: float) -> list:
-        """Waits until no rule blocks a batch; returns what it is made of."""
+        """Waits until no rule blocks a batch; returns the parts of the batch."""
         fetcher, start, wait = self._fetcher, time.monotonic(), _POLL
         if self._prefetch and not self._queue.in_rounds:
             wait = _LOOK
@@ -181,8 +181,8 @@ class ReverbReader:
         """Returns the name of the rule that blocks a sample now, or "".
 
         Args:
-          size: of the batch.
-          fetch: whether to begin to fetch what is missing.
+          size: the batch size.
+          fetch: whether to begin to fetch missing items.
 
         Raises:
           ReplayClosedError: the server has ended.
@@ -207,7 +207,7 @@ class ReverbReader:
                 size = self._queue.plan_round()
                 if not size:
                     if self._prefetch:
-                        fetcher.want(self._queue.capacity)  # dropped items leave room for others
+                        fetcher.want(self._queue.capacity)  # dropped items make room for others
                     return "round"
             missing = size - fetcher.count
             if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:
@@ -230,12 +230,12 @@ class ReverbReader:
         return table_info(self._client, self._address, _ANSWER)
 
     def _before_min_size(self, info: TableInfo) -> bool:
-        """Whether min_size is not reached, counting the items in the table and those here."""
+        """Whether min_size is not reached, counting items in the table and fetched items."""
         held = info._replace(size=info.size + self._fetcher.count)
         return before_min_size(self._cfg, self._queue.capacity, held)
 
     def _fetch_all(self, size: int, info: TableInfo) -> TableInfo:
-        """Without prefetching, fetches what the table holds, to see its params versions."""
+        """Without prefetching, fetches the items of the table, to read their params versions."""
         fetcher, queue = self._fetcher, self._queue
         with fetcher.changed:
             queue.drop_stale()
@@ -250,7 +250,7 @@ class ReverbReader:
         return self._fetch_all(size, self._info())
 
     def _explain(self, rule: str, size: int) -> str:
-        """Returns a blocking rule in words, with the counters behind it.
+        """Describes a blocking rule in words, with its counters.
 
         Raises:
           ReplayTimeoutError: the server does not answer.
@@ -299,7 +299,7 @@ class ReverbReader:
             ) from None
 
     def save(self) -> PyTree:
-        """Returns what is not on the server: counters, and a fifo's fetched items."""
+        """Returns the state that is not on the server: counters, and a fifo's fetched items."""
         with self._lock, self._fetcher.changed:
             shape = self._cfg.unroll_length + 1, self._packing.step_bytes
             return self._queue.save(shape) | {
@@ -336,23 +336,23 @@ class _PriorityUpdates:
         *,
         at_once: bool,
     ):
-        """Sends nothing yet.
+        """Stores the arguments; sends nothing yet.
 
         Args:
-          cfg: the table.
-          client: of the server.
-          address: of the server.
-          calls: makes the calls, which may block.
-          maxima: holds the largest priority.
-          at_once: whether ``update`` returns only when the update is done.
+          cfg: the rules of the table.
+          client: a client of the server.
+          address: the server's address.
+          calls: the thread that makes the calls, which may block.
+          maxima: contains the largest priority.
+          at_once: whether ``update`` waits until the update is done.
         """
         self._cfg, self._client, self._address = cfg, client, address
         self._calls, self._maxima, self._at_once = calls, maxima, at_once
-        self._told = 1.0  # the largest priority that writers know
+        self._told = 1.0  # the largest priority sent to writers
         self._pending: Future[None] | None = None
 
     def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of items by their keys; does nothing unless the sampler uses them."""
+        """Sets priorities of items by their keys, if the sampler uses priorities."""
         keys, priorities = checked_priorities("ReverbReplayBuffer", keys, priorities)
         if self._cfg.sampler != "prioritized" or not keys.size:
             return

@@ -32,11 +32,11 @@ from rlstack.types import PyTree, Transition
 
 
 class ReverbServer:
-    """A table served on a port by this process.
+    """A server in this process, with one table, on one port.
 
     Like all servers of Reverb and Courier, it has no authentication, and by default it listens on
-    all addresses. For tables whose readers receive whole batches (`is_batched`), it listens on a
-    second, free port too.
+    all addresses. If readers receive whole batches (`is_batched`), it also listens on a second,
+    free port.
     """
 
     def __init__(
@@ -49,19 +49,20 @@ class ReverbServer:
         checkpoint_dir: str | Path | None = None,
         bind_address: str = ALL_ADDRESSES,
     ):
-        """Starts to serve.
+        """Starts the server.
 
         Args:
-          cfg: the table.
-          num_envs: environments that write, of all actors together.
-          spec: of one environment's step (`rlstack.acting.actor.transition_spec`).
-          port: to listen on; None for a free one.
-          checkpoint_dir: where checkpoints are kept; the table begins with the newest one. None:
-            no checkpoints and no ``save``.
-          bind_address: the address of this host to listen on, besides loopback; default: all.
+          cfg: the rules of the table.
+          num_envs: number of environments of all actors together.
+          spec: the spec of one environment's step (`rlstack.acting.actor.transition_spec`).
+          port: the port to listen on; None for a free one.
+          checkpoint_dir: the directory of checkpoints; the table begins with the newest one. None:
+              no checkpoints and no ``save``.
+          bind_address: the address of this host to listen on, in addition to loopback; default:
+              all.
 
         Raises:
-          ValueError: the port is in use, or the checkpoint is of another table.
+          ValueError: the port is in use, or the checkpoint belongs to another table.
           ImportError: Reverb is not installed.
         """
         self._reverb = binding.load()
@@ -81,11 +82,12 @@ class ReverbServer:
             "uniform": reverb.UniformSelector,
             "prioritized": lambda: reverb.PrioritizedSelector(cfg.priority_exponent),
         }[cfg.sampler]()
-        # Readers enforce min_size, which counts inserts; Reverb's own minimum counts items held.
+        # Readers enforce min_size, because it counts inserts and Reverb's own minimum counts items
+        # held.
         limit = rate_limits(cfg, self._num_envs)
         limiter = reverb.RateLimiter(limit.samples_per_insert, 1, limit.min_diff, limit.max_diff)
         size = capacity(cfg, self._num_envs)
-        # A fifo's items are sent once; a reader repeats those that may be in several batches.
+        # A fifo's items are sent once; the reader repeats items that may be in several batches.
         times = 1 if cfg.sampler == "fifo" else cfg.times_limit
         selector = reverb.FifoSelector
         tables = [reverb.Table(ITEMS, sampler, selector(), size, times, limiter, [], None)]
@@ -107,16 +109,16 @@ class ReverbServer:
             )
 
     def restore(self, files: PyTree) -> None:
-        """Restarts with the contents of a checkpoint, given as its files' bytes by name.
+        """Restarts with the contents of a checkpoint, given as the bytes of its files by name.
 
-        Clients in other processes reconnect within seconds; calls that wait continue to wait.
+        Clients in other processes reconnect within seconds; waiting calls continue to wait.
         """
         if self._directory is None:
             raise ValueError(
                 "ReverbServer.restore: a checkpoint_dir must be given at construction; got none."
             )
         self._stop()
-        # Reverb loads the newest checkpoint by name, which is its time.
+        # Reverb loads the newest checkpoint by name; the name is its time.
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         for old in self._directory.iterdir():
             shutil.rmtree(old)
@@ -144,9 +146,9 @@ class ReverbServer:
 
 
 def _free_port(port: int | None) -> int:
-    """Returns a port that is not in use: two Reverb servers would share one without an error."""
+    """Returns an unused port, because two Reverb servers would share a port without an error."""
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        # Closed connections may linger on a port; only listeners count.
+        # Closed connections may remain on a port for a while; only listeners count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port or 0))

@@ -1,4 +1,4 @@
-"""How a `ReplayConfig` becomes a Reverb table: pure functions of the config and of counters."""
+"""Converts a `ReplayConfig` to a Reverb table: pure functions of the config and of counters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TableInfo(NamedTuple):
 
     size: int  # items held
     inserts: int  # items inserted, ever
-    samples: int  # items sampled, ever, by all readers, prefetched ones included
+    samples: int  # items sampled, ever, by all readers, including prefetched ones
 
 
 class RateLimits(NamedTuple):
-    """Arguments of Reverb's rate limiter, which bounds ``inserts * samples_per_insert - samples``.
+    """Arguments of Reverb's rate limiter, which limits ``inserts * samples_per_insert - samples``.
 
     That difference must stay at or above ``min_diff`` after a sample, and at or below ``max_diff``
     after an insert.
@@ -35,13 +35,13 @@ class RateLimits(NamedTuple):
 def rate_limits(cfg: ReplayConfig, num_envs: int) -> RateLimits:
     """Returns the rate limiter that enforces the config.
 
-    fifo: a queue of N items; insert N + 1 waits. With samples_per_insert it drops its oldest items
-    instead, because a reader that may not sample and a writer with a full queue would wait for each
-    other.
+    fifo: a queue of N items; insert N + 1 waits. With samples_per_insert the queue drops its oldest
+    items instead; otherwise a reader that may not sample and a writer with a full queue would wait
+    for each other.
 
     uniform, prioritized: sampling stops where `ReplayConfig` says. Inserting stops when it is ahead
-    of the ratio by as many items as the tolerance, but never before a batch can be sampled. If
-    max_times_sampled removes items before the ratio is reached, inserting is not limited.
+    of the ratio by the tolerance, but not before a batch can be sampled. If max_times_sampled
+    removes items before the ratio is reached, inserting is not limited.
     """
     ratio = cfg.samples_per_insert
     if cfg.sampler == "fifo":
@@ -54,26 +54,27 @@ def rate_limits(cfg: ReplayConfig, num_envs: int) -> RateLimits:
     low = ratio * cfg.min_size - cfg.tolerance
     if cfg.times_limit and ratio >= cfg.times_limit:
         return RateLimits(ratio, low, UNLIMITED)
-    # Items come in one by one. When one more is refused, a whole batch must be available.
+    # Items are inserted one by one. When the next one is refused, a whole batch must be available.
     width = max(2 * cfg.tolerance, cfg.batch_size + ratio, 2 * max(1.0, ratio))
     return RateLimits(ratio, low, max(low + width, cfg.batch_size + ratio))
 
 
 def capacity(cfg: ReplayConfig, num_envs: int) -> int:
-    """Returns how many items the table holds, of all environments together."""
+    """Returns the number of items that the table can hold, of all environments together."""
     items = cfg.items_per_env(num_envs) * num_envs
     return min(items, cfg.max_size) if cfg.sampler == "fifo" else items
 
 
 def is_whole(cfg: ReplayConfig, step_bytes: int) -> bool:
-    """Whether items are written as one piece each, not as references to steps stored once.
+    """Whether each item is written as one piece, instead of references to steps stored once.
 
-    One piece is written and sampled faster, and can be sampled at once, but repeats the steps that
-    items share. For small steps it costs less memory than references would (one item a step, steps
-    of CartPole, 100k items: with T = 8 in at 79k a second against 37k, out at 280k against 115k, in
-    196 MB against 198; with T = 80 at 62k against 6k, 175k against 21k, 350 MB against 652). For
-    large steps memory decides (Atari frames, T = 80, period 40: 169 kB an item against 86). Items
-    of a fifo must be available at once; otherwise learner and actors could wait for each other.
+    One piece is written and sampled faster, and can be sampled immediately, but repeats the steps
+    that items share. For small steps it takes less memory than references. Measured with steps of
+    CartPole, one item per step, 100k items: for T = 8, writing at 79k items a second (references:
+    37k), sampling at 280k (115k), 196 MB (198); for T = 80, writing at 62k (6k), sampling at 175k
+    (21k), 350 MB (652). For large steps memory decides: Atari frames, T = 80, period 40 take 169 kB
+    per item (references: 86). Items of a fifo must be available immediately; otherwise learner and
+    actors could wait for each other.
     """
     if cfg.sampler == "fifo" or cfg.unroll_length == cfg.step_period > 1:
         return True
@@ -86,33 +87,33 @@ def is_whole(cfg: ReplayConfig, step_bytes: int) -> bool:
 def is_batched(cfg: ReplayConfig, step_bytes: int) -> bool:
     """Whether readers that prefetch receive whole batches from the server's process.
 
-    See `rlstack.replay.reverb.batch_service`. Not for a fifo, whose reader decides item by item, by
-    params version and environment. Not for large items: few of them make a batch, and Reverb sends
-    them compressed.
+    See `rlstack.replay.reverb.batch_service`. A fifo does not use them, because its reader chooses
+    items one by one, by params version and environment. Large items do not use them, because a
+    batch has few of them, and Reverb sends them compressed.
     """
     return cfg.sampler != "fifo" and (cfg.unroll_length + 1) * step_bytes <= LARGEST_BATCHED
 
 
 def default_prefetch(cfg: ReplayConfig) -> int:
-    """Returns how many items a reader prefetches by default.
+    """Returns the number of items that a reader prefetches by default.
 
-    Four batches, because a message of several costs little more than a message of one. Two where
-    priorities or params versions make fresh samples worth more.
+    It is four batches, because a message of several batches costs little more than a message of
+    one. It is two batches if priorities or params versions make new samples more valuable.
     """
     return max(64, (4 if cfg.sampler == "uniform" else 2) * cfg.batch_size)
 
 
 def server_prefetch(cfg: ReplayConfig) -> int:
-    """Returns how many items Reverb's threads prefetch in the server's process.
+    """Returns the number of items that Reverb's threads prefetch in the server's process.
 
-    Eight batches, because threads that wake each other for little work cost more than the work. One
-    where fresh samples are worth more.
+    It is eight batches, because waking threads for little work costs more than the work. It is one
+    batch if new samples are more valuable.
     """
     return max(64, (8 if cfg.sampler == "uniform" and never_runs_out(cfg) else 1) * cfg.batch_size)
 
 
 def never_runs_out(cfg: ReplayConfig) -> bool:
-    """Whether there is always another item to sample, once there is one."""
+    """Whether there is always another item to sample after the first one."""
     return cfg.sampler != "fifo" and not cfg.times_limit and cfg.samples_per_insert is None
 
 
@@ -122,9 +123,9 @@ def before_min_size(cfg: ReplayConfig, max_items: int, info: TableInfo) -> bool:
     A full fifo makes its writers wait, so it can be sampled even below min_size.
 
     Args:
-      cfg: the table.
-      max_items: items that the table can hold; see `capacity`.
-      info: its counters, with ``size`` the items not yet handed to anyone.
+      cfg: the rules of the table.
+      max_items: number of items that the table can hold; see `capacity`.
+      info: the counters; ``size`` is the number of items that no reader has received yet.
     """
     writers_wait = cfg.sampler == "fifo" and cfg.samples_per_insert is None
     full = writers_wait and info.size >= max_items
@@ -132,12 +133,12 @@ def before_min_size(cfg: ReplayConfig, max_items: int, info: TableInfo) -> bool:
 
 
 def blocking_rule(cfg: ReplayConfig, info: TableInfo, missing: int) -> str:
-    """Returns the rule that keeps the table from giving ``missing`` more items now, or ""."""
+    """Returns the rule that blocks sampling ``missing`` more items now, or ""."""
     if info.size < (missing if cfg.sampler == "fifo" else 1):
         return "items"
     if cfg.sampler == "fifo":
         return ""
-    # Items that were replaced before their last sample count here as if they were still held.
+    # Items that were replaced before their last sample count as if they were still held.
     if cfg.times_limit and info.inserts * cfg.times_limit - info.samples < missing:
         return "items"
     if exceeds_samples_per_insert(cfg, info.inserts, info.samples, missing):

@@ -29,16 +29,16 @@ from rlstack.types import PyTree, StepType, Transition
 
 _LAST = int(StepType.LAST)
 _SLICE = 0.1  # seconds after which a wait checks whether the buffer was closed
-_SETTLE = 0.1  # seconds within which the table accepts items, if no rule blocks them
+_SETTLE = 0.1  # seconds in which the table accepts items if no rule blocks them
 _REFRESH = 1.0  # seconds between two reads of the largest priority
 
 
 class ReverbWriter:
-    """Cuts items from the steps of some environments.
+    """Makes items from the steps of some environments.
 
-    The last T + 1 steps of each environment are held in one array of packed rows. So a step of all
-    environments is written by one assignment for each leaf, and a finished window is one slice.
-    Only Reverb's own two calls are made item by item.
+    One array of packed rows holds the last T + 1 steps of each environment. So a step of all
+    environments is written by one assignment per leaf, and a finished window is one slice. Only
+    Reverb's own two calls are made item by item.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class ReverbWriter:
         """Connects to the server.
 
         Args:
-          cfg: the table.
-          env_ids: consecutive ids of the environments that may be added.
-          packing: of the steps.
-          address: of the server, ``host:port``.
-          max_pending: items on their way to the server beyond which ``add`` waits; 0 makes every
-            ``add`` wait until its items are in the table.
+          cfg: the rules of the table.
+          env_ids: consecutive ids of the environments of this writer.
+          packing: the packing of the steps.
+          address: the server's address, ``host:port``.
+          max_pending: number of unsent items, or items in transit, above which ``add`` waits; 0
+              makes every ``add`` wait until its items are in the table.
           maxima: shared with the reading half.
-          closed: whether the buffer has been closed since.
+          closed: returns whether the buffer has been closed since.
         """
         self._cfg, self._env_ids, self._packing = cfg, env_ids, packing
         self._address, self._max_pending, self._maxima = address, max_pending, maxima
@@ -88,8 +88,9 @@ class ReverbWriter:
 
     def _open(self) -> binding.TrajectoryWriter:
         """Opens a stream of items."""
-        # Whole items are sent at once. Steps shared by items are sent in chunks. Short chunks cost
-        # memory; long ones cost time to sample, because they hold more than an item needs.
+        # Whole items are sent immediately. Steps that items share are sent in chunks. Short chunks
+        # cost memory. Long chunks cost time in sampling, because they contain more than an item
+        # needs.
         chunk = self._cfg.step_period if self._cfg.step_period > 1 else self._rows
         if self._whole or self._length == 1:
             chunk = 1
@@ -149,7 +150,7 @@ class ReverbWriter:
             self._create(ids, starts)
 
     def _local(self, env_ids: np.ndarray | None, where: str) -> np.ndarray | None:
-        """Returns ids relative to this writer's first, None for all in order."""
+        """Returns ids relative to this writer's first id; None for all in order."""
         if env_ids is None:
             return None
         ids = np.asarray(env_ids)
@@ -165,7 +166,7 @@ class ReverbWriter:
             ) from None
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
-        """Gives Reverb a step of each environment, in one call with a column for each."""
+        """Appends a step of each environment, in one call of Reverb with a column for each."""
         columns: list[np.ndarray | None] = [None] * len(self._env_ids)
         for env, row in zip(ids.tolist(), self._ring[ids, rows], strict=True):
             columns[env] = row
@@ -188,7 +189,7 @@ class ReverbWriter:
             self._flush(0, _SETTLE)
 
     def _priority(self) -> float:
-        """Returns the priority of a new item: the largest one set so far, as last read."""
+        """Returns the priority of a new item: the largest priority set so far, as last read."""
         if self._calls is None:
             return 1.0
         now = time.monotonic()
@@ -202,7 +203,7 @@ class ReverbWriter:
         return self._maxima.largest_priority
 
     def _wait_for_pending(self, timeout: float) -> None:
-        """Waits until at most max_pending items are on their way to the server."""
+        """Waits until at most max_pending items are unsent or in transit."""
         if self._pending <= self._max_pending:
             return
         start = time.monotonic()
@@ -286,12 +287,12 @@ class ReverbWriter:
                     self._append_steps(ids, (since[ids] - back) % self._rows)
 
     def close(self) -> None:
-        """Sends completed items, as far as the table accepts them at once, and ends the stream."""
+        """Sends the completed items that the table accepts immediately, and ends the stream."""
         self._closed = True  # ends a wait in `add`
         with self._lock:
             if self._stream is None:
                 return
-            with contextlib.suppress(RuntimeError):  # items that a full table refuses are lost
+            with contextlib.suppress(RuntimeError):  # a full table refuses items; they are lost
                 self._stream.Flush(0, int(_SETTLE * 1000))
             self._stream.Close()
             self._stream = None  # type: ignore[assignment]

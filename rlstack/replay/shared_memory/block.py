@@ -1,10 +1,10 @@
 """Named blocks of shared memory that are removed when their owner ends.
 
-A block is a mapped file in /dev/shm. The standard library's ``SharedMemory`` does not fit: before
-Python 3.13 its resource tracker unlinks a block as soon as any process that attached to it ends.
-Here only the owner unlinks, when it closes or exits. An owner that was killed cannot. So the name
-of a block identifies its owner (process id, start time, and process id namespace), and creating a
-block first removes those whose owner has ended.
+A block is a mapped file in /dev/shm. The standard library's ``SharedMemory`` is not suitable:
+before Python 3.13 its resource tracker unlinks a block as soon as any attached process ends. In
+this module only the owner unlinks a block, when it closes or exits. A killed owner cannot do so. So
+the name of a block identifies its owner (process id, start time, and process id namespace), and
+creating a block first removes the blocks of owners that have ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-# All pages are mapped at once: a later fault for each would cost more than the copy into it.
+# All pages are mapped immediately: a later fault for each page would cost more than the copy to it.
 _MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # MAP_POPULATE is Linux only
 _NAME = re.compile(r"rlstack-(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]+")
 
@@ -26,11 +26,12 @@ _NAME = re.compile(r"rlstack-(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]+")
 def start_time(pid: int) -> int:
     """Returns when a process started (clock ticks since boot), -1 if it has ended or is a zombie.
 
-    Process ids are reused; an id together with its start time is unique. Without /proc, 0 for all.
+    Process ids are reused, but an id together with its start time is unique. Without /proc, the
+    result is 0 for all processes.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name may hold anything
+            fields = file.read().rpartition(b")")[2].split()  # the name may contain any characters
     except (FileNotFoundError, ProcessLookupError):
         if os.path.isdir("/proc/self"):
             return -1
@@ -53,7 +54,7 @@ def _namespace() -> str:
 
 
 def sweep() -> list[str]:
-    """Unlinks blocks whose owner ended without unlinking them; returns their names."""
+    """Unlinks blocks that ended owners did not unlink; returns the names of the blocks."""
     swept, here = [], _namespace()
     for name in os.listdir(FOLDER):
         match = _NAME.fullmatch(name)
@@ -84,7 +85,7 @@ class Block:
         path = os.path.join(FOLDER, name)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # Reserved now: a page that is missing later would end the process by SIGBUS.
+            # Reserve the pages now: a page that is missing later would end the process by SIGBUS.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, num_bytes)
             else:
@@ -101,7 +102,7 @@ class Block:
         """Maps a block of this or another process.
 
         Raises:
-          FileNotFoundError: its owner has closed it or has ended.
+          FileNotFoundError: the owner has closed the block or has ended.
         """
         fd = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -110,6 +111,6 @@ class Block:
             os.close(fd)
 
     def unlink(self) -> None:
-        """Removes the name, if this is the owner; processes that mapped the block keep it."""
-        if os.getpid() == self._owner:  # not a child that it forked
+        """Removes the name, if this process is the owner; existing mappings remain valid."""
+        if os.getpid() == self._owner:  # not in a forked child
             Path(FOLDER, self.name).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Replay in memory that the processes of one machine share.
 
-The process that samples, usually the learner's, owns the buffer. It alone holds the items and the
-sampler, as an `InProcessReplay` does. Writers share with it only the steps and a few counters (see
-``steps``), so neither side needs a lock.
+The process that samples, usually the learner's, owns the buffer. Only this process holds the items
+and the sampler, in the same way as an `InProcessReplay`. Writers share only the steps and a few
+counters with it (see ``steps``), so neither side needs a lock.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 class SharedMemReplayBuffer:
     """A ``ReplayBuffer`` for many writing processes and one sampling process; safe for threads.
 
-    With several learner processes, each makes a buffer for its share of the actors.
+    With several learner processes, each one makes a buffer for its share of the actors.
 
     A full fifo makes ``add`` wait. If all writers wait while no batch can be drawn, the oldest
-    items are dropped and counted; otherwise both sides would wait for ever.
+    items are dropped and counted; otherwise both sides would wait forever.
 
-    ``add`` of this object is one more writer, for one thread of the owner. A pickled buffer arrives
-    as a writer, the same as from ``handle().attach()``.
+    ``add`` of this object is an additional writer, for one thread of the owner. Unpickling a buffer
+    gives a writer, the same as ``handle().attach()``.
     """
 
     def __init__(
@@ -66,19 +66,20 @@ class SharedMemReplayBuffer:
         spec: Transition,
         num_actors: int = 1,
     ):
-        """Makes an empty buffer; removes shared memory left by owners that were killed.
+        """Makes an empty buffer; removes shared memory of killed owners.
 
         Args:
-          cfg: the table.
-          num_envs: environments that write, of all actors; ids are in ``[0, num_envs)``.
-          seed: of the sampler's random generator.
+          cfg: the rules of the table.
+          num_envs: number of environments of all actors; ids are in ``[0, num_envs)``.
+          seed: seed of the sampler's random generator.
           spec: shapes and dtypes of one environment's step, from
             `rlstack.acting.actor.transition_spec`.
-          num_actors: actors that share the environments evenly, in order, for rounds.
+          num_actors: for rounds: number of actors, which share the environments evenly and in
+              order.
 
         Raises:
-          ValueError: the sizes contradict each other, or there is not enough memory. Nothing was
-            created.
+          ValueError: the sizes contradict each other, or there is not enough memory. No memory was
+              allocated.
           OSError: another process took the memory first.
         """
         if num_envs < 1:
@@ -88,7 +89,7 @@ class SharedMemReplayBuffer:
         self.num_bytes, reader = total_bytes(cfg, num_envs, spec)
         check_memory(self.num_bytes + reader, NAME)
         check_memory(self.num_bytes, NAME, FOLDER)
-        ring = StepRing(cfg, num_envs)  # has no memory until the block exists
+        ring = StepRing(cfg, num_envs)  # gets its memory from the block below
         self._table = ItemTable(
             NAME, cfg, num_envs, ring, seed=seed, num_actors=num_actors, drops=False
         )
@@ -111,7 +112,7 @@ class SharedMemReplayBuffer:
         return SharedMemWriter(self._cfg, self._num_envs, self._shared, NAME, resumes=True)
 
     def handle(self) -> SharedMemHandle:
-        """Returns a handle by which other processes can write."""
+        """Returns a handle with which other processes can write."""
         return self._handle
 
     def __reduce__(self) -> tuple:
@@ -146,7 +147,7 @@ class SharedMemReplayBuffer:
     def _blocking_rule(self, ids: Ids) -> str:
         """Returns the name of the rule that blocks the owner's writer, or "".
 
-        The reader may be the same thread, which cannot sample while it waits as a writer.
+        The same thread may be the reader, and it cannot sample while it waits as a writer.
         """
         self._reader.update_refusal()
         while (rule := self._writer.blocking_rule(ids)) and self._reader.drop_oldest(
@@ -169,7 +170,7 @@ class SharedMemReplayBuffer:
             self._reader.publish()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: added steps are available at once."""
+        """Does nothing: added steps are available immediately."""
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now."""
@@ -178,7 +179,7 @@ class SharedMemReplayBuffer:
             return not self._closed and not self._reader.blocking_rule(size)
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
-        """Draws a batch of items; waits until no rule blocks it."""
+        """Draws a batch of items; waits while a rule blocks it."""
         size = self._table.size_of(batch_size)
         wait, checked = None, 0.0
         while True:
@@ -223,7 +224,7 @@ class SharedMemReplayBuffer:
             yield sample
 
     def stats(self) -> Logs:
-        """Returns sizes, counters, seconds waited, and the lag of the last batch's items."""
+        """Returns sizes, counters, seconds of waiting, and the lag of the last batch's items."""
         with self._lock:
             if not self._closed:
                 self._reader.poll()
@@ -239,7 +240,7 @@ class SharedMemReplayBuffer:
         return float(self._shared.counters.waited.sum()) / 1e6
 
     def save(self) -> PyTree:
-        """Returns the whole state as numpy arrays, as an `InProcessReplay` of this config would.
+        """Returns the whole state as numpy arrays, the same as an `InProcessReplay` of this config.
 
         Writers may continue; items that they overwrite during the call are not saved.
         """
@@ -251,7 +252,7 @@ class SharedMemReplayBuffer:
         """Restores what ``save`` returned; call it before any other process writes.
 
         Raises:
-          ValueError: another process writes already, or the saved config differs.
+          ValueError: another process already writes, or the saved config differs.
         """
         with self._lock:
             self._check_open("load")
@@ -279,7 +280,7 @@ class SharedMemReplayBuffer:
 
 
 def _end(block: Block, head: np.ndarray, owner: int) -> None:
-    """Tells the writers, and removes the block's name."""
+    """Marks the buffer as closed for the writers, and removes the block's name."""
     if os.getpid() == owner:
         head[CLOSED] = 1
         block.unlink()

@@ -12,11 +12,11 @@ from rlstack.replay.shared_memory.steps import ASKED, INSERTS, SAMPLES, SIZE, ST
 
 Ids = slice | np.ndarray
 
-_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds slept between two looks
+_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds of sleep between two checks
 
 
 class PollingWait:
-    """Waits for another process by short sleeps that grow, until a deadline."""
+    """Waits for another process by sleeps of increasing length, until a deadline."""
 
     def __init__(self, timeout: float):
         self._start = time.monotonic()
@@ -34,7 +34,7 @@ class PollingWait:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the wait began."""
+        """Returns the seconds since the wait began."""
         return time.monotonic() - self._start
 
 
@@ -45,25 +45,27 @@ class InsertLimiter:
         self._cfg, self._numbers, self._where = cfg, numbers, where
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._steps_held = ring_shape(cfg, num_envs).items * self._period + self._length
-        self._free = 0  # environments `_free_of` may add steps at least up to this one
+        self._free = 0  # `_free_of` may add steps at least up to this one
         self._free_of: slice | None = None
 
     def blocking_rule(self, ids: Ids, steps: int | np.ndarray) -> str:
         """Returns the name of the rule that blocks the next step of some environments, or "".
 
-        full: an environment has as many items queued as it may.
-        queue: all environments together have. Less than a batch never counts as too many, because
-          the reader could not make room.
-        ahead: the reader has yet to sample what samples_per_insert asks for. With
-          ``d = samples_per_insert * (inserts - min_size) - samples``, a batch of B items waits
+        full: an environment has its largest number of queued items.
+        queue: all environments together have their largest number of queued items. Fewer items
+          than a batch never block, because the reader could not make room.
+        ahead: the reader has not yet sampled the number of items that samples_per_insert requires.
+          With ``d = samples_per_insert * (inserts - min_size) - samples``, a batch of B items waits
           while ``d < B - tolerance``, and a writer while ``d > max(tolerance, B - tolerance)``:
-          never both. B is the batch size that was asked for, if that exceeds the config's. A reader
-          that another rule blocks (STARVED), for example because all items were sampled often
-          enough and left, is given one batch beyond the ratio each time it looks.
+          never both. B is the config's batch size, or the requested one if that is larger. If
+          another rule blocks a reader (STARVED), for example because all items have been sampled
+          max_times_sampled times and removed, writers may add one batch beyond the ratio each time
+          the reader checks.
 
         Args:
           ids: the environments.
-          steps: the next step of each, [n]; or one number for neighbours at the same step.
+          steps: the next step of each, [n]; or one number for adjacent environments at the same
+              step.
         """
         cfg, head = self._cfg, self._numbers.head
         if cfg.sampler == "fifo":
@@ -94,7 +96,7 @@ class InsertLimiter:
         return steps >= self._free
 
     def _coming(self, ids: Ids, steps: int | np.ndarray) -> int:
-        """Returns how many items end with these steps, counting broken ones."""
+        """Returns the number of items that end with these steps, including broken ones."""
         starts = steps - self._length
         if isinstance(starts, np.ndarray):
             return int(np.count_nonzero((starts >= 0) & (starts % self._period == 0)))
@@ -102,17 +104,17 @@ class InsertLimiter:
         return 0 if starts < 0 or starts % self._period else ids.stop - ids.start
 
     def _uncounted(self) -> int:
-        """Returns how many items writers have completed that the reader has not counted yet.
+        """Returns the number of items that writers have completed and the reader has not counted.
 
-        The reader publishes its counts before ``seen``. So a read in between counts an item twice,
-        rather than not at all.
+        The reader publishes its counts before ``seen``. So a read between the two counts an item
+        twice, instead of not counting it.
         """
         seen, steps = self._numbers.seen, self._numbers.steps
         ended = [np.maximum(0, (n - 1 - self._length) // self._period + 1) for n in (steps, seen)]
         return int((ended[0] - ended[1]).sum())
 
     def timed_out(self, rule: str) -> ReplayTimeoutError:
-        """Returns the error of a writer that a rule blocked for too long."""
+        """Returns the error of a writer that a rule has blocked for too long."""
         text = {
             "full": "an environment's items must be fewer than max_size_per_env",
             "queue": f"the queued items must be fewer than max_size ({self._cfg.max_size})",

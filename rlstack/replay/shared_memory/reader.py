@@ -21,21 +21,21 @@ from rlstack.replay.shared_memory.steps import (
 from rlstack.replay.table import ItemTable
 from rlstack.types import PyTree
 
-_REDRAWS = 100  # attempts to replace items that were overwritten while they were copied
+_REDRAWS = 100  # attempts to replace items that were overwritten during the copy
 
 
 class SharedMemReader:
-    """Inserts into the table what writers have published, and publishes what the table holds.
+    """Inserts the writers' published items into the table, and publishes the table's counts.
 
     It takes no lock and never waits.
 
     Attributes:
-      asked: the batch size that was refused last; None if the last one was granted.
-      redrawn: items drawn again because they were overwritten while they were copied.
+      asked: the batch size of the last refused request; None if the last request was granted.
+      redrawn: number of items drawn again because they were overwritten during the copy.
     """
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, shared: SharedSteps, table: ItemTable):
-        """Lets the table use the shared steps."""
+        """Makes the table use the shared steps."""
         self._cfg, self._num_envs = cfg, num_envs
         self._shared, self._numbers, self._table = shared, shared.counters, table
         table.ring = shared.ring
@@ -56,7 +56,7 @@ class SharedMemReader:
         first, last = self._items_ended(seen), self._items_ended(steps)
         if cfg.sampler != "fifo":  # writers do not wait, and may have overwritten unseen items
             oldest = np.maximum(first, last - table.items)
-            table.inserts += int((oldest - first).sum())  # counted as unbroken, and lost already
+            table.inserts += int((oldest - first).sum())  # counted as unbroken, but already lost
             first = oldest
         indices = first + np.arange((last - first).max())[:, None]
         if len(indices):
@@ -73,12 +73,12 @@ class SharedMemReader:
         self._changed = True
 
     def _items_ended(self, steps: np.ndarray) -> np.ndarray:
-        """Returns how many items end below these steps, counting broken ones."""
+        """Returns the number of items that end before these steps, including broken ones."""
         ended = (steps - 1 - self._cfg.unroll_length) // self._cfg.step_period + 1
         return np.maximum(ended, 0)
 
     def publish(self) -> None:
-        """Publishes what the table holds: the counts first, then the steps that they cover."""
+        """Publishes the table's counts, and then the steps that the counts include."""
         table, numbers = self._table, self._numbers
         news = (table.samples, table.sampler.size, *numbers.head[[ASKED, STARVED]].tolist())
         if not self._changed and news == self._published:
@@ -98,7 +98,7 @@ class SharedMemReader:
         self._changed = False
 
     def blocking_rule(self, size: int) -> str:
-        """Returns the name of the rule that blocks a sample now, or "", after a `poll`."""
+        """Polls; returns the name of the rule that blocks a sample now, or ""."""
         self.poll()
         rule = self._table.blocking_rule(size)
         self._answer(size, rule)
@@ -114,7 +114,7 @@ class SharedMemReader:
         head[ASKED], head[STARVED] = self.asked or 0, rule not in ("", "samples_per_insert")
 
     def update_refusal(self) -> None:
-        """Brings the last refusal up to date, for a writer in the reader's own thread."""
+        """Updates the last refusal, for a writer in the reader's own thread."""
         if self.asked is not None:
             rule = self._table.blocking_rule(self.asked)
             self._numbers.head[STARVED] = rule not in ("", "samples_per_insert")
@@ -123,7 +123,7 @@ class SharedMemReader:
         """Drops the oldest fifo items if all writers wait while no batch can be drawn.
 
         Args:
-          waits: environments whose writer waits without having published it, [num_envs] bool.
+          waits: environments with a writer that waits and has not published this, [num_envs] bool.
 
         Returns:
           Whether items were dropped.
@@ -132,13 +132,13 @@ class SharedMemReader:
         if not isinstance(sampler, Fifo) or self.asked is None:
             return False
         self.publish()
-        # A writer that has seen the newest NEWS and waits, waits until something changes.
+        # A writer that has seen the newest NEWS and still waits is blocked until something changes.
         stuck = (numbers.blocked == 1 + numbers.head[NEWS]) | (numbers.blocked == DEAD) | waits
         if not stuck.all():
             return False
         memory_fence()
         self.poll()
-        if self._changed:  # they added steps before they began to wait, and must look again
+        if self._changed:  # they added steps before they began to wait, and must check again
             self.publish()
             return False
         keys = sampler.queued().copy()
@@ -153,14 +153,14 @@ class SharedMemReader:
         return True
 
     def find_dead(self) -> None:
-        """Marks the environments whose writer has ended."""
+        """Marks the environments of writers that have ended."""
         numbers = self._numbers
         for pid in np.unique(numbers.pid[numbers.pid != 0]):
             ended = numbers.start_time != start_time(int(pid))
             numbers.blocked[(numbers.pid == pid) & ended] = DEAD
 
     def take(self, size: int) -> Sample | None:
-        """Draws and copies a batch; None if writers overwrote items as fast as they were drawn."""
+        """Draws and copies a batch; returns None if writers kept overwriting the drawn items."""
         table, reserved = self._table, self._numbers.reserved
         keys, relative_probs = table.draw(size)
         starts, env_ids = table.locate(keys)
@@ -169,7 +169,7 @@ class SharedMemReader:
         unchecked = np.arange(len(keys) if self._cfg.sampler != "fifo" else 0)
         for _ in range(_REDRAWS):
             memory_fence()
-            # Of the items copied in the last pass, those that are overwritten by now.
+            # The items copied in the last pass that have been overwritten since.
             unchecked = unchecked[
                 reserved[env_ids[unchecked]] > starts[unchecked] + table.ring.rows
             ]
@@ -187,7 +187,7 @@ class SharedMemReader:
         return None
 
     def save(self) -> PyTree:
-        """Returns the whole state, without items that are overwritten during the call."""
+        """Returns the whole state, except items that are overwritten during the call."""
         self.poll()
         table, numbers = self._table, self._numbers
         table.counter.unbroken[:] = numbers.unbroken

@@ -1,20 +1,20 @@
-"""What the processes of a shared replay buffer share: rings of steps, and each side's progress.
+"""The shared data of a replay buffer's processes: rings of steps, and each side's progress.
 
-There is no lock. Each number below has one writer at a time, and is one aligned word of 8 bytes,
-which is never read half written. A step is published in this order and read in the reverse order:
+There is no lock. Each number below has one writer at a time. It is one aligned word of 8 bytes, so
+no reader sees it half written. A step is published in this order and read in the reverse order:
 
 1. the writer sets ``reserved[env] = g + 1``: the old content of row ``g % rows`` is invalid;
 2. it copies step ``g`` into that row, and sets its mark;
 3. it sets ``steps[env] = g + 1``: now step ``g`` may be read.
 
-A reader uses only steps below ``steps``. It copies them, and then reads ``reserved``: rows that a
-writer has begun to overwrite by then are discarded and drawn again. So a writer that dies at any
-instant leaves at most one row that is never read; the environment's next writer begins with a gap
-and overwrites it.
+A reader uses only steps below ``steps``. It copies them and then reads ``reserved``. If a writer
+has begun to overwrite a row by then, the reader discards the row and draws again. So if a writer
+ends at any time, it leaves at most one row that is never read. The environment's next writer begins
+with a gap and overwrites this row.
 
-This relies on stores becoming visible in program order, and on loads made in program order. x86
-guarantees both for ordinary stores; the C library's memcpy ends its streaming stores with a fence.
-On other machines, taking and releasing a lock issues the barriers (`memory_fence`).
+This requires that stores become visible in program order and that loads happen in program order.
+x86 guarantees both for ordinary stores, and the C library's memcpy ends its streaming stores with a
+fence. On other machines, acquiring and releasing a lock issues the barriers (`memory_fence`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ALIGN = 64  # bytes: a cache line
 _IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
 # Indices into `Counters.head`: numbers of the whole buffer, all set by the reader. ASKED: the batch
-# size that was refused last, 0 once one was granted. STARVED: whether a rule other than
-# samples_per_insert refused it. NEWS counts the changes that could end a writer's wait.
+# size of the last refused request, 0 after a granted one. STARVED: whether a rule other than
+# samples_per_insert refused it. NEWS: the number of changes that could end a writer's wait.
 CLOSED, OWNER_PID, OWNER_START, SIZE, INSERTS, SAMPLES, ASKED, STARVED, NEWS = range(9)
 _HEAD = 16
 
@@ -46,7 +46,7 @@ ENDED = -2  # in `start_time`: the writer has released the environment
 
 
 def memory_fence() -> None:
-    """Keeps loads and stores in order on machines that would reorder them."""
+    """Keeps loads and stores in order on machines that may reorder them."""
     if not _IN_ORDER:
         lock = threading.Lock()
         with lock:
@@ -61,22 +61,22 @@ class Counters(NamedTuple):
     reserved: np.ndarray  # steps below this minus `rows` are overwritten or about to be
     steps: np.ndarray  # steps below this may be read
     unbroken: np.ndarray  # the first step after the last gap
-    blocked: np.ndarray  # 1 + NEWS when its `add` last had to wait, 0 while it does not wait
-    waited: np.ndarray  # microseconds waited, in the first of the writer's environments
+    blocked: np.ndarray  # 1 + NEWS at the last wait of `add`, 0 while it does not wait
+    waited: np.ndarray  # microseconds waited, at the writer's first environment
     pid: np.ndarray  # process of the writer, 0 for none
     start_time: np.ndarray  # when that process started
-    token: np.ndarray  # which writer of that process
+    token: np.ndarray  # identifies the writer in that process
     # Set by the reader:
     seen: np.ndarray  # steps below this are counted in SIZE and INSERTS
     released: np.ndarray  # the first step that a queued item needs
 
 
 def ring_rows(cfg: ReplayConfig, num_envs: int) -> int:
-    """Returns the steps of each environment that are stored.
+    """Returns the number of stored steps of each environment.
 
-    A queued fifo item is never overwritten: its writer waits. Other items may be overwritten while
-    they are copied. Spare rows make that rare: one sixteenth, within 4..64, which is how many steps
-    a writer may add while a batch is copied.
+    A queued fifo item is never overwritten, because its writer waits. Other items may be
+    overwritten during a copy. Spare rows make this rare: one sixteenth of the rows, between 4 and
+    64. A writer may add this number of steps while a batch is copied.
     """
     sizes = ring_shape(cfg, num_envs)
     rows = sizes.items * cfg.step_period + cfg.unroll_length
@@ -122,7 +122,7 @@ class SharedSteps:
         )
 
     def save(self, seen: np.ndarray, cfg: ReplayConfig) -> PyTree:
-        """Returns the rings as an `InProcessReplay` would hold them after the steps ``seen``."""
+        """Returns the rings in the form of an `InProcessReplay` after the steps ``seen``."""
         num_envs = len(seen)
         sizes = ring_shape(cfg, num_envs)
         newest = int(seen.max())
@@ -133,7 +133,7 @@ class SharedSteps:
         return self.ring.pick(np.maximum(steps, 0) % self.ring.rows, np.arange(num_envs))
 
     def load(self, tree: PyTree, steps: np.ndarray, cfg: ReplayConfig) -> None:
-        """Restores what ``save`` of this or of another backend returned.
+        """Restores what ``save`` of this or another backend returned.
 
         Raises:
           ValueError: the rings have other sizes than a buffer of this config.
@@ -152,7 +152,7 @@ class SharedSteps:
             there = (wanted >= 0) & (wanted >= steps - sizes.rows)
             rows, env_ids = np.nonzero(there)
             self.ring.put(rows, env_ids, tree, wanted[there] % sizes.rows)
-        self.marks[:] = 0  # the sampler has all items that were completed before
+        self.marks[:] = 0  # the sampler already has all earlier items
 
 
 def _latest(steps: np.ndarray, row: np.ndarray, rows: int) -> np.ndarray:
@@ -166,6 +166,6 @@ def _aligned(num_bytes: int) -> int:
 
 
 def total_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> tuple[int, int]:
-    """Returns the bytes of the shared block, and those that the reader takes in addition."""
+    """Returns the bytes of the shared block, and the additional bytes of the reader."""
     step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
     return SharedSteps.block_bytes(cfg, num_envs, spec), reader_bytes(cfg, num_envs, step)

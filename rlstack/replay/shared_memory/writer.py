@@ -1,4 +1,4 @@
-"""The writer's side of a shared replay buffer, and the handle by which a process gets one."""
+"""The writer's side of a shared replay buffer, and the handle that makes writers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from rlstack.types import StepType, Transition
 NAME = "SharedMemReplayBuffer"  # in messages
 
 _LAST = int(StepType.LAST)
-_HANDOVER = 2.0  # seconds that a writer waits for its predecessor to end
+_HANDOVER = 2.0  # seconds that a writer waits for the previous one to end
 _CHECK_PERIOD = 1.0  # seconds between two checks that the owner is alive
 
 
 class SharedMemWriter:
-    """Adds steps of some environments to a `SharedMemReplayBuffer` of another process.
+    """Adds steps of some environments to another process's `SharedMemReplayBuffer`.
 
-    Each thread that writes needs its own writer, for its own environments. A writer claims an
-    environment when it first adds a step of it, or before by ``claim``. When a writer has ended,
+    Each writing thread needs its own writer, for its own environments. A writer claims an
+    environment when it first adds a step of it, or earlier by ``claim``. When a writer has ended,
     another one may claim its environments; their steps then begin with a gap.
     """
 
@@ -49,15 +49,15 @@ class SharedMemWriter:
         *,
         resumes: bool = False,
     ):
-        """Claims nothing yet; `SharedMemHandle` makes writers.
+        """Makes a writer without environments; only `SharedMemHandle` calls this.
 
         Args:
           cfg: rules of the table.
           num_envs: environments of all writers.
           shared: the steps of the buffer.
           where: the buffer's name, for messages.
-          resumes: whether the first steps of an environment follow on loaded ones, if no writer
-            has claimed it since the buffer was made or loaded.
+          resumes: whether the first steps of an environment continue loaded steps, if no writer has
+              claimed the environment since the buffer was made or loaded.
         """
         self._cfg, self._num_envs, self._where = cfg, num_envs, where
         self._shared, self._numbers, self.spec = shared, shared.counters, shared.spec
@@ -69,7 +69,7 @@ class SharedMemWriter:
         self._all_mine = False
         self._in_step: slice | None = None  # environments that are at the same step, `_step`
         self._step = 0
-        self._last_gap = int(shared.counters.unbroken.max())  # items from here on are unbroken
+        self._last_gap = int(shared.counters.unbroken.max())  # later items are unbroken
         self._resumes = resumes
         self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
@@ -79,10 +79,10 @@ class SharedMemWriter:
         """Makes this the writer of some environments.
 
         Raises:
-          ValueError: another living process is the writer of one of them.
+          ValueError: another running process is the writer of one of them.
         """
         numbers = self._numbers
-        wait = PollingWait(_HANDOVER)  # the writer before may have been killed just now
+        wait = PollingWait(_HANDOVER)  # the previous writer may have just been killed
         for env in env_ids.tolist():
             pid = int(numbers.pid[env])
             while pid not in (0, self._me[0]) and start_time(pid) == numbers.start_time[env]:
@@ -159,14 +159,14 @@ class SharedMemWriter:
         """Waits until no rule blocks.
 
         Raises:
-          ReplayTimeoutError: a rule blocked all the time.
+          ReplayTimeoutError: a rule blocked during the whole wait.
           ReplayClosedError: the owner has closed the buffer, or has ended.
         """
         numbers, mine = self._numbers, np.flatnonzero(self.mine)
         wait = PollingWait(self._cfg.timeout_seconds if timeout is None else timeout)
         try:
             while True:
-                news = int(numbers.head[NEWS])  # read first: the call below sees at least this much
+                news = int(numbers.head[NEWS])  # read first: the call below sees at least this
                 memory_fence()
                 found = blocking_rule()
                 if not found:
@@ -180,7 +180,7 @@ class SharedMemWriter:
             numbers.waited[mine[0]] += int(wait.seconds * 1e6)
 
     def write(self, ids: Ids, leaves: list[np.ndarray]) -> None:
-        """Publishes one step of each of these environments, in the order given in ``steps``."""
+        """Publishes one step of each of these environments; ``steps`` documents the order."""
         shared, numbers = self._shared, self._numbers
         step = self._common_step(ids)
         if step is not None:
@@ -202,7 +202,7 @@ class SharedMemWriter:
         numbers.steps[ids] = self._steps[ids] = steps + 1
 
     def _mark_all(self, ids: slice, step: int) -> None:
-        """Marks a step if it ends unbroken items; old marks do no harm, they name older steps."""
+        """Marks a step if it ends unbroken items. Old marks do no harm: they name older steps."""
         start = step - self._length
         if start < 0 or start % self._period:
             return
@@ -218,7 +218,7 @@ class SharedMemWriter:
             marks[:] = step + 1
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
-        """Marks those of some steps that end an unbroken item."""
+        """Marks those of the steps that end an unbroken item."""
         starts = steps - self._length
         due = (starts >= 0) & (starts % self._period == 0)
         if not np.count_nonzero(due):
@@ -231,7 +231,7 @@ class SharedMemWriter:
         shared.marks[steps % shared.ring.rows, envs] = np.where(due, steps + 1, 0)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: added steps are available at once."""
+        """Does nothing: added steps are available immediately."""
 
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step starts new ones."""
@@ -247,14 +247,14 @@ class SharedMemWriter:
         self._in_step = None
         self._last_gap = max(self._last_gap, int(after.max(initial=0)))
         numbers.unbroken[env_ids] = after
-        # It may be ahead: by the step that a writer was killed in, whose row is half written.
+        # It may already be larger, by one step that a killed writer left half written.
         numbers.reserved[env_ids] = np.maximum(numbers.reserved[env_ids], after)
         memory_fence()
         numbers.steps[env_ids] = after
         self._steps[env_ids] = after
 
     def _check_open(self, where: str) -> None:
-        """Raises if the buffer is closed, its owner has ended, or another writer took over."""
+        """Raises if the buffer is closed, its owner has ended, or another writer has taken over."""
         numbers = self._numbers
         if self._closed or numbers.head[CLOSED]:
             raise ReplayClosedError(f"{self._where}.{where}: the buffer is closed.")
@@ -272,7 +272,7 @@ class SharedMemWriter:
             )
 
     def close(self) -> None:
-        """Releases the environments; added steps stay."""
+        """Releases the environments; the added steps remain."""
         if self._closed:
             return
         self._closed = True
@@ -281,7 +281,7 @@ class SharedMemWriter:
 
 
 class SharedMemHandle(NamedTuple):
-    """Lets another process write to a buffer; small, and can be pickled."""
+    """Allows another process to write to a buffer; it is small and can be pickled."""
 
     name: str  # of the shared memory block
     cfg: ReplayConfig
@@ -292,7 +292,7 @@ class SharedMemHandle(NamedTuple):
         """Returns a writer that claims each environment when it first adds a step of it.
 
         Raises:
-          ReplayClosedError: the owner has closed the buffer, or ended.
+          ReplayClosedError: the owner has closed the buffer or has ended.
         """
         try:
             block = Block.attach(self.name)
@@ -307,7 +307,8 @@ class SharedMemHandle(NamedTuple):
         """Returns the writer of one of ``num_actors`` actors, which share the environments evenly.
 
         Raises:
-          ValueError: the numbers do not divide, or another living process has that rank.
+          ValueError: the actors cannot share the environments evenly, or another running process
+              has that rank.
           ReplayClosedError: as for ``attach``.
         """
         if self.num_envs % num_actors or not 0 <= rank < num_actors:

@@ -8,13 +8,13 @@ shard-00000.npz      steps of whole episodes, one after the other, by column
 shard-00001.npz      ...
 ```
 
-Every column of a shard has one row a step: ``step_type`` int32, ``reward`` and ``discount``
-float32, ``observation`` and ``action``; nested ones have one column a leaf, named by its path, as
-``observation['camera'][0]``. Steps mean what they mean everywhere (`rlstack.types`): an episode of
-n actions has n + 1 rows, the last of which holds the true last observation and an action that the
-environment ignored. Real-numbered actions are as the environment took them, within their bounds.
-``numpy.load`` reads the shards; those written here are not compressed, so that they can be mapped
-into memory and read at random without loading them.
+Every column of a shard has one row per step: ``step_type`` int32, ``reward`` and ``discount``
+float32, ``observation`` and ``action``. Nested observations and actions have one column per leaf,
+named by its path, such as ``observation['camera'][0]``. Steps have the same meaning as everywhere
+(`rlstack.types`): an episode of n actions has n + 1 rows. The last row has the true last
+observation and an action that the environment ignored. Actions of real numbers are stored as the
+environment received them, within their bounds. ``numpy.load`` reads the shards. The writer does not
+compress them, so that they can be mapped into memory and read in any order without loading them.
 """
 
 from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs

@@ -1,4 +1,4 @@
-"""dataset.json: what a dataset holds, and whether that fits an environment."""
+"""dataset.json: the description of a dataset, and the check that it fits an environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT = 1
 
 
 class DatasetError(ValueError):
-    """A directory that is no readable dataset, or one that does not fit its use."""
+    """A directory is not a readable dataset, or the dataset does not fit its use."""
 
 
 class Shard(NamedTuple):
@@ -31,17 +31,17 @@ class Shard(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a dataset says of itself."""
+    """The description of a dataset."""
 
     env: Mapping[str, Any]  # name, type and options of the environments
     spec: EnvSpec
-    frames: int  # environment steps, as everywhere; an episode of n has n + 1 rows
+    frames: int  # environment steps; an episode of n steps has n + 1 rows
     steps: int  # rows
     episodes: int
     return_mean: float
     return_std: float
     shards: tuple[Shard, ...]
-    source: Mapping[str, Any]  # who played: run, preset, policy, ...
+    source: Mapping[str, Any]  # the recorded agent: run, preset, policy, ...
 
 
 def encode(header: Header) -> str:
@@ -57,7 +57,7 @@ def decode(text: str, where: Path) -> Header:
     """Returns the header of a text.
 
     Raises:
-      DatasetError: it is no header of a format that is known here.
+      DatasetError: the text is not a header of a known format.
     """
     try:
         fields = json.loads(text)
@@ -95,15 +95,15 @@ def columns(spec: EnvSpec) -> dict[str, specs.Array]:
 
 
 def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
-    """Checks that steps of one environment can be learned from for another.
+    """Checks that an agent for one environment can learn from steps of another.
 
-    Structure, shapes and dtypes must agree, and the range of integers: bounds of real numbers may
+    Structure, shapes, dtypes and the ranges of integers must be equal. Bounds of real numbers may
     differ.
 
     Args:
-      recorded: of the environment that the steps come from.
-      spec: of the environment to act in.
-      where: begins the message.
+      recorded: the spec of the environment that the steps come from.
+      spec: the spec of the environment to act in.
+      where: the beginning of the error message.
 
     Raises:
       DatasetError: at the first entry that differs.
@@ -127,7 +127,7 @@ def _describe(spec: specs.Array) -> str:
 
 
 def _bound(bound: Any) -> Any:
-    """One number where all are alike, which is so for nearly all bounds."""
+    """Returns one number if all numbers are equal, as in nearly all bounds, otherwise a list."""
     bound = np.asarray(bound)
     alike = bound.size and (bound == bound.flat[0]).all()
     return bound.flat[0].item() if alike else bound.tolist()

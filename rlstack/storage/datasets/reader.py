@@ -1,4 +1,4 @@
-"""Reads a dataset: its header, and any of its steps, out of files mapped into memory."""
+"""Reads a dataset: its header, and any of its steps, from files mapped into memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Dataset:
 
     Attributes:
       path: the directory.
-      header: what it says of itself.
-      fingerprint: a number that another recording would not have.
-      step_type: of all steps, ``[steps]`` int32.
+      header: the description of the dataset.
+      fingerprint: a number that differs between recordings.
+      step_type: the step types of all steps, ``[steps]`` int32.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Opens a dataset.
 
         Raises:
-          DatasetError: there is none, or a file of it is missing or damaged.
+          DatasetError: there is no dataset, or one of its files is missing or damaged.
         """
         self.path = Path(path).absolute()
         self.header, self.fingerprint = _read_header(self.path)
@@ -48,23 +48,23 @@ class Dataset:
 
     @staticmethod
     def read_header(path: str | os.PathLike[str]) -> Header:
-        """Returns a dataset's header, and reads nothing else.
+        """Returns a dataset's header, without reading anything else.
 
         Raises:
-          DatasetError: there is none.
+          DatasetError: there is no dataset.
         """
         return _read_header(Path(path).absolute())[0]
 
     def read(self, steps: np.ndarray, like: EnvSpec | None = None) -> tuple[TimeStep, PyTree]:
-        """Returns some steps and the actions that answered them.
+        """Returns some steps and the actions taken at them.
 
         Args:
-          steps: which, ints of any shape ``[...]`` in ``[0, header.steps)``.
-          like: gives nested observations and actions their structure; the header's spec by
-            default, in which named tuples are plain ones.
+          steps: the steps to read, ints of any shape ``[...]`` in ``[0, header.steps)``.
+          like: determines the structure of nested observations and actions. The default is the
+              header's spec, in which named tuples are plain tuples.
 
         Returns:
-          (timestep, action), leaves ``[..., *shape]``, fresh arrays.
+          (timestep, action), with leaves ``[..., *shape]``, which are new arrays.
         """
         spec = self.header.spec if like is None else like
         found = {name: self._gather(name, steps) for name in self._columns}
@@ -88,7 +88,7 @@ class Dataset:
         return found
 
     def _open(self, file: str, steps: int) -> dict[str, np.ndarray]:
-        """Maps a shard's columns and checks that they are what the header says."""
+        """Maps a shard's columns and checks that they match the header."""
         path = self.path / file
         try:
             arrays = _mapped(path)
@@ -122,7 +122,7 @@ def _read_header(path: Path) -> tuple[Header, int]:
 
 
 def _mapped(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file, mapped into memory where they are not compressed."""
+    """Returns the arrays of an .npz file, mapped into memory if they are not compressed."""
     arrays: dict[str, np.ndarray] = {}
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
         for info in archive.infolist():
@@ -131,7 +131,8 @@ def _mapped(path: Path) -> dict[str, np.ndarray]:
                 with archive.open(info) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
                 continue
-            # A member's own header is 30 bytes, its name and an extra field, whose lengths end it.
+            # A member begins with a header of 30 bytes, its name and an extra field. The header
+            # ends with the lengths of these two.
             file.seek(info.header_offset + 26)
             name_length, extra_length = struct.unpack("<HH", file.read(4))
             file.seek(name_length + extra_length, os.SEEK_CUR)
@@ -149,7 +150,7 @@ def _mapped_array(file: Any) -> np.ndarray:
     if 0 in shape:  # there is nothing to map
         return np.zeros(shape, dtype)
     order = "F" if fortran else "C"
-    # A plain array: indexing an instance of memmap's own class is slower, and warier of copies.
+    # Convert to a plain array, because indexing a memmap instance is slower.
     return np.asarray(
         np.memmap(file, dtype, "r", offset=file.tell(), shape=shape, order=order)  # type: ignore[call-overload]
     )

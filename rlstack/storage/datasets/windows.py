@@ -1,4 +1,4 @@
-"""Draws windows of a dataset in epochs: what an offline learner has in replay's place."""
+"""Draws windows of a dataset in epochs; an offline learner uses this instead of replay."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rlstack.types import (
 
 
 class Windows:
-    """Samples of recorded steps, each window once an epoch, in an order that the seed decides.
+    """Samples of recorded steps: each window once per epoch, in an order given by the seed.
 
-    A window is what a replay's item is: ``unroll_length + 1`` consecutive steps, which may reach
-    from one episode into the next, since LAST -> FIRST is no transition for anybody who learns.
-    Of the config it takes batch_size, unroll_length, period, context and starts, and the last
-    window ends with the last step. A batch that an epoch does not fill takes the rest from the next
-    one. Recorded steps have no agent state: each carries the initial one, so that a recurrent agent
-    begins every window afresh.
+    A window corresponds to an item of replay: ``unroll_length + 1`` consecutive steps. It may
+    extend from one episode into the next, because learners do not treat LAST -> FIRST as a
+    transition. The config's batch_size, unroll_length, period, context and starts apply, and the
+    last window ends with the last step. If an epoch does not fill its last batch, the batch takes
+    the rest from the next epoch. Recorded steps have no agent state. Each step has the initial
+    state, so a recurrent agent begins every window with its initial state.
     """
 
     def __init__(
@@ -46,16 +46,17 @@ class Windows:
         """Lists the windows.
 
         Args:
-          dataset: where they come from.
-          cfg: their sizes.
-          spec: of the environment that the agent acts in.
-          step: what the agent learns from, as `rlstack.acting.actor.transition_spec` gives it.
-          initial_state: the agent's, ``[batch_size, ...]``.
-          seed: of the order.
+          dataset: the dataset to draw from.
+          cfg: the sizes of windows and batches.
+          spec: the spec of the environment that the agent acts in.
+          step: the spec of a step that the agent learns from, from
+              `rlstack.acting.actor.transition_spec`.
+          initial_state: the agent's initial state, ``[batch_size, ...]``.
+          seed: the seed of the order.
 
         Raises:
           DatasetError: the dataset is of another environment, is shorter than a window, or lacks
-            what the agent learns from.
+              data that the agent learns from.
           ValueError: the sampler is prioritized.
         """
         self._check(dataset, cfg, spec, step)
@@ -73,7 +74,7 @@ class Windows:
                 "more."
             )
         self._seed = seed
-        self._drawn = 0  # windows in all: the epoch and the place in it follow
+        self._drawn = 0  # number of windows drawn, which gives the epoch and the position
         self._orders: dict[int, np.ndarray] = {}
 
     @staticmethod
@@ -94,11 +95,11 @@ class Windows:
 
     @property
     def num_windows(self) -> int:
-        """Windows in an epoch."""
+        """Number of windows in an epoch."""
         return len(self._starts)
 
     def sample(self) -> Sample:
-        """Returns the next batch; its arrays are fresh."""
+        """Returns the next batch, in new arrays."""
         numbers = self._drawn + np.arange(self._cfg.batch_size)
         epochs, places = np.divmod(numbers, self.num_windows)
         which = np.concatenate(
@@ -126,11 +127,11 @@ class Windows:
             yield self.sample()
 
     def stats(self) -> Logs:
-        """Returns how often the dataset has been gone through, and its windows."""
+        """Returns the number of epochs so far, and the number of windows."""
         return as_logs(epochs=self._drawn / self.num_windows, windows=self.num_windows)
 
     def save(self) -> PyTree:
-        """Returns the place in the dataset, and which dataset it is."""
+        """Returns the position in the dataset, and the dataset's fingerprint."""
         return {
             "drawn": np.int64(self._drawn),
             "num_windows": np.int64(self.num_windows),
@@ -138,10 +139,10 @@ class Windows:
         }
 
     def load(self, saved: PyTree) -> None:
-        """Goes on where `save` was called.
+        """Continues from the position where `save` was called.
 
         Raises:
-          DatasetError: the dataset or its windows are others than then.
+          DatasetError: the dataset or its windows differ from the saved ones.
         """
         for name, value in self.save().items():
             if name != "drawn" and int(saved[name]) != int(value):
@@ -154,7 +155,7 @@ class Windows:
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            if len(self._orders) > 1:  # a batch spans two epochs; older ones never come back
+            if len(self._orders) > 1:  # a batch spans at most two epochs
                 del self._orders[min(self._orders)]
             rng = np.random.default_rng([self._seed, epoch])
             self._orders[epoch] = rng.permutation(self.num_windows)

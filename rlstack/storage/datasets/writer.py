@@ -1,4 +1,4 @@
-"""Writes steps as they are acted to a dataset: whole episodes, and the whole dataset or none."""
+"""Records an actor's steps as a dataset: whole episodes, and a complete dataset or none."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _Row = tuple[np.ndarray, ...]
 
 
 class DatasetWriteError(OSError):
-    """The file system refused a dataset; nothing of it is left."""
+    """The file system refused a dataset; all its files are removed."""
 
 
 class DatasetWriter:
-    """Takes an Actor's steps where a replay would, and makes a dataset of them.
+    """Receives an Actor's steps instead of a replay, and writes them to a dataset.
 
-    Episodes are recorded from their first step to their last. None begins after the wanted frames
-    have been played and all that have begun are played to their ends: to stop at once would favour
-    short ones. So there are some frames more, about half an episode of each environment.
-
-    Use it as a context manager: what is not finished by `finish` leaves nothing behind.
+    Episodes are recorded from their first step to their last. After the wanted number of frames, no
+    recorded episode begins, and all episodes in progress are played to the end: stopping
+    immediately would favour short episodes. So the dataset has some more frames, about half an
+    episode per environment. Use it as a context manager: without `finish`, all its files are
+    removed.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class DatasetWriter:
 
         Args:
           path: the dataset's directory, new or empty.
-          spec: of one environment.
-          num_envs: environments; ids are in ``[0, num_envs)``.
-          frames: environment steps to record, at least.
+          spec: the spec of one environment.
+          num_envs: number of environments; ids are in ``[0, num_envs)``.
+          frames: smallest number of environment steps to record.
           env: name, type and options of the environments, for the header.
-          source: who plays, for the header.
-          shard_bytes: how much makes a file; twice that is held in memory.
+          source: the agent that plays, for the header.
+          shard_bytes: size of a file in bytes; twice this is held in memory.
 
         Raises:
           DatasetError: the directory exists and is not empty.
-          DatasetWriteError: it cannot be made.
+          DatasetWriteError: the directory cannot be created.
           ValueError: frames is not positive.
         """
         if frames < 1:
@@ -72,11 +72,11 @@ class DatasetWriter:
         self._nests = Nest(spec.observation), Nest(spec.action)
         self._bounds = [_bounds(leaf) for leaf in self._nests[1].leaves]
         self._open: list[list[_Row] | None] = [None] * num_envs
-        self._ended: list[list[_Row]] = []  # episodes that wait for their shard to be full
+        self._ended: list[list[_Row]] = []  # ended episodes of the shard that is not full yet
         self._ended_bytes = 0
         self._shards: list[Shard] = []
         self._returns: list[float] = []
-        self._frames = 0  # of episodes recorded and under way
+        self._frames = 0  # of recorded episodes, including those in progress
         self._partial = self._path.with_name(f".partial-{self._path.name}-{os.getpid()}")
         _check_free(self._path)
         try:
@@ -97,11 +97,11 @@ class DatasetWriter:
 
     @property
     def done(self) -> bool:
-        """Whether enough was recorded and no recorded episode is under way."""
+        """Whether enough frames are recorded and no recorded episode is in progress."""
         return self._frames >= self._wanted and all(rows is None for rows in self._open)
 
     def add(self, env_ids: np.ndarray | None, transition: Transition) -> None:
-        """Takes one step of some environments; the Actor calls it.
+        """Receives one step of some environments; the Actor calls it.
 
         Args:
           env_ids: [n] ints; None for all environments in order.
@@ -124,11 +124,11 @@ class DatasetWriter:
             self._write_shard()
 
     def finish(self) -> Header:
-        """Writes what is left and puts the dataset into its place; episodes under way are dropped.
+        """Writes the remaining episodes and renames the dataset; drops episodes in progress.
 
         Raises:
-          DatasetError: no episode has ended, or another writer took the place meanwhile.
-          DatasetWriteError: the file system refuses.
+          DatasetError: no episode has ended, or another writer has used the path in the meantime.
+          DatasetWriteError: the file system refuses the write.
         """
         self._write_shard()
         if not self._shards:
@@ -144,7 +144,7 @@ class DatasetWriter:
             raise self._refused(error) from error
         _check_free(self._path)
         try:
-            os.replace(self._partial, self._path)  # over an empty directory too
+            os.replace(self._partial, self._path)  # also replaces an empty directory
             _sync(self._path.parent)
         except OSError as error:
             raise self._refused(error) from error
@@ -160,7 +160,7 @@ class DatasetWriter:
     def _add_row(self, env_id: int, step_type: int, row: _Row) -> None:
         rows = self._open[env_id]
         if step_type == _FIRST:
-            if rows:  # an environment that was restarted in mid-episode: no whole one came of it
+            if rows:  # the environment was restarted in mid-episode: drop the episode
                 self._frames -= len(rows) - 1
             rows = self._open[env_id] = [] if self._frames < self._wanted else None
         if rows is None:
@@ -182,7 +182,7 @@ class DatasetWriter:
             for i, (name, leaf) in enumerate(self._columns.items())
         }
         shard = Shard(f"shard-{len(self._shards):05}.npz", len(rows), len(self._ended))
-        # Packed in memory: cut short by a full disk, zipfile complains a second time, later.
+        # Pack in memory: on a full disk, zipfile would raise a second error later.
         packed = io.BytesIO()
         np.savez(packed, **arrays)
         try:
@@ -219,7 +219,7 @@ class DatasetWriter:
 
 
 def _bounds(spec: specs.Array) -> tuple[Any, Any] | None:
-    """What real-numbered actions are clipped to, as pools do."""
+    """Returns the bounds to which actions of real numbers are clipped, as in pools."""
     if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating):
         return spec.minimum, spec.maximum
     return None
