@@ -85,7 +85,7 @@ class BC(Agent):
         self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
+        """Returns newly initialised network parameters."""
         return self.network.init(rng_key)
 
     def initial_state(self, batch_size: int) -> AgentState:
@@ -156,7 +156,7 @@ class BC(Agent):
     def update_learner_state(
         self, params: Params, learner_state: BCLearnerState, opt_state: optax.OptState
     ) -> BCLearnerState:
-        """Keeps the optimizer's state."""
+        """Stores the optimizer's state."""
         return learner_state._replace(opt_state=opt_state)
 
     def _distribution(self, parameters: Array, timestep: TimeStep) -> distributions.Distribution:

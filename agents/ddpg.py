@@ -120,7 +120,7 @@ class DDPG(DeterministicAgent):
         learner_state: DDPGLearnerState,
         opt_state: optax.OptState,
     ) -> DDPGLearnerState:
-        """Keeps the optimizers' state and moves the targets."""
+        """Stores the optimizers' state and updates the targets."""
         old = learner_state.target_params
         target = optax.incremental_update(params, old, self.cfg.target_rate)
         return DDPGLearnerState(opt_state, target)

@@ -109,7 +109,7 @@ class SAC(PolicyAndCriticsAgent):
         self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> SACParams:
-        """Returns fresh networks and the configured temperature."""
+        """Returns newly initialised network parameters and the configured temperature."""
         policy_key, critics_key = jax.random.split(rng_key)
         return SACParams(
             self.network.policy.init(policy_key),

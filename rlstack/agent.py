@@ -76,7 +76,7 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh parameters."""
+        """Returns newly initialised parameters."""
 
     def initial_state(self, batch_size: int) -> AgentState:
         """Returns the acting state at the start of ``batch_size`` episodes, [B, ...]."""

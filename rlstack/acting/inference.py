@@ -49,7 +49,7 @@ class Servable(InferencerLike, Protocol):
     obs_spec: PyTree
 
     def reset(self, rows: np.ndarray) -> None:
-        """Gives environments a fresh agent state."""
+        """Resets the agent state of some environments."""
 
     def save(self) -> PyTree:
         """Returns the key and the agent states."""

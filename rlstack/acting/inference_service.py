@@ -67,7 +67,7 @@ class InferenceError(RuntimeError):
 
 
 class InferenceService:
-    """Acts for many clients at once; safe to call from any number of threads."""
+    """Acts for many clients; safe to call from any number of threads."""
 
     def __init__(self, cfg: ServiceConfig, inferencer: Servable) -> None:
         """Starts the worker thread.
@@ -75,7 +75,7 @@ class InferenceService:
         Args:
           cfg: how requests are collected.
           inferencer: acts; from now on only this service may use it. It calls its source of params
-              between batches, so that source should return at once
+              between batches, so the source should return immediately
               (`rlstack.acting.params.ParamsPuller`).
         """
         num_envs = inferencer.num_envs

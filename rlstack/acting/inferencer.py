@@ -106,7 +106,7 @@ class Inferencer(Node):
     __call__ = inference
 
     def reset(self, rows: np.ndarray) -> None:
-        """Gives environments a fresh agent state.
+        """Resets the agent state of some environments.
 
         Args:
           rows: the environments, bool ``[num_envs]``. It is a mask and not a list of ids, so that

@@ -17,7 +17,7 @@ _MAX_RESETS = 100  # consecutive episodes that may be over at their first observ
 
 
 class EntityEnv(dm_env.Environment):
-    """A game whose observations and actions are padded arrays; made by `as_dm_env`.
+    """A game with padded arrays as observations and actions; made by `as_dm_env`.
 
     Attributes:
       game: the adapted environment.

@@ -36,7 +36,7 @@ _Append = Callable[[Any, list[object]], None]  # appends the features of a value
 
 
 def entity_type(cls: type, capacity: int = 1) -> EntityType:
-    """Returns the entity type whose features are the fields of a dataclass.
+    """Returns an entity type with the fields of a dataclass as features.
 
     Raises:
       TypeError: ``cls`` is not a dataclass, or a field is of a kind that has no features.

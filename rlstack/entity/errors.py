@@ -14,7 +14,7 @@ def refuse(where: str, what: str, rule: str, got: object, fix: str) -> NoReturn:
       where: name of the environment.
       what: the entity type or action type, and the entity if a single one is wrong.
       rule: what must hold.
-      got: what was given.
+      got: the given value.
       fix: what the author of the game can do about it.
 
     Raises:

@@ -289,7 +289,7 @@ def _start(space: LeafSpace) -> int | np.ndarray:
 
 
 def _action_cast(space: LeafSpace) -> Callable[[np.ndarray], np.ndarray | np.generic]:
-    """Returns a function from an action of the spec to a fresh action of the space."""
+    """Returns a function that converts an action of the spec to a new action of the space."""
     start, dtype = _start(space), space.dtype
     if not space.shape and np.issubdtype(dtype, np.integer):
         return lambda action: dtype.type(int(action) + int(start))

@@ -200,7 +200,7 @@ def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]
 
 
 def check_ids(env_ids: ArrayLike, size: int) -> np.ndarray:
-    """Returns ``env_ids`` as a fresh int32 vector of distinct ids in [0, size).
+    """Returns ``env_ids`` as a new int32 vector of distinct ids in [0, size).
 
     Raises:
       TypeError: they are not integers.

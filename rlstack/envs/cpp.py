@@ -41,7 +41,7 @@ class Field(Protocol):
     """EnvPool's description of one array of an observation or action."""
 
     dtype: np.dtype
-    shape: list[int]  # -1 stands for the number of players
+    shape: list[int]  # -1 means the number of players
     minimum: Any
     maximum: Any
 
@@ -71,7 +71,7 @@ def names() -> list[str]:
 class CppBackend:
     """An EnvPool pool; see ``rlstack.envs.backend.Backend``.
 
-    ``recv`` returns fresh arrays, which belong to the caller.
+    ``recv`` returns new arrays, which belong to the caller.
     """
 
     def __init__(self, name: str, config: PoolConfig, direct: bool = True):

@@ -113,7 +113,7 @@ class Normalised(Agent):
         return type(self), (self.agent, self.normalisation)
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
-        """Returns the agent's fresh parameters and empty statistics."""
+        """Returns the agent's newly initialised parameters, and empty statistics."""
         statistics = Statistics(self._standardiser.initial(), initial_statistics(_SCALAR))
         return NormalisedParams(self.agent.initial_params(rng_key), statistics)
 

@@ -144,7 +144,7 @@ class DeterministicAgent(PolicyAndCriticsAgent):
         self.bounds = distributions.bounds_of(self.action_spec, type(self).__name__)
 
     def initial_params(self, rng_key: PRNGKey) -> DeterministicParams:
-        """Returns fresh networks."""
+        """Returns newly initialised params of both networks."""
         policy_key, critics_key = jax.random.split(rng_key)
         return DeterministicParams(
             self.network.policy.init(policy_key), self.critics.init(critics_key)

@@ -122,7 +122,7 @@ class PolicyGradientAgent(Agent):
         self._optimizer = cfg.make_optimizer()
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
+        """Returns newly initialised network parameters."""
         return self.network.init(rng_key)
 
     def initial_state(self, batch_size: int) -> AgentState:
@@ -202,7 +202,7 @@ class PolicyGradientAgent(Agent):
     def update_learner_state(
         self, params: Params, learner_state: PolicyGradientState, opt_state: optax.OptState
     ) -> PolicyGradientState:
-        """Keeps the optimizer's state and counts."""
+        """Stores the optimizer's state and counts the update."""
         del params
         num_updates = learner_state.num_updates + 1
         return learner_state._replace(opt_state=opt_state, num_updates=num_updates)

@@ -96,7 +96,7 @@ class TargetNetworkAgent(Agent):
         self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Returns fresh network parameters."""
+        """Returns newly initialised network parameters."""
         return self.network.init(rng_key)
 
     def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> TargetLearnerState:

@@ -129,7 +129,7 @@ class Channel:
 
 
 def replace_handlers(server: Any, instance: object, service: Service) -> None:
-    """Binds the handlers of `service` in place of the public methods of `instance`.
+    """Replaces the handlers of the public methods of `instance` by those of `service`.
 
     Args:
       server: the ``courier.Server`` that Launchpad has made for the instance and not started yet.

@@ -34,7 +34,8 @@ class MineSweeper:
     cooldown starts again at ``cooldown_period``. In a step the cannon fires first, then the Robots
     act one after the other, then Robots on the cell of a Mine are removed. Reward: 1 when the last
     Mine is removed. End: then, or when no Robot is left; truncated after ``max_steps``. Best
-    return: 1, also of a scripted policy whose Robots defuse the nearest Mine; random policy: 0.12.
+    return: 1, which a scripted policy reaches: its Robots defuse the nearest Mine. Random policy:
+    0.12.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class GameAgent(Protocol):
 
 
 class Game(Protocol):
-    """A program with a loop of its own.
+    """A program with its own loop.
 
     It must use its agents from one thread at a time. Optional methods: ``interrupt()``, called from
     another thread when the loop has to end, and ``close()``, called once after the last loop.
@@ -103,7 +103,7 @@ class GroupAgent:
 def act_all(
     agents: Sequence[GameAgent], observations: Sequence[ScoredObservation | None]
 ) -> list[Actions | None] | None:
-    """Asks several agents at once. A game should ask all agents that act at a tick in one call.
+    """Asks several agents together. A game should ask all agents that act at a tick in one call.
 
     Args:
       agents: all agents of the game.

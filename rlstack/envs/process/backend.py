@@ -210,7 +210,7 @@ class ProcessBackend:
             self._ready.append(i)
 
     def _replace(self, worker: WorkerHandle, failure: WorkerFailure) -> None:
-        """Starts a new worker in place of ``worker`` and truncates the episodes it was running."""
+        """Replaces ``worker`` by a new worker, and truncates the episodes that it was running."""
         del self._by_fd[worker.sock.fileno()]
         self._poll.unregister(worker.sock)
         worker.end(0.0)

@@ -193,7 +193,7 @@ def end_all(workers: list[WorkerHandle], memory_fd: int, owner: int) -> None:
         deadline = time.monotonic() + _CLOSE_SECONDS
         for worker in workers:
             worker.end(deadline)
-    except BaseException:  # a second Ctrl-C during the wait: kill at once
+    except BaseException:  # a second Ctrl-C during the wait: kill immediately
         for worker in workers:
             worker.end(0.0)
         raise

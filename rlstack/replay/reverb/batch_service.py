@@ -117,7 +117,7 @@ class BatchMaker(Fetcher):
         self._client, self._address, self._packing, self._cfg = client, address, packing, cfg
         self._samplers: AlternatingSamplers | None = None
         self._batches: list[DrawnBatch] = []
-        self._awaited = 0  # number of batches that `take` waits for
+        self._awaited = 0  # batches that `take` waits for; with fewer, it is not woken
         super().__init__()
 
     @property
@@ -200,7 +200,7 @@ class BatchService:
         self._server = serve(self, bind_address=bind_address)
         put_number(client, BATCH_PORT, int(self._server.address.rsplit(":", 1)[1]))
 
-    @remote(idempotent=True)  # a repeated call samples other items
+    @remote(idempotent=True)  # a repeated call samples other items, as good as the lost ones
     def take(self, most: int, seconds: float) -> list[DrawnBatch]:
         """Returns up to ``most`` batches that are ready within ``seconds``."""
         with self._lock:  # one reader at a time
@@ -298,7 +298,7 @@ class BatchFetcher(Fetcher):
 
     def _find(self) -> RemoteObject:
         """Connects to the service."""
-        table_info(self._client, self._address, 1.0)  # raises; `get_number` would block for ever
+        table_info(self._client, self._address, 1.0)  # raises; `get_number` would block forever
         port = int(get_number(self._client, BATCH_PORT))
         host = self._address.rsplit(":", 1)[0]
         return RemoteObject(

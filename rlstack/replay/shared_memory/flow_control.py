@@ -24,7 +24,7 @@ class PollingWait:
         self._pause = _SHORTEST
 
     def sleep(self) -> bool:
-        """Sleeps and returns True; returns False at once when the deadline has passed."""
+        """Sleeps and returns True; returns False without sleep when the deadline has passed."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             return False
