@@ -38,7 +38,19 @@ from tests.agent_cases import (
 )
 
 
-@pytest.fixture(scope="module", params=sorted(settings()))
+def _by_agent():
+    """The first setting of each agent is quick; continuous integration runs the others too."""
+    first = {}
+    for name, setting in settings().items():
+        first.setdefault(type(setting.cfg), name)
+    slow = [pytest.mark.slow, pytest.mark.chosen]
+    return [
+        pytest.param(name, marks=[] if name in first.values() else slow)
+        for name in sorted(settings())
+    ]
+
+
+@pytest.fixture(scope="module", params=_by_agent())
 def c(request):
     return case(request.param)
 

@@ -210,6 +210,8 @@ def test_a_truncation_is_bootstrapped_and_the_pair_after_it_left_out():
     assert_close(*gradients, atol=1e-7)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", ["ppo-separate", "ppo-lstm"])
 def test_a_scan_and_calls_learn_the_same(name):
     c = case(name)

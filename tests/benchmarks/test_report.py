@@ -136,6 +136,8 @@ def reference():
         program.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 @pytest.mark.timeout(60)
 def test_both_sides_of_the_comparison_minimise_the_same_loss(reference, env):

@@ -142,6 +142,8 @@ def test_configs_out_of_range_are_refused():
         make(num_devices=len(jax.local_devices()) + 1)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(200)
 def test_two_devices_learn_what_one_does():
     """Runs in a child process: the number of devices is fixed when JAX starts."""

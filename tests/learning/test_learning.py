@@ -106,10 +106,14 @@ def test_dqn_learns_catch():
     assert learned_return(experiment) > 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_ppo_learns_to_obey_a_mask_in_dict_observations():
     assert learned_return(toy("MaskedDict", FAST_PPO, frames=20_000)) > 0.9 * 8
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_ppo_learns_several_numbers_at_once():
     assert learned_return(toy("MultiDiscrete", FAST_PPO, frames=40_000)) > 0.9 * 5
 
@@ -120,6 +124,8 @@ def test_ppo_learns_a_continuous_point_mass():
     assert learned_return(experiment) > -6
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("core", "solved"), [("lstm", True), ("gru", True), ("none", False)])
 def test_memory_needs_a_recurrent_core(core, solved):
     experiment = toy(
@@ -147,6 +153,8 @@ class ForgetsTruncation(PPO):
         return super().prepare(params, learner_state, batch._replace(trajectory=trajectory))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("agent_class", [PPO, ForgetsTruncation])
 def test_values_bootstrap_through_a_time_limit(agent_class, monkeypatch):
     """Each reward is 1 and no observation shows the time, so the value is 1 / (1 - discount) = 10.

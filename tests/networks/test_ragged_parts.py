@@ -169,6 +169,8 @@ def test_positions_are_told_as_the_reference_sees_them():
         ).init(jax.random.PRNGKey(0))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("relative", [False, True])
 def test_moving_and_turning_the_world_changes_nothing(relative):
     codec, rocks = _fleet(), [(5.0, 2.0, 1.0), (6.0, -1.0, 0.5), (7.0, 0.3, -2.0)]

@@ -71,6 +71,8 @@ def test_the_layout_is_read_off_the_specs():
     assert list(kinds) == sorted(ACTION_SPACE)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", CONFIGS)
 def test_batch_mates_and_padding_do_not_matter(name):
     apply = case(name)[2]
@@ -91,6 +93,8 @@ def test_batch_mates_and_padding_do_not_matter(name):
         _assert_same(apply(dirty), one, alone)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", CONFIGS)
 def test_packed_rows_give_what_padded_ones_give(name):
     made, params, apply = case(name)

@@ -50,6 +50,8 @@ def updates(name, topology, **program):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["single_process", *TOPOLOGIES])
 @pytest.mark.parametrize("name", GAMES)
 def test_entity_games_train(tmp_path, name, topology):

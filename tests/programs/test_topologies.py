@@ -57,6 +57,8 @@ def check_files(directory, experiment, result):
     assert set(series(directory, "program/restarts")) == {0}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_it_trains_in_threads_again_and_again(tmp_path, topology):
     for make in (ppo, dqn):
@@ -176,6 +178,8 @@ def test_environments_know_their_number_among_all(tmp_path, topology, monkeypatc
         np.testing.assert_array_equal(ids[0], keys % np.uint64(6))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", SHARED_FIRST)
 def test_rounds_take_from_both_actors(tmp_path, topology):
     rounds = {"min_actors": 2, "grace_seconds": 5.0, "max_size": 64}

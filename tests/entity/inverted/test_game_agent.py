@@ -101,6 +101,8 @@ class Counted:
         self.agent.game_over(observation)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(100)
 def test_the_agent_plays_in_the_loop_as_the_evaluation_plays_it(run_dir):
     game = games.mine_sweeper(seed=5)

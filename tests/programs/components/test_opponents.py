@@ -83,6 +83,8 @@ def against(runs, share=0.5, **changes):
     return dataclasses.replace(EXPERIMENT, env=env, **changes)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_steps_of_opponents_are_neither_counted_nor_remembered(runs):
     program = SingleProcess(opponents.resolved(against(runs)))
     try:
@@ -110,6 +112,8 @@ def test_steps_of_opponents_are_neither_counted_nor_remembered(runs):
         program.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_tells_its_returns_by_opponent_and_resumes(runs, tmp_path, capsys):
     directory = tmp_path / "run"
     experiment = dataclasses.replace(
