@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 
 from programs.components.replay import ReverbReplay, SharedMemory
-from programs.graph import Graph
+from programs.graph import Graph, Handle
 from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup
 from programs.nodes.coordinator import CoordinatorNode
@@ -20,67 +20,68 @@ from programs.nodes.replay import ReverbNode
 
 def heavy_env(setup: Setup) -> Graph:
     """For heavy environments: each actor infers by itself; the learner shares its memory."""
-    program = setup.experiment.program
     graph = Graph("heavy_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
     replay = SharedMemory(setup.experiment, setup.step)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    for rank in range(program.num_actors):
-        graph.worker(
-            f"actor/{rank}", ActorNode, setup, rank, replay, learner, None, coordinator,
-            restartable=True,
-        )  # fmt: skip
+    _actors(graph, setup, replay, learner, [None], coordinator)
     graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
     return graph
 
 
 def light_env(setup: Setup) -> Graph:
     """For light environments: inference services act for many actors; replay is shared memory."""
-    program = setup.experiment.program
     graph = Graph("light_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
     replay = SharedMemory(setup.experiment, setup.step)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = [
-        graph.service(
-            f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
-            restartable=True,
-        )
-        for index in range(program.num_inferencers)
-    ]  # fmt: skip
-    for rank in range(program.num_actors):
-        inferencer = inferencers[rank % program.num_inferencers]
-        graph.worker(
-            f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
-            restartable=True,
-        )  # fmt: skip
+    inferencers = _inferencers(graph, setup, learner, coordinator)
+    _actors(graph, setup, replay, learner, inferencers, coordinator)
     graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
     return graph
 
 
 def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
-    program = setup.experiment.program
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
     client = functools.partial(ReverbReplay, setup.experiment, setup.step)
     replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = [
+    inferencers = _inferencers(graph, setup, learner, coordinator)
+    _actors(graph, setup, replay, learner, inferencers, coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    return graph
+
+
+def _inferencers(
+    graph: Graph, setup: Setup, learner: Handle, coordinator: Handle
+) -> list[Handle | None]:
+    """Adds the inference services."""
+    return [
         graph.service(
             f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
             restartable=True,
         )
-        for index in range(program.num_inferencers)
+        for index in range(setup.experiment.program.num_inferencers)
     ]  # fmt: skip
-    for rank in range(program.num_actors):
-        inferencer = inferencers[rank % program.num_inferencers]
+
+
+def _actors(
+    graph: Graph,
+    setup: Setup,
+    replay: SharedMemory | Handle,
+    learner: Handle,
+    inferencers: list[Handle | None],
+    coordinator: Handle,
+) -> None:
+    """Adds the actors, which take the inferencers in order; an actor with None infers by itself."""
+    for rank in range(setup.experiment.program.num_actors):
+        inferencer = inferencers[rank % len(inferencers)]
         graph.worker(
             f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
             restartable=True,
         )  # fmt: skip
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
-    return graph
 
 
 _CPU_GROUPS = ("coordinator", "actor", "evaluator", "replay")
