@@ -28,7 +28,7 @@ def presets():
 
 
 def tiny(name, topology):
-    """A preset with few frames, whose learner begins at once."""
+    """A preset with few frames; its learner starts without waiting for a filled replay."""
     experiment = preset(name)
     replay = experiment.replay
     if replay.sampler != "fifo":
