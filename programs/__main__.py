@@ -1,6 +1,7 @@
 """The command `rlstack`.
 
-Each command imports only what it needs, when it runs: `rlstack --help` must not wait for JAX.
+Each command imports only what it needs, when it runs: `rlstack --help` must not wait for JAX, and
+signals must have handlers before anything that takes long is imported.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-import rlstack
+from programs.tracking import signals
 
 USAGE = """\
 usage: rlstack COMMAND ...
@@ -38,12 +39,21 @@ everything else, the reason and how to enable it. The exit code is 0 if single_p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code."""
+    """Runs a command; returns the exit code.
+
+    Args:
+      argv: the command and its arguments. By default those of this process, which then belongs to
+        the command: signals end it without a traceback.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        signals.watch(args[0] if args else "")
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     if args[0] == "--version":
+        import rlstack
+
         print(f"rlstack {rlstack.__version__}")
         return 0
     # As for `python script.py`: "module:callable" finds modules in the current directory.

@@ -11,12 +11,18 @@ from programs.launchers.monitor import ProgramMonitor
 from programs.nodes.base import Setup
 from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
+from programs.tracking.signals import StopSignals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
 
 
 def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
+    with StopSignals(sets_handlers=False):  # Launchpad's handlers end the program
+        return _run(setup, display)
+
+
+def _run(setup: Setup, display: ProgressDisplay) -> int:
     received = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     manager, address = _launch(setup)

@@ -183,7 +183,8 @@ def _train(
     periodic = PeriodicActions(
         experiment, logger, start_frames=loop.env_frames, evaluate=evaluate, checkpoint=save
     )
-    with StopSignals() as signals:
+    start = loop.learner.version
+    with StopSignals(has_progress=lambda: loop.learner.version > start) as signals:
         with failed_update.saved_on_failure(directory, loop.learner):
             loop.train(periodic, stop=lambda: signals.received is not None)
         periodic.finish(loop.env_frames, loop.stats())

@@ -1,20 +1,36 @@
-"""SIGINT and SIGTERM as requests to stop."""
+"""SIGINT and SIGTERM as requests to stop.
+
+`StopSignals` turns signals into requests. The command `rlstack` also calls `watch`, before it
+imports anything else: then a thread acts on signals, also outside of `StopSignals`. The reason is
+that Python runs a handler only when the main thread returns from C, where XLA compiles for minutes,
+and that a handler that raises an exception raises it anywhere, for example in an import.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NOTHING, _EVERYTHING = "there was nothing to save yet", "everything is saved"
+# Seconds for the main thread to notice a request. It notices at once, except in a long call of C.
+_NOTICE = 2.0
+_CLEAN_UP = 2.0  # seconds for all functions of `at_sudden_end`
+
 
 class Interrupted(Exception):  # noqa: N818  (a request, not an error)
     """A signal asked the run to end. All progress is saved, unless the message says otherwise."""
 
     def __init__(self, signal_number: int, *, saved: bool = True) -> None:
-        what = "everything is saved" if saved else "there was nothing to save yet"
+        what = _EVERYTHING if saved else _NOTHING
         super().__init__(f"stopped by {signal.Signals(signal_number).name}; {what}.")
         self.exit_code = 128 + signal_number
 
@@ -22,24 +38,188 @@ class Interrupted(Exception):  # noqa: N818  (a request, not an error)
 class StopSignals:
     """Turns the first SIGINT or SIGTERM into a request to stop; a second one has its usual effect.
 
-    Only the main thread may set signal handlers; in other threads this does nothing.
+    In the command `rlstack`, a second one ends the process at once, with one line. Only the main
+    thread may set signal handlers; in other threads this does nothing.
     """
 
-    def __init__(self) -> None:
-        self.received: int | None = None
+    def __init__(
+        self, *, has_progress: Callable[[], bool] = lambda: True, sets_handlers: bool = True
+    ) -> None:
+        """Does nothing yet.
+
+        Args:
+          has_progress: whether there is something to save. If there is nothing, and the main thread
+            does not notice the request within 2 s, because it compiles, the command ends at once.
+          sets_handlers: False if the handlers of another library make the program stop.
+        """
+        self.has_progress = has_progress
+        self._sets_handlers = sets_handlers
+        self._received: int | None = None
+        self._is_noticed = False
         self._previous: dict[int, _Handler] = {}
 
+    @property
+    def received(self) -> int | None:
+        """The number of the signal that asked to stop; None if none has come."""
+        if self._received is not None:
+            self._is_noticed = True
+        return self._received
+
+    @received.setter
+    def received(self, number: int) -> None:
+        self._received = number
+
+    def is_ignored(self) -> bool:
+        """Whether a signal has come, the program has not noticed it, and nothing is to be saved."""
+        return self._received is not None and not self._is_noticed and not self.has_progress()
+
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        if _watch is not None:
+            _watch.pass_to(self)
+        elif self._sets_handlers:
+            for number in _NUMBERS:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if _watch is not None:
+            _watch.take_back(self, f"; {_EVERYTHING}" if kind is None else "")
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        self.received = number
+        self._received = number
         for held, handler in self._previous.items():
             signal.signal(held, handler)
+
+
+def watch(command: str) -> None:
+    """Starts a thread that acts on SIGINT and SIGTERM until this process ends.
+
+    Outside of `StopSignals`, a signal ends the process at once: with one line on standard error,
+    without a traceback, and with exit code 128 plus the signal's number.
+
+    Args:
+      command: its name, for that line.
+    """
+    global _watch
+    _watch = _Watch(command)
+
+
+def at_sudden_end(function: Callable[[], object]) -> Callable[[], None]:
+    """Registers a function that cleans up when a signal ends this process at once.
+
+    It runs in another thread, for at most 2 s, and the main thread runs on. Returns a function that
+    removes it.
+    """
+    _cleaners.append(function)
+    return lambda: _cleaners.remove(function)
+
+
+class _Watch:
+    """The thread that acts on signals."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._note = f"; {_NOTHING}" if command in ("train", "record") else ""
+        self._lock = threading.Lock()
+        self._stop: StopSignals | None = None
+        self._restore_terminal = _saved_terminal()
+        self._pipe, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in _NUMBERS:
+            signal.signal(number, _do_nothing)  # without a handler, nothing comes through the pipe
+        os.register_at_fork(after_in_child=_stop_watching)
+        threading.Thread(target=self._run, name="signals", daemon=True).start()
+
+    def pass_to(self, stop: StopSignals) -> None:
+        """Makes the next signal a request."""
+        with self._lock:
+            self._stop = stop
+
+    def take_back(self, stop: StopSignals, note: str) -> None:
+        """Makes the next signal end the process, with this note."""
+        with self._lock:
+            if self._stop is stop:
+                self._stop, self._note = None, note
+
+    def _run(self) -> None:
+        timeout = None  # while no request is unnoticed
+        while True:
+            if select.select([self._pipe], [], [], timeout)[0]:
+                for number in os.read(self._pipe, 64):
+                    if number in _NUMBERS:
+                        self._act(number)
+                timeout = _NOTICE
+                continue
+            timeout = None
+            with self._lock:
+                stop = self._stop
+                if stop is not None and stop.is_ignored():
+                    self._end(stop.received or signal.SIGINT, f"; {_NOTHING}")
+
+    def _act(self, number: int) -> None:
+        """Passes a request on, or ends the process."""
+        with self._lock:
+            if self._stop is None:
+                self._end(number, self._note)
+            elif self._stop.received is None:
+                self._stop.received = number
+            else:
+                self._end(number, ", the second signal; progress since the last save is lost")
+
+    def _end(self, number: int, note: str) -> None:
+        """Ends the process. Its main thread may be in C, so nothing can be raised there."""
+        cleaning = threading.Thread(target=_clean_up, daemon=True)
+        cleaning.start()
+        cleaning.join(_CLEAN_UP)
+        self._restore_terminal()
+        line = f"rlstack {self._command}: stopped by {signal.Signals(number).name}{note}.\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())  # another thread may hold the lock of sys.stderr
+        os._exit(128 + number)
+
+
+_watch: _Watch | None = None
+_cleaners: list[Callable[[], object]] = []
+
+
+def _clean_up() -> None:
+    for function in reversed(_cleaners):
+        with contextlib.suppress(Exception):
+            function()
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Is the handler while a thread acts on signals."""
+
+
+def _stop_watching() -> None:
+    """In a forked child: its signals must not come through the pipe of its parent."""
+    global _watch
+    _watch = None
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _saved_terminal() -> Callable[[], None]:
+    """Returns a function that gives the terminal its present settings, and shows the cursor."""
+    if not (sys.stdin and sys.stdin.isatty()):
+        return lambda: None
+    import termios
+
+    settings = termios.tcgetattr(0)
+
+    def restore() -> None:
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(0, termios.TCSADRAIN, settings)
+        if os.isatty(2):
+            with contextlib.suppress(OSError):
+                os.write(2, b"\x1b[?25h\n")
+
+    return restore

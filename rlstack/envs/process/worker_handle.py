@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -56,12 +57,15 @@ class WorkerHandle:
         # The worker reads end of file from the sentinel when this process dies.
         sentinel, self._sentinel = os.pipe()
         fds = (theirs.fileno(), sentinel, memory_fd)
-        # Ctrl-C goes to every process of the terminal; only the parent handles it.
+        # Ctrl-C goes to every process of the terminal; only the parent handles it. The worker
+        # inherits the blocked signal, so that Python's start does not raise KeyboardInterrupt.
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+            "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
             f"sys.path[:] = {sys.path!r}; "
             f"from rlstack.envs.process.worker import main; main{fds}"
         )
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=fds
@@ -71,6 +75,7 @@ class WorkerHandle:
             os.close(self._sentinel)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
             os.close(sentinel)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

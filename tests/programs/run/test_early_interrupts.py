@@ -1,0 +1,73 @@
+"""Ctrl-C at many moments before the first update: one line, no traceback, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+# Moments in seconds after the start: while Python imports, JAX starts, and XLA compiles.
+FEW = (0.4, 1.5)
+MANY = (0.6, 1.0, 1.6, 2.2, 2.8, 3.4, 4.2, 5.0, 6.0)
+WORKERS = ("--env.type", "process", "--env.num-workers", "2")
+DISTRIBUTED = ("--topology", "distributed", "--program.num-actors", "2")
+
+
+def interrupt(tmp_path, moment, *options):
+    """Presses Ctrl-C in a new run; returns its exit code, what it said, and what it left."""
+    command = [sys.executable, "-m", "programs", "train", "cartpole-ppo", *options]
+    command += ["--frames", "100000000", "--run-dir", str(tmp_path / f"run-{moment}")]
+    temporary = tmp_path / f"temporary-{moment}"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        time.sleep(moment)
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=20)
+        _, left = psutil.wait_procs(children, timeout=10)
+    finally:
+        process.kill()
+    return process.returncode, said, [*left, *temporary.rglob("*")]
+
+
+def check(tmp_path, moment, *options):
+    code, said, left = interrupt(tmp_path, moment, *options)
+    assert code == 130, said
+    lines = [line for line in said.splitlines() if not line.startswith(("replay: ", "frames "))]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("rlstack train: stopped by SIGINT; "), said
+    assert left == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("moment", FEW)
+def test_an_early_interrupt_is_one_line(tmp_path, moment):
+    check(tmp_path, moment, *WORKERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("options", [(), pytest.param(WORKERS, marks=pytest.mark.chosen)])
+def test_an_interrupt_at_any_early_moment_is_one_line(tmp_path, options):
+    for moment in MANY:
+        check(tmp_path, moment, *options)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.reference
+@pytest.mark.timeout(200, method="thread")
+def test_an_early_interrupt_of_a_program_is_one_line(tmp_path):
+    pytest.importorskip("launchpad")
+    for moment in (0.6, 3.0, 4.5, 6.0):
+        check(tmp_path, moment, *DISTRIBUTED)
