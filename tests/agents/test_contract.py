@@ -38,14 +38,16 @@ from tests.agent_cases import (
 )
 
 
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+
+
 def _by_agent():
     """The first setting of each agent is quick; continuous integration runs the others too."""
     first = {}
     for name, setting in settings().items():
         first.setdefault(type(setting.cfg), name)
-    slow = [pytest.mark.slow, pytest.mark.chosen]
     return [
-        pytest.param(name, marks=[] if name in first.values() else slow)
+        pytest.param(name, marks=[] if name in first.values() else _LATER)
         for name in sorted(settings())
     ]
 
@@ -163,20 +165,20 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
     "name",
     [
         "a2c",
-        "bc-gru",
+        pytest.param("bc-gru", marks=_LATER),
         "bc-structured",
         "ddpg",
         "dqn",
         "dqn-duelling",
-        "impala-lstm",
-        "ppo-entities",
+        pytest.param("impala-lstm", marks=_LATER),
+        pytest.param("ppo-entities", marks=_LATER),
         "ppo-separate",
         "ppo-gru",
         "ppo-structured",
-        "r2d2-masked",
+        pytest.param("r2d2-masked", marks=_LATER),
         "reinforce-gru",
         "sac",
-        "sac-discrete",
+        pytest.param("sac-discrete", marks=_LATER),
         "td3",
     ],
 )

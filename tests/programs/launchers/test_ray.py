@@ -69,6 +69,8 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, hosts):
     assert where["actor/0"] == where["inferencer/0"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_directory_that_a_host_does_not_see_is_refused(tmp_path, hosts, monkeypatch):
     init = RayNodes.__init__
 
@@ -82,6 +84,8 @@ def test_a_run_directory_that_a_host_does_not_see_is_refused(tmp_path, hosts, mo
     assert wait_until_empty() == []
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_cluster_without_room_is_named_with_what_is_missing(tmp_path, hosts):
     cfg = RayConfig(address=hosts.address, gpus={"learner": 1}, place_seconds=1.0)
     with pytest.raises(ValueError, match="have 1 CPUs, 1 GPUs and 0 GB free for learner"):
