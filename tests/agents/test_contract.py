@@ -37,7 +37,6 @@ from tests.agent_cases import (
     step_types,
 )
 
-
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
 
 
