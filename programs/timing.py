@@ -20,10 +20,20 @@ PHASE_POLL = 0.1
 LEARNER_PHASE_POLL = 0.05
 # A node is shown as silent after about fifteen missing reports.
 SHOWN_AS_SILENT = 3.0
-# A node assumes that the program is over when the coordinator has not answered for this long. The
-# coordinator ends last, so it is silent only after its end or failure. It is also silent for a node
-# that is restarted late.
-COORDINATOR_LOST = 5.0
+# The learner takes the coordinator for lost when it has not answered for this long; it then saves
+# and fails, which ends the program. Not shorter, because a coordinator may be stopped or starved
+# for many seconds and continue. It counts only while the learner itself runs.
+COORDINATOR_LOST = 30.0
+# The other nodes wait longer, so that the learner can save before the replay ends.
+COORDINATOR_LOST_TO_OTHERS = 40.0
+# The most that one attempt to reach a node adds to the time for which that node was silent: a call
+# and the pause after it. An attempt takes longer only if the caller itself was stopped.
+ATTEMPT = 12.0
+# The learner reports between updates, but an update, a compilation or a checkpoint may take
+# minutes. So a thread of it sends a sign of life with this period...
+HEARTBEAT = 2.0
+# ...and without a sign for this long, the coordinator ends the program.
+LEARNER_LOST = 60.0
 # The display's period. Twice a second reads as continuous and costs the coordinator little.
 DISPLAY_PERIOD = 0.5
 
@@ -49,12 +59,14 @@ class Restarts(NamedTuple):
     first_pause: float
     longest_pause: float
     forgotten_after: float
+    at_once: float
 
 
 # The first pause is short, since most failures are accidents. It doubles, so that a node that
 # always fails does not keep the machine busy. A node that ran for a minute had started well: its
-# earlier failures no longer count.
-RESTARTS = Restarts(first_pause=0.2, longest_pause=10.0, forgotten_after=60.0)
+# earlier failures no longer count. A node that worked for ten seconds has done more than repeat the
+# steps that failed before: the same error is an accident again.
+RESTARTS = Restarts(first_pause=0.2, longest_pause=10.0, forgotten_after=60.0, at_once=10.0)
 # Between two checks of a supervisor for a signal, in the pause before a restart.
 SUPERVISOR_POLL = 0.02
 
@@ -104,8 +116,11 @@ RAY_AVOID_HOST = 60.0
 assert PHASE_POLL < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
 assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
-# A restarted node whose program has ended gives up before its supervisor is asked to end.
-assert REPLAY_LINGER < COORDINATOR_LOST < GRACE_TO_SAVE
+# A node takes another for lost after several attempts, and the learner has time to save.
+assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SAVE
+# The learner's own complaint about the coordinator comes first, since it has then saved.
+assert 4 * HEARTBEAT < COORDINATOR_LOST < LEARNER_LOST
+assert REPLAY_LINGER < GRACE_TO_SAVE
 # A waiting node learns of the end within its grace period.
 assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE
 assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE

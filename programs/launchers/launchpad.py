@@ -6,6 +6,7 @@ A node's handles become Launchpad handles. The node that receives them gets clie
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -22,8 +23,9 @@ from launchpad.nodes.dereference import Dereferenceable
 
 from programs import timing
 from programs.graph import Graph, Handle, Node
-from programs.nodes import supervisor
-from programs.nodes.base import Setup, incarnation, set_incarnation
+from programs.nodes import base, supervisor
+from programs.nodes.base import Setup
+from programs.nodes.ending import end_of
 from rlstack.rpc import RemoteObject, Service
 from rlstack.rpc.courier import Server
 from rlstack.rpc.socket_filter import LOOPBACK, address_of
@@ -80,46 +82,52 @@ class _ProgramNode:
         """Runs the node; in a thread, restarts it after failures where that is safe."""
         launch = self.setup.experiment.program.launch
         if launch == "ray":  # its launcher records failures and restarts nodes
-            super().run()  # type: ignore[misc]
-            return
-        if launch == "threads" and self.restartable:
+            self._run_once()
+        elif launch == "threads":
             self._run_with_restarts()
-            return
+        else:
+            self._run_in_process()
+
+    def _run_once(self) -> None:
+        super().run()  # type: ignore[misc]
+        base.check_end()
+
+    def _run_in_process(self) -> None:
+        """Runs the node and ends this process; the supervisor records and restarts."""
+        code, end = 0, supervisor.End(ordered=True)
         try:
-            super().run()  # type: ignore[misc]
+            self._run_once()
+            if _stop_event().is_set():  # by a signal; the supervisor knows who sent it
+                end = supervisor.STOPPED
         except BaseException as error:
-            self._record(error, restarts=False)
-            raise
-        if launch != "threads":
-            _exit_process()
+            traceback.print_exc()
+            code, end = 1, end_of(error, base.ran_seconds())
+        supervisor.tell(end)
+        _exit_process(code)
 
     def _run_with_restarts(self) -> None:
-        limit = self.setup.experiment.program.max_restarts
+        limit = self.setup.experiment.program.max_restarts if self.restartable else 0
         restarts = supervisor.RestartPolicy(limit, *timing.RESTARTS)
         stop = lp.stop_event()
         while not stop.is_set():
             started = time.monotonic()
-            set_incarnation(restarts.failures)
+            incarnation = restarts.failures
+            base.set_incarnation(incarnation)
             self._instance = None
             try:
-                super().run()  # type: ignore[misc]
+                self._run_once()
                 return
-            except Exception as error:
-                pause = restarts.failed(time.monotonic() - started)
-                self._record(error, restarts=pause is not None)
+            except BaseException as error:  # also SystemExit, which ends a thread without a trace
+                end = end_of(error, base.ran_seconds())
+                pause = restarts.failed(time.monotonic() - started, end)
+                path = str(self.setup.directory.failures)
+                fields = {"restarts": pause is not None, "pause": pause, "ending": stop.is_set()}
+                supervisor.record_failure(
+                    path, node=self.name, end=end, incarnation=incarnation, **fields
+                )
                 if pause is None:
                     raise
                 stop.wait(pause)
-
-    def _record(self, error: BaseException, *, restarts: bool) -> None:
-        supervisor.record_failure(
-            str(self.setup.directory.failures),
-            node=self.name,
-            incarnation=incarnation(),
-            reason=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
-            restarts=restarts,
-        )
 
     @staticmethod
     def to_executables(nodes: Sequence[Any], label: str, launch_context: Any) -> list[Any]:
@@ -130,15 +138,16 @@ class _ProgramNode:
         return [_supervised(node, c) for node, c in zip(nodes, executables, strict=True)]
 
 
-def _exit_process() -> None:
+def _exit_process(code: int) -> None:
     """Ends the process without the interpreter's own teardown.
 
     During teardown, threads of Courier and of JAX may access freed memory and abort.
     """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    with contextlib.suppress(BaseException):  # as for a log on a full disk
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _supervised(node: _ProgramNode, launched: Any) -> Any:

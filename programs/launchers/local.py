@@ -13,8 +13,10 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from programs import timing
@@ -58,7 +60,8 @@ def parse_flags(notice_seconds: float) -> None:
 
 def main() -> int:
     """Runs the launcher's process; returns its exit code."""
-    supervisor.die_with_parent(signal.SIGTERM)
+    supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
+    os.environ[supervisor.PARENT] = str(os.getpid())
     parse_flags(timing.LAUNCHPAD_NOTICE)
     from launchpad.launch.local_multi_processing.commands import Command
     from launchpad.launch.run_locally.run_locally import run_commands_locally
@@ -72,20 +75,62 @@ def main() -> int:
     commands = json.loads(line)
     try:
         manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
+        signals = _remember_signals()
         print("launched", file=answers, flush=True)
-        return _wait(manager)
+        code = _wait(manager, signals)
+        if signals:  # on which Launchpad stops all nodes itself
+            manager.wait(raise_error=False)
+        else:
+            manager.stop_and_wait()
+        return code
     finally:
         forget(commands)
 
 
-def _wait(manager: Any) -> int:
-    try:
-        wait(manager)
-    except RuntimeError as error:  # a node failed, and has recorded why
-        print(error, file=sys.stderr)
-        manager.wait(raise_error=False)
-        return 1
-    return 0
+def _remember_signals() -> list[int]:
+    """Returns a list of the signals that asked this process to end; Launchpad handles them."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        launchpads: Any = signal.getsignal(number)
+
+        def receive(number: int, frame: FrameType | None, handler: Any = launchpads) -> None:
+            received.append(number)
+            handler(number, frame)
+
+        signal.signal(number, receive)
+    return received
+
+
+def _wait(manager: Any, signals: list[int]) -> int:
+    """Waits for the coordinator, which ends last, for a failure, or for a signal.
+
+    Launchpad's own wait does not say which process ended, so a supervisor that was killed would
+    leave no trace.
+    """
+    groups = manager._active_workers
+    workers = [(name, worker) for name in groups for worker in groups[name]]
+    while not signals:
+        for group, worker in workers:
+            code = worker.poll()
+            if code:
+                _record_end_of_supervisor(worker.args, code)
+                return 1
+            if code == 0 and group.startswith("coordinator"):
+                return 0
+        time.sleep(timing.LAUNCHER_POLL)
+    return 128 + signals[0]
+
+
+def _record_end_of_supervisor(command: Sequence[str], code: int) -> None:
+    """Records why a supervisor ended, unless its node failed, which it has recorded itself."""
+    if code == supervisor.SIGNALLED:
+        reason = "its supervisor got a signal (SIGTERM or SIGINT) that the program did not send"
+    elif code < 0:
+        reason = f"its supervisor was {supervisor.describe(code)}"
+    else:
+        return
+    _, _, record, name, *_ = command
+    supervisor.record_failure(record, node=name, end=supervisor.End(reason=reason), restarts=False)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from programs import timing
 from programs.nodes.base import OVER
 from programs.nodes.coordinator import Coordinator
+from programs.nodes.failures import read_failures, restart_line
 from programs.tracking.display import ProgressDisplay
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
@@ -14,11 +16,18 @@ from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 class ProgramMonitor:
     """Shows the coordinator's status on a display, and calls the coordinator for a launcher."""
 
-    def __init__(self, address: str, display: ProgressDisplay) -> None:
-        """Starts the thread that reads the status from the coordinator's address."""
+    def __init__(self, address: str, display: ProgressDisplay, failures: Path) -> None:
+        """Starts the thread that shows the program.
+
+        Args:
+          address: of the coordinator, which is asked for the status.
+          display: where to show it.
+          failures: the record of failures; each restart is shown as a line.
+        """
         timeout = timing.DISPLAY_CALL
         self._coordinator = RemoteObject(address, Coordinator, name="coordinator", timeout=timeout)
-        self._display = display
+        self._display, self._failures = display, failures
+        self._shown = len(read_failures(failures))
         self._has_answered = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -62,9 +71,18 @@ class ProgramMonitor:
         self._closed.set()
         self._coordinator.close()
         self._thread.join()
+        self._show_restarts()
+
+    def _show_restarts(self) -> None:
+        failures = read_failures(self._failures)
+        for failure in failures[self._shown :]:
+            if failure["restarts"]:
+                self._display.write_line(restart_line(failure))
+        self._shown = len(failures)
 
     def _run(self) -> None:
         while not self._closed.wait(timing.DISPLAY_PERIOD):
+            self._show_restarts()
             try:
                 status = self._coordinator.status()
             except ClosedError:

@@ -16,6 +16,7 @@ from typing import Any
 from programs import timing
 from programs.launchers import local
 from programs.launchers.monitor import ProgramMonitor
+from programs.nodes import supervisor
 from programs.nodes.base import OVER, SAVING, Setup
 from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
@@ -29,24 +30,32 @@ def run_processes(setup: Setup, display: ProgressDisplay) -> int:
         commands, coordinator = commands_of(setup)  # while the launcher starts
         try:
             _send(commands, process)
-            _supervise(process, coordinator, signals, display)
+            asked = _supervise(setup.directory, process, coordinator, signals, display)
+            if not asked:
+                _record_end(setup.directory, process.returncode)
+                _wait_for_nodes(process)
         finally:
             local.forget(commands)
         return signals.received or 0
 
 
 def _supervise(
+    directory: RunDir,
     process: subprocess.Popen[bytes],
     coordinator: str,
     signals: StopSignals,
     display: ProgressDisplay,
-) -> None:
-    """Waits for the end of the launcher, shows progress, and ends the program on a signal."""
+) -> bool:
+    """Waits for the end of the launcher, shows progress, and ends the program on a signal.
+
+    Returns:
+      Whether the launcher was asked to end.
+    """
     monitor: ProgramMonitor | None = None
     phase, deadline = "", math.inf
     while process.poll() is None:
         if monitor is None and _has_launched(process):
-            monitor = ProgramMonitor(coordinator, display)
+            monitor = ProgramMonitor(coordinator, display, directory.failures)
         if signals.received and deadline == math.inf:
             phase = monitor.interrupt(signals.received) if monitor else OVER
             if phase != SAVING:
@@ -64,6 +73,23 @@ def _supervise(
         time.sleep(timing.LAUNCHER_POLL)
     if monitor is not None:
         monitor.close()
+    return deadline != math.inf
+
+
+def _record_end(directory: RunDir, code: int) -> None:
+    """Records that the launcher was killed, or told to end by a signal that was not sent here."""
+    if code < 0 or code > 128:
+        end = supervisor.End(reason=supervisor.describe(code if code < 0 else 128 - code))
+        supervisor.record_failure(str(directory.failures), node="launcher", end=end, restarts=False)
+
+
+def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
+    """Waits for nodes that outlive a killed launcher; their supervisors end them, and they save."""
+    until = time.monotonic() + timing.LAUNCHPAD_NOTICE
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(timing.LAUNCHER_POLL)
 
 
 @contextlib.contextmanager
@@ -74,6 +100,7 @@ def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "LAUNCHPAD_LOGGING_DIR": str(directory.node_logs),
+        supervisor.PARENT: str(os.getpid()),
     }
     with open(directory.node_logs / "launcher", "ab") as log:
         process = subprocess.Popen(

@@ -14,9 +14,9 @@ import cloudpickle
 
 from programs import timing
 from programs.launchers import ray_cluster
-from programs.launchers.ray_runner import NodeRunner, Outcome, Placement
+from programs.launchers.ray_runner import NodeRunner, Placement
 from programs.nodes.base import Setup
-from programs.nodes.supervisor import RestartPolicy
+from programs.nodes.supervisor import End, RestartPolicy
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
@@ -170,11 +170,11 @@ class RayNodes:
         with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
             file.write(json.dumps(record | placement) + "\n")
 
-    def answers(self, timeout: float) -> list[tuple[RayNode, Placement | Outcome | str | None]]:
+    def answers(self, timeout: float) -> list[tuple[RayNode, Placement | End | str | None]]:
         """Waits for answers of processes.
 
         Returns:
-          Each with its node: a `Placement`, an `Outcome`, None for a node that still runs, or the
+          Each with its node: a `Placement`, an `End`, None for a node that still runs, or the
           reason, as text, why the process is lost.
         """
         now = time.monotonic()

@@ -20,25 +20,21 @@ from programs.launchers import ray_cluster
 from programs.launchers.launchpad import build
 from programs.launchers.monitor import ProgramMonitor
 from programs.launchers.ray_nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
-from programs.launchers.ray_runner import Outcome, Placement
+from programs.launchers.ray_runner import Placement
 from programs.nodes import base
 from programs.nodes.base import Setup
-from programs.nodes.supervisor import RestartPolicy, record_failure
+from programs.nodes.supervisor import End, RestartPolicy, record_failure
 from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.signals import StopSignals
 from rlstack.storage import checkpoint
-
-# Errors that a node raises because another node is lost.
-_SECONDARY_ERRORS = ("UnavailableError", "ReplayClosedError", "ReplayTimeoutError", "ParamsError")
 
 
 class _Loss(NamedTuple):
     """The end of a node that the program needs."""
 
     node: RayNode
-    reason: str
-    traceback: str = ""
+    end: End
     by_accident: bool = True  # a process or host was lost, so a new try may succeed
 
 
@@ -61,7 +57,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
             pause = None
             if loss.by_accident and not signals.received:
                 pause = restarts.failed(time.monotonic() - started)
-            _record(setup, loss.node, loss.reason, loss.traceback, restarts=pause is not None)
+            _record(setup, loss.node, loss.end, pause)
             if pause is None:
                 break
             time.sleep(pause)
@@ -81,15 +77,15 @@ def _token(directory: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _record(setup: Setup, node: RayNode, reason: str, text: str, *, restarts: bool) -> None:
+def _record(setup: Setup, node: RayNode, end: End, pause: float | None) -> None:
     record_failure(
         str(setup.directory.failures),
         node=node.name,
+        end=end,
         incarnation=node.incarnation,
         host=node.placement.host if node.placement else "",
-        reason=reason,
-        traceback=text,
-        restarts=restarts,
+        restarts=pause is not None,
+        pause=pause,
     )
 
 
@@ -117,7 +113,7 @@ class _RayProgram:
         try:
             if self._place_all():
                 address = self._coordinator.lp_node.addresses[0].resolve()
-                self._monitor = ProgramMonitor(address, display)
+                self._monitor = ProgramMonitor(address, display, self._setup.directory.failures)
                 self._supervise()
             self._end()
         finally:
@@ -160,9 +156,9 @@ class _RayProgram:
             for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
                 self._handle(node, answer)
             for node in self._nodes.silent():
-                self._fail(node, "its host does not answer")
+                self._fail(node, _lost("its host does not answer"))
             for node in self._nodes.unplaced():
-                self._fail(node, "Ray found no host for it in time")
+                self._fail(node, _lost("Ray found no host for it in time"))
             now = time.monotonic()
             for node in self._nodes.all:
                 if node.state == PAUSED and now >= node.until:
@@ -181,32 +177,32 @@ class _RayProgram:
             if interrupted_at and now > interrupted_at + timing.INTERRUPTED:
                 return
 
-    def _handle(self, node: RayNode, answer: Placement | Outcome | str | None) -> None:
+    def _handle(self, node: RayNode, answer: Placement | End | str | None) -> None:
         """Reacts to an answer of a node's process."""
         if isinstance(answer, Placement):
             try:
                 self._nodes.bind(node, answer)
             except ValueError as error:
                 self._nodes.avoid_host(node)
-                self._fail(node, str(error))
+                self._fail(node, _lost(str(error)))
                 return
             self._nodes.start(node)
             if node.lp_node.addresses:
                 self._moved[node.name] = node.lp_node.addresses[0].resolve()
-        elif isinstance(answer, Outcome):
-            if answer.failed:
-                self._fail(node, answer.reason, answer.traceback)
+        elif isinstance(answer, End):
+            if answer.reason:
+                self._fail(node, answer)
             else:
                 node.enter(ENDED)
         elif answer is not None:
-            self._fail(node, answer)
+            self._fail(node, _lost(answer))
 
     def _check_end(self, node: RayNode) -> None:
         """Fails a node that has ended while the program still runs."""
         assert self._monitor is not None
         node.end_checked = True
         if self._monitor.phase() == base.RUNNING:
-            self._fail(node, "it ended because the coordinator did not answer it")
+            self._fail(node, _lost("it ended before the program did"))
 
     def _announce(self) -> None:
         """Tells the coordinator the addresses of nodes that have moved."""
@@ -215,7 +211,7 @@ class _RayProgram:
             if self._monitor.relocate(name, address):
                 del self._moved[name]
 
-    def _fail(self, node: RayNode, reason: str, text: str = "") -> None:
+    def _fail(self, node: RayNode, end: End) -> None:
         """Schedules a node's restart, or the end of the program."""
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
@@ -223,16 +219,16 @@ class _RayProgram:
         if not node.lp_node.restartable:
             node.enter(ENDED)
             node.end_checked = True
-            by_accident = not text or reason.split(":")[0] in _SECONDARY_ERRORS
+            by_accident = end.secondary or bool(end.node) or not end.traceback
             if self._loss is None or (by_accident and not self._loss.by_accident):
-                self._loss, self._lost_at = _Loss(node, reason, text, by_accident), node.since
+                self._loss, self._lost_at = _Loss(node, end, by_accident), node.since
             return
-        pause = node.restarts.failed(lived)
-        _record(self._setup, node, reason, text, restarts=pause is not None)
+        pause = node.restarts.failed(lived, end)
+        _record(self._setup, node, end, pause)
         if pause is None:
             node.enter(ENDED)
             node.end_checked = True
-            self._loss, self._lost_at = _Loss(node, reason, text, False), 0.0
+            self._loss, self._lost_at = _Loss(node, end, False), 0.0
             return
         node.incarnation = self._incarnations[node.name]
         node.enter(PAUSED)
@@ -248,3 +244,8 @@ class _RayProgram:
             for node, answer in self._nodes.answers(timing.LAUNCHER_POLL):
                 if answer is not None:
                     node.enter(ENDED)
+
+
+def _lost(reason: str) -> End:
+    """Returns the end of a node whose process or host was lost."""
+    return End(reason=reason, passing=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import traceback
 from pathlib import Path
 from typing import NamedTuple
+
+from programs.nodes.supervisor import End
 
 
 class Placement(NamedTuple):
@@ -23,20 +24,12 @@ class Placement(NamedTuple):
     token: str  # the contents of the token file, as this host sees it
 
 
-class Outcome(NamedTuple):
-    """How a node ended."""
-
-    failed: bool
-    reason: str = ""
-    traceback: str = ""
-
-
 class NodeRunner:
     """Runs one node in a thread; every method may be called while another waits."""
 
     def __init__(self) -> None:
         self._stop, self._done = threading.Event(), threading.Event()
-        self._outcome = Outcome(failed=False)
+        self._end = End(ordered=True)
 
     def prepare(self, token_file: str, num_ports: int, interface: str) -> Placement:
         """Returns where this process runs and which ports are free.
@@ -76,9 +69,9 @@ class NodeRunner:
         arguments = (node, incarnation, coordinator_lost)
         threading.Thread(target=self._run, args=arguments, name="node", daemon=True).start()
 
-    def watch(self, seconds: float) -> Outcome | None:
+    def watch(self, seconds: float) -> End | None:
         """Waits at most this long for the node to end; returns None if it still runs."""
-        return self._outcome if self._done.wait(seconds) else None
+        return self._end if self._done.wait(seconds) else None
 
     def stop(self) -> None:
         """Asks the node to end."""
@@ -90,15 +83,15 @@ class NodeRunner:
 
             from programs.launchers.launchpad import set_stop_event
             from programs.nodes import base
+            from programs.nodes.ending import end_of
 
             base.set_incarnation(incarnation)
             base.set_coordinator_lost(coordinator_lost)
             set_stop_event(self._stop)
             cloudpickle.loads(node)()
         except BaseException as error:
-            text = "".join(traceback.format_exception(error))
-            print(text, flush=True)
-            self._outcome = Outcome(True, f"{type(error).__name__}: {error}", text)
+            self._end = end_of(error, base.ran_seconds())
+            print(self._end.traceback, flush=True)
         finally:
             self._done.set()
 

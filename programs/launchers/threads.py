@@ -34,7 +34,7 @@ def _run(setup: Setup, display: ProgressDisplay) -> int:
             handler(number, frame)
 
         signal.signal(number, receive)
-    monitor = ProgramMonitor(address, display)
+    monitor = ProgramMonitor(address, display, setup.directory.failures)
     try:
         with contextlib.suppress(Exception):  # which the node has recorded
             local.wait(manager)

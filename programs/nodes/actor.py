@@ -18,7 +18,7 @@ from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
-from programs.nodes.lock_step import ACT, WAIT
+from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
@@ -108,6 +108,8 @@ class ActorNode:
                 answer, self._round = self._learner.arrive(
                     rank, incarnation, env_frames, self._round
                 )
+                if answer == STOP:
+                    self._program.dismiss()
                 if answer != WAIT:
                     return bool(answer == ACT)
         return False

@@ -18,6 +18,7 @@ from programs import timing
 from programs.components import xla
 from programs.components.agent import make_agent
 from programs.experiment import Experiment
+from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
@@ -71,7 +72,7 @@ class ProgramState(NamedTuple):
 class CoordinatorClient:
     """Reports to the coordinator a few times a second and holds its last answer.
 
-    A client belongs to one thread.
+    A client belongs to one thread, in which it can be found by `check_end`.
 
     Attributes:
       gauges: returns the current values that a report sends; called for each report.
@@ -87,13 +88,21 @@ class CoordinatorClient:
           stop: set by the launcher to end this node.
         """
         self._coordinator, self._node, self._stop = coordinator, node, stop
+        self._patience = getattr(_thread, "coordinator_lost", None) or (
+            timing.COORDINATOR_LOST if node == "learner" else timing.COORDINATOR_LOST_TO_OTHERS
+        )
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         self.incarnation = incarnation()
         self._counts: dict[str, float] = {}
         self._logs: dict[str, list[np.ndarray]] = {}
         self._state = ProgramState()
         self._next_report = 0.0
-        self._last_answer = time.monotonic()
+        self._silent_seconds = 0.0  # since the last answer, as far as this process ran
+        self._last_attempt = time.monotonic()
+        self._began: float | None = None  # when the coordinator first answered
+        self._dismissed = False  # by the learner
+        self._lost = False  # whether the coordinator is
+        _thread.client = self
 
     def count(self, **totals: float) -> None:
         """Sets totals since this incarnation began."""
@@ -111,7 +120,7 @@ class CoordinatorClient:
 
     def poll(self, *, now: bool = False) -> ProgramState:
         """Returns the newest state; first reports if a report is due or `now` is set."""
-        if self._stop.is_set():
+        if self._lost or self._stop.is_set():
             return self._state._replace(phase=OVER)
         clock = time.monotonic()
         if now or clock >= self._next_report:
@@ -124,6 +133,31 @@ class CoordinatorClient:
         self.count(ended=1)
         self.poll(now=True)
 
+    def dismiss(self) -> None:
+        """Notes that the learner told this node to end, perhaps before the coordinator does."""
+        self._dismissed = True
+
+    def ran_seconds(self) -> float:
+        """Returns for how long this node has worked: since its first report."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def check_end(self) -> None:
+        """Checks that this node may end now.
+
+        Raises:
+          NodeLostError: it ends because the coordinator did not answer.
+          EndedEarlyError: nobody has told it to end.
+        """
+        if self._lost:
+            raise NodeLostError(
+                "coordinator",
+                f"it has not answered {self._node} for {self._silent_seconds:.0f} s; it, or its "
+                "host, hangs or was stopped",
+            )
+        told = self._dismissed or self._stop.is_set() or self._state.phase != RUNNING
+        if not told and self.poll(now=True).phase == RUNNING:
+            raise EndedEarlyError(f"{self._node} ended although the program still runs")
+
     def _report(self, clock: float) -> None:
         logs = {name: np.concatenate(values) for name, values in self._logs.items()}
         self._logs = {}
@@ -133,17 +167,33 @@ class CoordinatorClient:
                 self._node, self.incarnation, os.getpid(), self._counts, gauges, logs
             )
         except UnavailableError:
-            # The coordinator ends last, so a long silence means that the program is over. The
-            # clock is read again because the call itself may have waited.
-            patience = getattr(_thread, "coordinator_lost", None) or timing.COORDINATOR_LOST
-            if time.monotonic() - self._last_answer > patience:
-                self._state = self._state._replace(phase=OVER)
+            # The clock is read again because the call itself may have waited. An attempt that
+            # lasted longer than calls may last shows that this process was stopped meanwhile.
+            now = time.monotonic()
+            self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
+            self._last_attempt = now
+            if self._silent_seconds > self._patience:
+                self._lost, self._state = True, self._state._replace(phase=OVER)
             return
-        self._last_answer = clock
+        self._silent_seconds, self._last_attempt = 0.0, clock
+        self._began = clock if self._began is None else self._began
         self._state = ProgramState(**answer)
 
 
 _thread = threading.local()
+
+
+def check_end() -> None:
+    """Calls `CoordinatorClient.check_end` of the client of this thread, if there is one."""
+    client: CoordinatorClient | None = getattr(_thread, "client", None)
+    if client is not None:
+        client.check_end()
+
+
+def ran_seconds() -> float:
+    """Returns for how long the node of this thread has worked, without the time of its start."""
+    client: CoordinatorClient | None = getattr(_thread, "client", None)
+    return 0.0 if client is None else client.ran_seconds()
 
 
 def incarnation() -> int:

@@ -8,10 +8,11 @@ that is slow or restarting learns of everything at its next report.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from programs import timing
 from programs.experiment import Experiment
 from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
+from programs.nodes.ending import NodeLostError
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation, as_logs
@@ -59,6 +61,8 @@ class Coordinator:
         self._nodes: dict[str, _NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
+        self._error: Exception | None = None  # that ends this node
+        self._learner_silence = 0.0  # seconds, as far as this process ran
 
     @remote()
     def report(
@@ -82,6 +86,7 @@ class Coordinator:
           logs: values to average, each a list of numbers.
         """
         with self._lock:
+            self._hear(node)
             known = self._nodes.setdefault(node, _NodeStatus(incarnation))
             if incarnation < known.incarnation:  # replaced, but perhaps still running
                 return self._state._replace(phase=OVER)._asdict()
@@ -95,7 +100,8 @@ class Coordinator:
             known.history.append((known.seen, counts.get("env_frames", 0.0)))
             self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
             if self._state.phase == RUNNING:
-                self._periodic.tick(self._state.env_frames, self._program_logs)
+                with self._own_failures():
+                    self._periodic.tick(self._state.env_frames, self._program_logs)
                 if self._state.env_frames >= self._experiment.frames:
                     self._enter(SAVING)
             known.left = self._state.phase == OVER or "ended" in counts
@@ -103,9 +109,17 @@ class Coordinator:
             return self._state._asdict()
 
     @remote(idempotent=True)
+    def alive(self, node: str) -> None:
+        """A busy node calls this as a sign of life."""
+        with self._lock:
+            self._hear(node)
+
+    @remote(idempotent=True)
     def saved(self) -> None:
         """The learner calls this once the last checkpoint is written."""
-        with self._lock:
+        with self._lock, self._own_failures():
+            if self._state.phase == OVER or self._state.phase == JUDGING:
+                return  # a repeated call
             self._periodic.finish(self._state.env_frames, self._program_logs())
             self._enter(OVER if self._interrupted else JUDGING)
 
@@ -119,7 +133,7 @@ class Coordinator:
         opponents: Sequence[str] = (),
     ) -> None:
         """The evaluator calls this after each evaluation; the last one becomes the result."""
-        with self._lock:
+        with self._lock, self._own_failures():
             evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents))
             self._logger.write(env_frames, as_logs(evaluation))
             if last:
@@ -159,9 +173,38 @@ class Coordinator:
             return self._addresses.get(node, "")
 
     def wait_until_over(self, timeout: float) -> bool:
-        """Waits for the last phase; returns whether it has begun."""
+        """Waits for the last phase; returns whether it has begun.
+
+        Raises:
+          OSError: a file of the run could not be written.
+        """
         with self._lock:
-            return self._changed.wait_for(lambda: self._state.phase == OVER, timeout)
+            self._changed.wait_for(lambda: self._error or self._state.phase == OVER, timeout)
+            if self._error is not None:
+                raise self._error
+            return self._state.phase == OVER
+
+    def check_learner(self, passed: float) -> None:
+        """Checks that the learner still reports.
+
+        Args:
+          passed: seconds since the last check. Long ones count little, because they mean that this
+            process was stopped itself.
+
+        Raises:
+          NodeLostError: it has been silent for too long.
+        """
+        with self._lock:
+            learner = self._nodes.get("learner")
+            if learner is None or learner.left:
+                return
+            self._learner_silence += min(passed, timing.REPORT_PERIOD)
+            if self._learner_silence > timing.LEARNER_LOST:
+                raise NodeLostError(
+                    "learner",
+                    f"it has not reported for {self._learner_silence:.0f} s; it, or its host, "
+                    "hangs or was stopped",
+                )
 
     def wait_until_left(self, timeout: float) -> bool:
         """Waits until every node has ended or knows that it should; returns False on a timeout.
@@ -178,6 +221,19 @@ class Coordinator:
     def interrupted(self) -> int:
         """The number of the signal that interrupted the program, 0 for none."""
         return self._interrupted
+
+    def _hear(self, node: str) -> None:
+        if node == "learner":
+            self._learner_silence = 0.0
+
+    @contextlib.contextmanager
+    def _own_failures(self) -> Iterator[None]:
+        """Makes errors of the body, such as a full disk, errors of this node, not of its caller."""
+        try:
+            yield
+        except OSError as error:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _increment(self, *, checkpoints: int = 0, evaluations: int = 0) -> None:
         state = self._state
@@ -254,8 +310,11 @@ class CoordinatorNode(Coordinator):
     def run(self) -> None:
         """Waits for the end of the program, then until the other nodes know of it."""
         try:
+            checked = time.monotonic()
             while not (self.wait_until_over(timing.PHASE_POLL) or self._stop.is_set()):
-                pass
+                now = time.monotonic()
+                self.check_learner(now - checked)
+                checked = now
             self.wait_until_left(timing.COORDINATOR_LINGER)
         finally:
             self._logs.close()

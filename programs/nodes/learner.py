@@ -17,12 +17,13 @@ from programs.components.agent import make_agent
 from programs.components.replay import ProgramReplay
 from programs.components.seeds import role_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
+from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
 from programs.tracking.failed_update import saved_on_failure
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
-from rlstack.rpc import RemoteObject, codec, remote
+from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
 from rlstack.storage import checkpoint
 from rlstack.types import Batch
 
@@ -87,6 +88,7 @@ class LearnerNode:
 
     def run(self) -> None:
         """Learns until training ends, saves, and publishes params until the program is over."""
+        heartbeat = Heartbeat(self._coordinator, "learner")
         try:
             if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
                 self._learner.compile(self._batch_spec())  # while actors make the first batch
@@ -98,13 +100,21 @@ class LearnerNode:
             self._save(state.env_frames)
             self._program.gauges = self._publisher.stats  # the replay may end before this node
             if state.phase != OVER:  # else the coordinator may have ended
-                self._coordinator.saved()
+                self._announce_saved()
             while self._poll().phase != OVER:
                 time.sleep(timing.LEARNER_PHASE_POLL)
         finally:
+            heartbeat.close()
             self._barrier.close()
             self._publisher.close()
             self._replay.close()
+
+    def _announce_saved(self) -> None:
+        """Tells the coordinator that all is saved, also if it does not answer for a while."""
+        while self._poll().phase != OVER:
+            with contextlib.suppress(UnavailableError):
+                self._coordinator.saved()
+                return
 
     def _batch_spec(self) -> Batch:
         replay = self._setup.experiment.replay

@@ -11,6 +11,8 @@ from programs.components.environments import make_env
 from programs.components.replay import announce_replay
 from programs.experiment import Experiment
 from programs.nodes.base import Setup
+from programs.nodes.failures import cause, read_failures
+from programs.nodes.supervisor import release_record, reserve_record
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
@@ -43,14 +45,17 @@ def run_program(
     # An agent that does not fit, or a replay that is too large, fails here, before any launch.
     setup = Setup(experiment, directory, _environment_spec(experiment), start_from)
     announce_replay(experiment, setup.step, display.stream)
-    directory.failures.unlink(missing_ok=True)
+    reserve_record(str(directory.failures))
     directory.result.unlink(missing_ok=True)
-    received = _launch(setup, display)
+    try:
+        received = _launch(setup, display)
+    finally:
+        release_record(str(directory.failures))
     if directory.result.exists():
         return Result(**json.loads(directory.result.read_text()))
     if received:
         raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
-    raise ProgramError(_first_failure(directory))
+    raise ProgramError(_why(directory))
 
 
 def _launch(setup: Setup, display: ProgressDisplay) -> int:
@@ -91,18 +96,15 @@ def _environment_spec(experiment: Experiment) -> EnvSpec:
         return env.spec
 
 
-def _first_failure(directory: RunDir) -> str:
-    """Returns the error that ended the program: the first failure without a restart."""
-    failures = []
-    if directory.failures.exists():
-        failures = [json.loads(line) for line in directory.failures.read_text().splitlines()]
-    for failure in failures:
-        if not failure["restarts"]:
-            return (
-                f"node {failure['node']} failed: {failure['reason']}. "
-                f"The output of the nodes is in {directory.node_logs}.\n"
-                f"{failure.get('traceback', '')}".rstrip()
-            )
+def _why(directory: RunDir) -> str:
+    """Returns the error that ended the program."""
+    failure = cause(read_failures(directory.failures))
+    if failure is not None:
+        return (
+            f"node {failure['node']} failed: {failure['reason']}. "
+            f"The output of the nodes is in {directory.node_logs}.\n"
+            f"{failure.get('traceback', '')}".rstrip()
+        )
     log = directory.node_logs / "launcher"
     output = log.read_text(errors="replace")[-2000:] if log.exists() else ""
     return f"the program ended without a result; see {directory.node_logs}.\n{output}".rstrip()

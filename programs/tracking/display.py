@@ -102,6 +102,13 @@ class ProgressDisplay:
         """Takes the state of each node of a program: node name -> column name -> value."""
         self._nodes = nodes
 
+    def write_line(self, text: str) -> None:
+        """Prints a line, above the display on a terminal."""
+        if self._live is not None and not self._closed:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self._stream, flush=True)
+
     def close(self) -> None:
         """Shows the last logs and restores the terminal; a second call does nothing."""
         if self._closed:

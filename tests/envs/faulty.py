@@ -15,7 +15,8 @@ from gymnasium import spaces
 class Faulty(gymnasium.Env):
     """Fails on command: environment ``env`` at step ``at``.
 
-    ``fault`` is one of ``raise``, ``hang``, ``kill``, ``sleep`` (for ``seconds``, each step),
+    ``fault`` is one of ``raise``, ``vary`` (raises another text each time), ``leave`` (the process
+    ends with exit code 0), ``hang``, ``kill``, ``sleep`` (for ``seconds``, each step),
     ``nan``, ``shape``, ``dtype``, ``reward`` and ``four`` (values from step), or ``none``.
     With ``flag``, a path, the fault happens only while that file does not exist, and creates it.
     Observation: ``[2]`` float32, seed and step. Reward 1; terminates after ``length`` steps.
@@ -59,6 +60,10 @@ class Faulty(gymnasium.Env):
                     pass
         if fault == "raise":
             raise ArithmeticError("told to fail")
+        if fault == "vary":
+            raise ArithmeticError(f"told to fail at {time.monotonic_ns()}")
+        if fault == "leave":
+            raise SystemExit(0)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault in ("hang", "sleep"):

@@ -44,9 +44,9 @@ def dqn(topology, *more):
     )  # fmt: skip
 
 
-def faulty(topology, flag=None, **program):
-    """PPO on environments of which one raises at its third step; only once if ``flag`` is given."""
-    options = {"fault": "raise"} | ({"flag": str(flag)} if flag else {})
+def faulty(topology, flag=None, fault="raise", **program):
+    """PPO on environments of which one fails at its third step; only once if ``flag`` is given."""
+    options = {"fault": fault} | ({"flag": str(flag)} if flag else {})
     return Experiment(
         preset="faulty",
         agent=PPOConfig(num_epochs=1, num_minibatches=1),
@@ -139,10 +139,32 @@ def test_an_actor_that_always_fails_ends_the_program_with_its_traceback(tmp_path
 
 @pytest.mark.slow
 def test_an_actor_that_fails_again_and_again_is_given_up(tmp_path):
-    experiment = faulty("light_env", num_actors=1, launch="threads", max_restarts=2)
+    experiment = faulty("light_env", fault="vary", num_actors=1, launch="threads", max_restarts=2)
     with pytest.raises(ProgramError, match="told to fail"):
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert [f["restarts"] for f in failures(tmp_path / "run")] == [True, True, False]
+
+
+@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_path, launch):
+    experiment, out = faulty("heavy_env", num_actors=2, launch=launch), io.StringIO()
+    with pytest.raises(ProgramError, match="ArithmeticError: told to fail") as caught:
+        train.run(experiment, tmp_path / "run", stream=out)
+    assert "actor/" in str(caught.value)
+    assert len(failures(tmp_path / "run")) <= 4  # ten restarts of each actor are allowed
+    said = [line for line in out.getvalue().splitlines() if "restarts in" in line]
+    assert said
+    assert all("ArithmeticError: told to fail; restarts in 0.2 s" in line for line in said)
+
+
+@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_actor_whose_environment_exits_with_code_0_is_started_again(tmp_path, launch):
+    flag = tmp_path / "flag"
+    experiment = faulty("heavy_env", flag, fault="leave", num_actors=1, launch=launch)
+    result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert result.env_frames >= experiment.frames
+    (failure,) = failures(tmp_path / "run")
+    assert (failure["node"], failure["reason"]) == ("actor/0", "SystemExit: 0")
 
 
 @pytest.mark.slow

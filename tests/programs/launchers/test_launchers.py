@@ -71,8 +71,8 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted():
-    monitor = ProgramMonitor(free_address(), Display())
+def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted(tmp_path):
+    monitor = ProgramMonitor(free_address(), Display(), tmp_path / "none")
     begun = time.monotonic()
     assert monitor.interrupt(signal.SIGINT) == OVER
     assert time.monotonic() - begun < 1.0  # there is no node to wait for
@@ -80,12 +80,12 @@ def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted():
 
 
 @pytest.mark.parametrize(("learns", "phase"), [(True, SAVING), (False, OVER)])
-def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, phase):
+def test_the_coordinator_says_whether_something_is_saved(coordinator, tmp_path, learns, phase):
     if learns:
         coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {})
     coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {})
     address, display = free_address(), Display()
-    monitor = ProgramMonitor(address, display)
+    monitor = ProgramMonitor(address, display, tmp_path / "none")
     time.sleep(1.0)  # the monitor gets no answer, and keeps polling
     with serve(coordinator, port=int(address.rsplit(":", 1)[1]), bind_address=LOOPBACK):
         wait_for(lambda: "actor/0" in display.nodes)
@@ -96,7 +96,7 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, learns, ph
 
 
 @pytest.mark.parametrize("told", ["", "launched\n"])
-def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
+def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(tmp_path, told):
     launcher = subprocess.Popen(
         [sys.executable, "-c", STUBBORN, told], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -105,7 +105,8 @@ def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(told):
     signals.received = signal.SIGTERM
     time.sleep(0.5)  # the child begins to ignore the signal
     begun = time.monotonic()
-    processes._supervise(launcher, free_address(), signals, Display())
+    asked = processes._supervise(RunDir(tmp_path), launcher, free_address(), signals, Display())
+    assert asked
     assert 2.0 < time.monotonic() - begun < 8.0
     assert launcher.returncode == -signal.SIGKILL
     launcher.stdout.close()

@@ -8,6 +8,7 @@ import pytest
 
 from programs.nodes import base
 from programs.nodes.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
+from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
 from rlstack.rpc import RemoteError, UnavailableError
 
@@ -108,20 +109,58 @@ def test_a_short_absence_of_the_coordinator_changes_nothing(clock):
         assert client.poll().phase == RUNNING  # the coordinator has answered in between
 
 
-def test_a_coordinator_that_stays_away_means_that_all_is_over(clock):
+def test_a_coordinator_that_is_stopped_for_fifteen_seconds_is_waited_for(clock):
+    far, client = make(clock, patience=10.0)
+    client.poll()
+    far.away = True
+    clock.now += 0.3
+    assert [client.poll(now=True).phase for _ in range(2)] == [RUNNING] * 2
+    far.away = False
+    assert client.poll(now=True).phase == RUNNING
+    client.poll()
+    assert client.ran_seconds() > 20.0
+
+
+@pytest.mark.parametrize("node", ["learner", "actor/3"])
+def test_a_coordinator_that_stays_away_is_lost_to_the_learner_first(clock, node):
+    far = Far(clock, patience=10.0)
+    client = CoordinatorClient(far, node, threading.Event())
+    client.poll()
+    far.away = True
+    calls = 0
+    while client.poll(now=True).phase == RUNNING:
+        calls += 1
+    assert calls == (3 if node == "learner" else 4)
+    far.away = False  # it is too late: the node is ending
+    assert client.poll(now=True).phase == OVER
+    with pytest.raises(NodeLostError, match=f"has not answered {node} for") as caught:
+        base.check_end()
+    assert caught.value.node == "coordinator"
+
+
+def test_time_for_which_this_process_itself_was_stopped_counts_little(clock):
     far, client = make(clock)
     client.poll()
     far.away = True
-    for _ in range(30):
-        clock.now += 0.3
-        client.poll()
-    assert client.poll().phase == OVER
+    clock.now += 3600.0
+    assert client.poll().phase == RUNNING
 
 
-def test_the_time_of_a_failed_call_counts(clock):
-    far, client = make(clock, patience=6.0)
-    far.away = True
-    assert client.poll().phase == OVER
+def test_a_node_may_end_only_when_it_was_told_to(clock):
+    stop = threading.Event()
+    far, client = make(clock, stop)
+    client.poll()
+    with pytest.raises(EndedEarlyError, match="actor/3 ended although the program still runs"):
+        base.check_end()
+    client.dismiss()
+    base.check_end()
+    far, client = make(clock, stop)
+    far.answer = ProgramState(SAVING, 500, 2, 1)
+    base.check_end()
+    far, client = make(clock, stop)
+    client.poll()
+    stop.set()
+    base.check_end()
 
 
 def test_an_error_of_the_coordinator_is_not_taken_for_its_absence(clock):

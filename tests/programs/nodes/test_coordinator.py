@@ -9,6 +9,7 @@ import pytest
 from programs.experiment import to_json
 from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
 from programs.nodes.coordinator import Coordinator
+from programs.nodes.ending import NodeLostError
 from programs.presets import preset
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
@@ -214,3 +215,37 @@ def test_the_status_tells_of_every_node(desk):
     assert status["env_frames"] == 30
     assert set(status["nodes"]) == {"actor/0", "learner"}
     assert status["nodes"]["actor/0"]["pid"] == 100
+
+
+def test_a_learner_that_shows_no_sign_of_life_is_lost(desk):
+    desk.coordinator.check_learner(1000.0)  # there is none yet
+    desk.report("learner", learner_steps=1)
+    for _ in range(299):
+        desk.coordinator.check_learner(0.2)
+    desk.coordinator.alive("learner")
+    for _ in range(298):
+        desk.coordinator.check_learner(0.2)
+    desk.coordinator.check_learner(3600.0)  # this process was stopped
+    with pytest.raises(NodeLostError, match="it has not reported for 60 s") as caught:
+        for _ in range(3):
+            desk.coordinator.check_learner(0.2)
+    assert caught.value.node == "learner"
+
+
+def test_a_log_that_cannot_be_written_is_a_failure_of_the_coordinator_not_of_its_caller(desk):
+    def refuse(step, logs):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    desk.logger.write = refuse
+    assert desk.report(env_frames=150)["phase"] == RUNNING
+    with pytest.raises(OSError, match="No space left on device"):
+        desk.coordinator.wait_until_over(0.0)
+
+
+def test_a_repeated_announcement_of_the_last_checkpoint_changes_nothing(desk):
+    desk.report("learner", learner_steps=1)
+    desk.report(env_frames=1004)
+    desk.coordinator.saved()
+    desk.coordinator.judged(1004, np.array([10.0]), np.array([10]), last=True)
+    desk.coordinator.saved()
+    assert desk.report("learner")["phase"] == OVER

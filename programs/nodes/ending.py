@@ -1,0 +1,67 @@
+"""How nodes end: errors that blame another node, and what a supervisor is told about an error."""
+
+from __future__ import annotations
+
+import traceback
+
+from programs.nodes.supervisor import End
+from rlstack.acting.params import ParamsClosedError, ParamsError
+from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
+
+
+class NodeLostError(RuntimeError):
+    """Another node has been silent for too long."""
+
+    def __init__(self, node: str, message: str) -> None:
+        """Takes the name of the silent node."""
+        super().__init__(message)
+        self.node = node
+
+
+class EndedEarlyError(RuntimeError):
+    """A node ended although nobody had told it to."""
+
+
+# What a node raises if another node has failed or is ending.
+_SECONDARY = (
+    ClosedError,
+    EndedEarlyError,
+    ParamsClosedError,
+    ParamsError,
+    RemoteError,
+    ReplayClosedError,
+    ReplayTimeoutError,
+    StoppedError,
+    UnavailableError,
+)
+# What the same code may not raise when it is run again: the other node, host or file is back.
+_PASSING = (
+    ClosedError,
+    EndedEarlyError,
+    EOFError,
+    NodeLostError,
+    OSError,
+    ParamsClosedError,
+    ParamsError,
+    ReplayClosedError,
+    ReplayTimeoutError,
+    StoppedError,
+)
+
+
+def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
+    """Returns what a supervisor needs to know of an error that ended its node.
+
+    Args:
+      error: the error.
+      ran_seconds: for how long the node had worked.
+    """
+    return End(
+        reason=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+        node=getattr(error, "node", ""),
+        secondary=isinstance(error, _SECONDARY),
+        passing=isinstance(error, _PASSING),
+        ran_seconds=ran_seconds,
+    )
