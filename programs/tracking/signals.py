@@ -123,7 +123,7 @@ class _Watch:
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._note = f"; {_NOTHING}" if command in ("train", "record") else ""
+        self._note = f"; {_NOTHING}"
         self._lock = threading.Lock()
         self._stop: StopSignals | None = None
         self._restore_terminal = _saved_terminal()
