@@ -119,19 +119,20 @@ def at_sudden_end(function: Callable[[], object]) -> Callable[[], None]:
 
 
 class _Watch:
-    """The thread that acts on signals."""
+    """Acts on signals: in the main thread where Python runs handlers, else in a thread."""
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._note = f"; {_NOTHING}"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler may interrupt its holder
         self._stop: StopSignals | None = None
         self._restore_terminal = _saved_terminal()
         self._pipe, writer = os.pipe()
+        os.set_blocking(self._pipe, False)
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in _NUMBERS:
-            signal.signal(number, _do_nothing)  # without a handler, nothing comes through the pipe
+            signal.signal(number, lambda *_: self._read())
         os.register_at_fork(after_in_child=_stop_watching)
         threading.Thread(target=self._run, name="signals", daemon=True).start()
 
@@ -150,9 +151,7 @@ class _Watch:
         timeout = None  # while no request is unnoticed
         while True:
             if select.select([self._pipe], [], [], timeout)[0]:
-                for number in os.read(self._pipe, 64):
-                    if number in _NUMBERS:
-                        self._act(number)
+                self._read()
                 timeout = _NOTICE
                 continue
             timeout = None
@@ -161,15 +160,21 @@ class _Watch:
                 if stop is not None and stop.is_ignored():
                     self._end(stop.received or signal.SIGINT, f"; {_NOTHING}")
 
+    def _read(self) -> None:
+        """Acts on the signals that have come and that the other thread has not read."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            for number in os.read(self._pipe, 64):
+                if number in _NUMBERS:
+                    self._act(number)
+
     def _act(self, number: int) -> None:
         """Passes a request on, or ends the process."""
-        with self._lock:
-            if self._stop is None:
-                self._end(number, self._note)
-            elif self._stop.received is None:
-                self._stop.received = number
-            else:
-                self._end(number, ", the second signal; progress since the last save is lost")
+        if self._stop is None:
+            self._end(number, self._note)
+        elif self._stop.received is None:
+            self._stop.received = number
+        else:
+            self._end(number, ", the second signal; progress since the last save is lost")
 
     def _end(self, number: int, note: str) -> None:
         """Ends the process. Its main thread may be in C, so nothing can be raised there."""
@@ -191,10 +196,6 @@ def _clean_up() -> None:
     for function in reversed(_cleaners):
         with contextlib.suppress(Exception):
             function()
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Is the handler while a thread acts on signals."""
 
 
 def _stop_watching() -> None:

@@ -121,8 +121,10 @@ def failures(directory):
 
 def blocks():
     """Shared memory blocks owned by this process, by a descendant, or by an ended process."""
+    files = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+    links = {os.readlink(fd) for fd in files if os.path.lexists(fd)}
     ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}
-    return {
+    return {link for link in links if link.startswith("/dev/shm/#")} | {
         name
         for name in os.listdir("/dev/shm")
         if name.startswith("rlstack-") and not _is_anothers(int(name.split("-")[1]), ours)

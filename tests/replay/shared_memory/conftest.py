@@ -23,3 +23,5 @@ def make():
     for buffer in made:
         buffer.close()
     assert not [name for name in os.listdir(FOLDER) if name.startswith(f"rlstack-{os.getpid()}-")]
+    files = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+    assert not [fd for fd in files if os.path.lexists(fd) and f"{FOLDER}/#" in os.readlink(fd)]

@@ -60,9 +60,10 @@ def test_sizes_are_given_and_what_does_not_fit_is_refused_before_anything_is_mad
 ):
     caplog.set_level("INFO")
     buffer = make(4, max_size=400)
-    path = os.path.join(FOLDER, buffer.handle().name)
-    assert os.stat(path).st_size == buffer.num_bytes
-    assert os.stat(path).st_blocks * 512 >= buffer.num_bytes  # all memory is allocated at once
+    *_, number, _ = buffer.handle().name.split("-")
+    status = os.fstat(int(number.removeprefix("fd")))
+    assert status.st_size == buffer.num_bytes
+    assert status.st_blocks * 512 >= buffer.num_bytes  # all memory is allocated at once
     assert f"{buffer.num_bytes:,} bytes in" in caplog.text
     before = sorted(os.listdir(FOLDER))
     with pytest.raises(ValueError, match="must fit into what is free of"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,18 @@ import numpy as np
 import pytest
 
 from rlstack.replay import ReplayClosedError, SharedMemReplayBuffer
-from rlstack.replay.shared_memory.block import FOLDER, start_time
+from rlstack.replay.shared_memory import block
+from rlstack.replay.shared_memory.block import FOLDER, Block, start_time
 from tests.replay.replay_model import config
 from tests.replay.shared_memory.actors import SPEC, Actors, check, once
 
 
-def blocks(pid: int) -> list[str]:
-    return [name for name in os.listdir(FOLDER) if name.startswith(f"rlstack-{pid}-")]
+def blocks(pid: int) -> set[str]:
+    """The blocks that a process has open."""
+    folder = f"/proc/{pid}/fd"
+    files = [os.path.join(folder, fd) for fd in os.listdir(folder)]
+    links = {os.readlink(fd) for fd in files if os.path.lexists(fd)}
+    return {link for link in links if link.startswith(f"{FOLDER}/#")}
 
 
 def ends(pid: int, seconds: float = 10.0) -> bool:
@@ -44,7 +50,7 @@ def share():
     yield make
     for buffer in made:
         buffer.close()
-    assert blocks(os.getpid()) == []
+    assert blocks(os.getpid()) == set()
 
 
 def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float, int]:
@@ -194,23 +200,53 @@ time.sleep(60)
 
 
 @pytest.mark.timeout(90)
-def test_what_a_killed_owner_leaves_is_swept_at_the_next_start(share):
+def test_a_killed_owner_leaves_nothing():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
         name, writer = owner.stdout.readline().split()
-        share(2).close()
-        assert os.path.exists(os.path.join(FOLDER, name))  # its owner still runs
+        assert len(blocks(owner.pid)) == 1
+        Block.attach(name)  # its owner still runs
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait(10)
         owner.stdout.close()
     assert ends(int(writer))  # the writer detects that the owner has ended
-    assert os.path.exists(os.path.join(FOLDER, name))
-    share(2)
-    assert not os.path.exists(os.path.join(FOLDER, name))
+    with pytest.raises(FileNotFoundError):
+        Block.attach(name)
+    assert not [n for n in os.listdir(FOLDER) if n.startswith(f"rlstack-{owner.pid}-")]
+
+
+def test_without_nameless_files_what_a_killed_owner_leaves_is_swept(monkeypatch):
+    monkeypatch.setattr(block, "_open_nameless", lambda: -1)
+    mine = Block.create(4096)
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    left = re.sub(r"-\d+-\d+-", f"-{ended.pid}-{start_time(ended.pid)}-", mine.name, count=1)
+    path = os.path.join(FOLDER, left)
+    with open(path, "w"):
+        block.sweep()
+        assert os.path.exists(path)
+        ended.wait(10)
+        assert block.sweep() == [left]
+    mine.memory[0] = 7
+    assert Block.attach(mine.name).memory[0] == 7
+    mine.unlink()
+    with pytest.raises(FileNotFoundError):
+        Block.attach(mine.name)
+
+
+def test_a_reused_descriptor_is_not_taken_for_a_block():
+    one, two = Block.create(4096), Block.create(8192)
+    assert len(Block.attach(two.name).memory) == 8192
+    one_fd, two_fd = (re.search(r"-fd(\d+)-", b.name)[1] for b in (one, two))
+    with pytest.raises(FileNotFoundError):
+        Block.attach(one.name.replace(f"-fd{one_fd}-", f"-fd{two_fd}-"))
+    for made in (one, two):
+        made.unlink()
+        with pytest.raises(FileNotFoundError):
+            Block.attach(made.name)
 
 
 @pytest.mark.timeout(60)
