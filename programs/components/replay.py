@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 import jax
 import numpy as np
 
+from programs.components.saved_replays import SavedReplays
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
+from programs.tracking.run_dir import RunDir
 from rlstack.replay import (
     InProcessReplay,
     ReplayBuffer,
@@ -22,6 +25,7 @@ from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
+from rlstack.storage import checkpoint
 from rlstack.types import PyTree, Transition
 
 if TYPE_CHECKING:
@@ -73,12 +77,21 @@ class ReplayWriter(Protocol):
         """Disconnects."""
 
 
+class SavedReplay(NamedTuple):
+    """The replay's part of a checkpoint."""
+
+    tree: PyTree = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+
 class LearnerReplay(NamedTuple):
     """The learner's side of a program's replay."""
 
     buffer: ReplayBuffer
-    save: Callable[[], PyTree]  # returns the replay's part of a checkpoint
-    load: Callable[[PyTree], None]  # restores the replay from it
+    save: Callable[[], SavedReplay]
+    template: Callable[[], PyTree]  # returns the structure of `SavedReplay.tree`; saves nothing
+    load: Callable[[PyTree], None]  # restores the replay from `SavedReplay.tree`
+    clean: Callable[[], None]  # removes saved contents to which no checkpoint refers any more
     name: str = ""  # of its shared memory; actors open it by this name
 
 
@@ -116,7 +129,14 @@ class SharedMemory:
             num_actors=experiment.num_actors,
         )
         stacked = stored.stacked(buffer)
-        return LearnerReplay(stacked, stacked.save, stacked.load, buffer.handle().name)
+        return LearnerReplay(
+            stacked,
+            save=lambda: SavedReplay(stacked.save()),
+            template=lambda: jax.tree.map(lambda _: checkpoint.ANY_ARRAY, stacked.save()),
+            load=stacked.load,
+            clean=lambda: None,
+            name=buffer.handle().name,
+        )
 
     def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
         """Opens the learner's memory for an actor."""
@@ -129,20 +149,24 @@ class SharedMemory:
 class ReverbReplay:
     """Replay on a Reverb server, found by its address."""
 
-    def __init__(self, experiment: Experiment, spec: Transition, address: str) -> None:
+    def __init__(
+        self, experiment: Experiment, spec: Transition, directory: RunDir, address: str
+    ) -> None:
         """Does not connect yet; `spec` describes one environment's step."""
         self._experiment, self._spec, self._address = experiment, spec, address
+        self._directory = directory
 
     def reader(self) -> LearnerReplay:
-        """Connects the learner. The server writes its own checkpoints and restores the newest."""
+        """Connects the learner. The server writes its own checkpoints, and starts from one."""
         stored = _Stored.of(self._experiment, self._spec)
-        buffer = self._connect(stored)
-
-        def save() -> PyTree:
-            buffer.checkpoint()
-            return ()
-
-        return LearnerReplay(stored.stacked(buffer), save, load=lambda saved: None)
+        buffer, saved = self._connect(stored), SavedReplays(self._directory)
+        return LearnerReplay(
+            stored.stacked(buffer),
+            save=lambda: SavedReplay(metadata=saved.save(buffer)),
+            template=lambda: (),
+            load=lambda tree: None,
+            clean=saved.clean,
+        )
 
     def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
         """Connects an actor."""

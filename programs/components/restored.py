@@ -24,12 +24,23 @@ def read_config(directory: RunDir) -> Experiment:
 
 
 def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
-    """Returns the path of a run's newest checkpoint.
+    """Returns the path of a run's newest checkpoint of which the params are undamaged.
 
     Raises:
-      ValueError: the run has no checkpoint.
+      ValueError: the run has no such checkpoint.
     """
-    path = checkpoint.latest(directory.checkpoints)
+    part = "['learner']['params']"
+    return require_checkpoint(
+        directory, experiment, checkpoint.newest_intact(directory.checkpoints, part=part)
+    )
+
+
+def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | None) -> Path:
+    """Returns the path, if there is one.
+
+    Raises:
+      ValueError: it is None.
+    """
     if path is None:
         raise ValueError(
             f"{directory.path} has no checkpoint to read. Start the run again with "

@@ -26,8 +26,8 @@ from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy, record_failure
 from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
+from programs.tracking.progress import resume_point
 from programs.tracking.signals import StopSignals
-from rlstack.storage import checkpoint
 
 
 class _Loss(NamedTuple):
@@ -61,7 +61,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
             if pause is None:
                 break
             time.sleep(pause)
-            newest = checkpoint.latest(setup.directory.checkpoints)
+            newest = resume_point(setup.directory)
             setup = dataclasses.replace(setup, restored=newest or setup.restored)
         return signals.received or 0
 

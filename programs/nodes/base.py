@@ -67,6 +67,8 @@ class ProgramState(NamedTuple):
     env_frames: int = 0
     checkpoints: int = 0  # due since the program's start
     evaluations: int = 0  # likewise
+    train_seconds: float = 0.0  # with timed_frames: see programs.tracking.progress
+    timed_frames: int = 0
 
 
 class CoordinatorClient:

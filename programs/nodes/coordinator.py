@@ -22,18 +22,22 @@ from programs.experiment import Experiment
 from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
 from programs.nodes.ending import NodeLostError
 from programs.tracking.periodic import PeriodicActions
+from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation, as_logs
 from rlstack.rpc import remote
-from rlstack.storage import checkpoint
-from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
+from rlstack.storage.loggers import Fanout, Logger
 
 
 class Coordinator:
     """The central state of one program; its public methods may be called from any thread."""
 
     def __init__(
-        self, experiment: Experiment, directory: RunDir, logger: Logger, start_frames: int = 0
+        self,
+        experiment: Experiment,
+        directory: RunDir,
+        logger: Logger,
+        start: Progress = Progress(),  # noqa: B008  (immutable)
     ) -> None:
         """Starts the program's clock.
 
@@ -41,7 +45,7 @@ class Coordinator:
           experiment: its budget and periods apply.
           directory: where the result is written.
           logger: receives the logs, by frames.
-          start_frames: frames of the runs that this one resumes.
+          start: the progress of the earlier commands, if this one resumes a run.
         """
         self._experiment, self._directory = experiment, directory
         self._newest = _NewestLogs()
@@ -51,11 +55,11 @@ class Coordinator:
         self._periodic = PeriodicActions(
             experiment,
             self._logger,
-            start_frames=start_frames,
+            start=start,
             evaluate=lambda _: self._increment(evaluations=1),
             checkpoint=lambda _: self._increment(checkpoints=1),
         )
-        self._state = ProgramState(env_frames=start_frames)
+        self._state = ProgramState(env_frames=start.env_frames)
         self._learner_steps = 0
         self._lost_frames = 0.0
         self._nodes: dict[str, _NodeStatus] = {}
@@ -106,7 +110,8 @@ class Coordinator:
                     self._enter(SAVING)
             known.left = self._state.phase == OVER or "ended" in counts
             self._changed.notify_all()
-            return self._state._asdict()
+            progress = self._periodic.progress(self._state.env_frames)
+            return self._state._replace(**progress._asdict())._asdict()
 
     @remote(idempotent=True)
     def alive(self, node: str) -> None:
@@ -300,12 +305,10 @@ class CoordinatorNode(Coordinator):
     def __init__(self, setup: Setup, stop: threading.Event) -> None:
         """Opens the logs in the run directory."""
         directory = setup.directory
-        self._logs = Fanout(
-            [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard)]
-        )
+        start = Progress.of(setup.restored)
+        self._logs = open_logs(directory, start)
         self._stop = stop
-        frames = checkpoint.read_metadata(setup.restored)["env_frames"] if setup.restored else 0
-        super().__init__(setup.experiment, directory, self._logs, frames)
+        super().__init__(setup.experiment, directory, self._logs, start)
 
     def run(self) -> None:
         """Waits for the end of the program, then until the other nodes know of it."""

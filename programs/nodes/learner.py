@@ -14,12 +14,13 @@ import numpy as np
 
 from programs import timing
 from programs.components.agent import make_agent
-from programs.components.replay import ProgramReplay
+from programs.components.replay import ProgramReplay, SavedReplay
 from programs.components.seeds import role_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
 from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
 from programs.tracking.failed_update import saved_on_failure
+from programs.tracking.progress import Progress
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
@@ -97,7 +98,7 @@ class LearnerNode:
             else:
                 self._learn()
             state = self._poll(now=True)
-            self._save(state.env_frames)
+            self._save(state)
             self._program.gauges = self._publisher.stats  # the replay may end before this node
             if state.phase != OVER:  # else the coordinator may have ended
                 self._announce_saved()
@@ -174,22 +175,36 @@ class LearnerNode:
     def _save_if_due(self, state: ProgramState) -> None:
         if state.checkpoints > self._checkpoints:
             self._checkpoints = state.checkpoints
-            self._save(state.env_frames)
+            self._save(state)
 
-    def _save(self, env_frames: int) -> None:
-        if env_frames == self._saved_frames:
+    def _save(self, state: ProgramState) -> None:
+        if state.env_frames == self._saved_frames:
             return
-        self._saved_frames = env_frames
+        self._saved_frames = state.env_frames
         keeps = self._setup.experiment.checkpoint_replay
-        tree = {"learner": self._learner.save(), "replay": self._source.save() if keeps else ()}
+        # First the replay: a checkpoint of the learner must not refer to one that is not there.
+        replay = self._source.save() if keeps else SavedReplay()
+        tree = {"learner": self._learner.save(), "replay": replay.tree}
         directory = self._setup.directory.checkpoints
-        checkpoint.save(directory, env_frames, tree, {"env_frames": env_frames})
+        progress = Progress(state.env_frames, state.train_seconds, state.timed_frames)
+        try:
+            checkpoint.save(
+                directory,
+                state.env_frames,
+                tree,
+                {**progress.metadata(), **replay.metadata},
+                before_rename=self._setup.directory.check_claim,
+            )
+        finally:
+            self._source.clean()
 
     def _load(self, path: Path) -> None:
         keeps = self._setup.experiment.checkpoint_replay
-        replay = jax.tree.map(lambda _: checkpoint.ANY_ARRAY, self._source.save()) if keeps else ()
+        replay = self._source.template() if keeps else ()
         target = {"learner": self._learner.save(), "replay": replay}
         saved = checkpoint.restore(path, target, partial=True)
         self._learner.load(saved["learner"])
         if keeps:
             self._source.load(saved["replay"])
+        # A replay service may know of later versions, from a learner whose checkpoint was lost.
+        self._replay.set_params_version(self._learner.version)

@@ -8,6 +8,7 @@ import time
 from programs import timing
 from programs.components import cores
 from programs.components.replay import stored_spec
+from programs.components.saved_replays import SavedReplays
 from programs.nodes.base import OVER, CoordinatorClient, Setup
 from rlstack.rpc import RemoteObject
 
@@ -22,7 +23,7 @@ class ReverbNode:
         listen: tuple[int, str],
         stop: threading.Event,
     ) -> None:
-        """Starts the server, with the contents of the newest checkpoint if there is one.
+        """Starts the server, with the contents that belong to the learner's checkpoint if any.
 
         Args:
           setup: of the program.
@@ -40,12 +41,18 @@ class ReverbNode:
         self._stop = stop
         cfg, spec = stored_spec(experiment, setup.step)
         port, address = listen
+        start_from = None
+        if experiment.checkpoint_replay:
+            saved = SavedReplays(setup.directory)
+            saved.clean()  # what a failed save or a lost learner left
+            start_from = saved.belonging_to(setup.restored)
         self._server = ReverbServer(
             cfg,
             experiment.total_envs,
             spec,
             port=port,
             checkpoint_dir=setup.directory.replay if experiment.checkpoint_replay else None,
+            start_from=start_from,
             bind_address=address,
         )
 

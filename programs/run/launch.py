@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 
 from programs.components.environments import make_env
@@ -14,7 +13,7 @@ from programs.nodes.base import Setup
 from programs.nodes.failures import cause, read_failures
 from programs.nodes.supervisor import release_record, reserve_record
 from programs.tracking.display import ProgressDisplay
-from programs.tracking.result import Result
+from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint
@@ -46,13 +45,14 @@ def run_program(
     setup = Setup(experiment, directory, _environment_spec(experiment), start_from)
     announce_replay(experiment, setup.step, display.stream)
     reserve_record(str(directory.failures))
-    directory.result.unlink(missing_ok=True)
+    before = read_result(directory)  # of the run until now, if this command resumes one
     try:
         received = _launch(setup, display)
     finally:
         release_record(str(directory.failures))
-    if directory.result.exists():
-        return Result(**json.loads(directory.result.read_text()))
+    result = read_result(directory)
+    if result is not None and result != before:  # its seconds have grown
+        return result
     if received:
         raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
     raise ProgramError(_why(directory))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,9 @@ import numpy as np
 
 from programs.components.restored import read_config
 from programs.experiment import Experiment
-from programs.tracking.result import Result
+from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
+from rlstack.storage import jsonl
 
 _COLUMNS = (
     "preset",
@@ -95,14 +95,13 @@ def read(path: str | Path) -> Run:
     """
     directory = RunDir.open(path)
     experiment = read_config(directory)
-    try:
-        result = Result(**json.loads(directory.result.read_text()))
-    except (FileNotFoundError, TypeError) as error:
+    result = read_result(directory)
+    if result is None:
         raise ValueError(
             f"rlstack report: {path} must hold a finished run; its result.json is missing or of "
             f"another version. Finish the run with rlstack train --resume {path}."
-        ) from error
-    lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+        )
+    lines = jsonl.read(directory.metrics)
     for curve in _CURVES:
         points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
         if len(points) > 1:

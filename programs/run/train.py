@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,12 @@ import jax.numpy as jnp
 from programs.components import opponents, xla
 from programs.components.agent import make_agent, make_evaluator
 from programs.components.environments import check_opponents, make_evaluation_env
-from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.restored import (
+    newest_checkpoint,
+    read_config,
+    read_params,
+    require_checkpoint,
+)
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
@@ -22,13 +28,16 @@ from programs.run.single_process import SingleProcess
 from programs.tracking import failed_update
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.periodic import PeriodicActions
-from programs.tracking.result import Result
+from programs.tracking.progress import Progress, open_logs, resume_point
+from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.evaluator import Evaluation, as_logs
 from rlstack.storage import checkpoint
-from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
+from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
+
+_log = logging.getLogger(__name__)
 
 
 def run(
@@ -53,15 +62,19 @@ def run(
     """
     experiment = opponents.resolved(resolve_dataset(experiment))
     check_opponents(experiment)
-    directory = RunDir.create(run_dir, experiment.preset, experiment.seed)
-    directory.write_config(to_json(experiment))
-    return _run(experiment, directory, None, stream)
+    created = RunDir.create(run_dir, experiment.preset, experiment.seed)
+    with created.claimed() as directory:
+        directory.check_new()  # another command may have had it since
+        directory.write_config(to_json(experiment))
+        return _run(experiment, directory, None, stream)
 
 
 def resume(
     run_dir: str | Path, *, frames: int | None = None, stream: TextIO | None = None
 ) -> Result:
-    """Continues a run from its newest checkpoint.
+    """Continues a run from its newest undamaged checkpoint.
+
+    A run that has finished its budget is left as it is.
 
     Args:
       run_dir: the directory of a run that was interrupted or has finished.
@@ -69,15 +82,26 @@ def resume(
       stream: receives the progress display; standard error by default.
 
     Raises:
-      ValueError: there is no run or no checkpoint, or the checkpoint does not fit the config.
+      ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, or
+        another command writes to the directory.
     """
-    directory = RunDir.open(run_dir)
-    experiment = read_config(directory)
-    if frames is not None:
-        experiment = dataclasses.replace(experiment, frames=frames)
-        directory.write_config(to_json(experiment))
-    check_opponents(experiment)
-    return _run(experiment, directory, newest_checkpoint(directory, experiment), stream)
+    with RunDir.open(run_dir).claimed() as directory:
+        experiment = read_config(directory)
+        if frames is not None:
+            experiment = dataclasses.replace(experiment, frames=frames)
+        result = read_result(directory)
+        if result is not None and result.env_frames >= experiment.frames:
+            _log.warning(
+                "%s has finished its %d frames, and stays as it is. Give more --frames to go on.",
+                directory.path,
+                result.env_frames,
+            )
+            return result
+        check_opponents(experiment)
+        start_from = require_checkpoint(directory, experiment, resume_point(directory))
+        if frames is not None:
+            directory.write_config(to_json(experiment))
+        return _run(experiment, directory, start_from, stream)
 
 
 def evaluate(
@@ -139,8 +163,8 @@ def _run(
     experiment: Experiment, directory: RunDir, start_from: Path | None, stream: TextIO | None
 ) -> Result:
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
-    start_frames = checkpoint.read_metadata(start_from)["env_frames"] if start_from else 0
-    with ProgressDisplay(experiment.frames, stream, start_frames=start_frames) as display:
+    start = Progress.of(start_from)
+    with ProgressDisplay(experiment.frames, stream, start_frames=start.env_frames) as display:
         if experiment.topology == "single_process":
             return _run_in_process(experiment, directory, start_from, display)
         return run_program(experiment, directory, start_from, display)
@@ -151,16 +175,15 @@ def _run_in_process(
 ) -> Result:
     """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
-    logger = Fanout(
-        [JsonlLogger(directory.metrics), TensorBoardLogger(directory.tensorboard), display]
-    )
+    start = Progress.of(start_from)
+    logger = Fanout([open_logs(directory, start), display])
     try:
         loop = Offline(experiment) if experiment.data else SingleProcess(experiment)
         try:
             loop.announce(display.stream)
             if start_from is not None:
                 loop.load(checkpoint.restore(start_from, loop.template()))
-            result = _train(experiment, directory, loop, logger)
+            result = _train(experiment, directory, loop, logger, start)
         finally:
             loop.close()
     finally:
@@ -170,21 +193,29 @@ def _run_in_process(
 
 
 def _train(
-    experiment: Experiment, directory: RunDir, loop: SingleProcess | Offline, logger: Fanout
+    experiment: Experiment,
+    directory: RunDir,
+    loop: SingleProcess | Offline,
+    logger: Fanout,
+    start: Progress,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
 
     def save(frames: int) -> None:
-        checkpoint.save(directory.checkpoints, frames, loop.save(), {"env_frames": frames})
+        checkpoint.save(
+            directory.checkpoints,
+            frames,
+            loop.save(),
+            periodic.progress(frames).metadata(),
+            before_rename=directory.check_claim,
+        )
 
     def evaluate(frames: int) -> None:
         logger.write(frames, as_logs(loop.evaluate()))
 
-    periodic = PeriodicActions(
-        experiment, logger, start_frames=loop.env_frames, evaluate=evaluate, checkpoint=save
-    )
-    start = loop.learner.version
-    with StopSignals(has_progress=lambda: loop.learner.version > start) as signals:
+    periodic = PeriodicActions(experiment, logger, start=start, evaluate=evaluate, checkpoint=save)
+    before = loop.learner.version
+    with StopSignals(has_progress=lambda: loop.learner.version > before) as signals:
         with failed_update.saved_on_failure(directory, loop.learner):
             loop.train(periodic, stop=lambda: signals.received is not None)
         periodic.finish(loop.env_frames, loop.stats())

@@ -45,7 +45,7 @@ def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    client = functools.partial(ReverbReplay, setup.experiment, setup.step)
+    client = functools.partial(ReverbReplay, setup.experiment, setup.step, setup.directory)
     replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
     inferencers = _inferencers(graph, setup, learner, coordinator)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from programs.experiment import Experiment
+from programs.tracking.progress import Progress
 from programs.tracking.result import Result, git_commit
 from rlstack.acting.evaluator import Evaluation, by_opponent
 from rlstack.storage.loggers import Logger
@@ -28,7 +29,7 @@ class PeriodicActions:
         experiment: Experiment,
         logger: Logger,
         *,
-        start_frames: int = 0,
+        start: Progress = Progress(),  # noqa: B008  (immutable)
         evaluate: Callable[[int], None],
         checkpoint: Callable[[int], None],
     ) -> None:
@@ -37,7 +38,7 @@ class PeriodicActions:
         Args:
           experiment: the periods, and what the result says of the run.
           logger: the sink of the logs.
-          start_frames: frames of the earlier runs, if this run resumes one.
+          start: the progress of the earlier commands, if this one resumes a run.
           evaluate: evaluates the current params and logs the result; takes the frames so far.
           checkpoint: saves a checkpoint; takes the frames so far.
         """
@@ -46,9 +47,10 @@ class PeriodicActions:
         self._evaluate = evaluate
         self._checkpoint = checkpoint
         self._averages = _Averages()
-        self._start_frames = start_frames
+        self._start = start
+        start_frames = start.env_frames
         self._start_time = time.monotonic()
-        self._train_seconds = 0.0
+        self._end_time: float | None = None
         self._last_log = (start_frames, self._start_time)
         self._saved_frames = start_frames
         self._next_log = _next_multiple(start_frames, experiment.log_period)
@@ -78,7 +80,7 @@ class PeriodicActions:
 
     def finish(self, frames: int, counters: Mapping[str, object]) -> None:
         """Ends training: writes the last logs and, unless it exists, the last checkpoint."""
-        self._train_seconds = time.monotonic() - self._start_time
+        self._end_time = time.monotonic()
         # A learner may report its last updates after the logs of the last frames were written.
         if frames > self._last_log[0] or self._averages:
             self._write(frames, counters)
@@ -87,21 +89,27 @@ class PeriodicActions:
 
     def result(self, evaluation: Evaluation, env_frames: int, learner_steps: int) -> Result:
         """Returns the result of the run; call it after `finish`."""
-        experiment = self._experiment
+        experiment, progress = self._experiment, self.progress(env_frames)
         return Result(
             eval_return_mean=float(evaluation.returns.mean()),
             eval_return_std=float(evaluation.returns.std()),
             eval_episodes=len(evaluation.returns),
             env_frames=env_frames,
             learner_steps=learner_steps,
-            wall_seconds=self._train_seconds,
-            frames_per_second=(env_frames - self._start_frames) / self._train_seconds,
+            wall_seconds=progress.train_seconds,
+            frames_per_second=progress.timed_frames / max(progress.train_seconds, 1e-9),
             seed=experiment.seed,
             topology=experiment.topology,
             preset=experiment.preset,
             git_commit=git_commit(),
             eval_return_by_opponent=by_opponent(evaluation),
         )
+
+    def progress(self, frames: int) -> Progress:
+        """Returns the progress at these frames, over all commands of the run."""
+        seconds = (self._end_time or time.monotonic()) - self._start_time
+        timed = frames - self._start.env_frames + self._start.timed_frames
+        return Progress(frames, self._start.train_seconds + seconds, timed)
 
     def _save(self, frames: int) -> None:
         self._checkpoint(frames)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from programs.tracking.run_dir import RunDir
+
+_log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
@@ -17,13 +23,24 @@ class Result(NamedTuple):
     eval_episodes: int
     env_frames: int
     learner_steps: int
-    wall_seconds: float  # of training
+    wall_seconds: float  # of training, over all commands of the run
     frames_per_second: float
     seed: int
     topology: str
     preset: str
     git_commit: str
     eval_return_by_opponent: Mapping[str, float] = MappingProxyType({})  # empty without opponents
+
+
+def read_result(directory: RunDir) -> Result | None:
+    """Returns the result of a run, or None if it has none, or one that cannot be read."""
+    if not directory.result.exists():
+        return None
+    try:
+        return Result(**json.loads(directory.result.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        _log.warning("%s cannot be read, and does not count: %s", directory.result, error)
+        return None
 
 
 def git_commit() -> str:

@@ -5,12 +5,15 @@ config.json      the resolved config, from which the run can be repeated
 metrics.jsonl    scalars, one JSON object per line
 tensorboard/     the same scalars as TensorBoard events
 checkpoints/     see rlstack.storage.checkpoint
-result.json      the result; absent while the run lasts
+result.json      the result; a resumed run keeps the earlier one until it has its own
+metrics.abandoned.jsonl
+                 scalars from after the checkpoint from which a run was resumed
 logs/            the output of each node, for topologies of several nodes; on a cluster,
                  hosts.jsonl lists the host of each node
 failures.jsonl   the failures of nodes
 replay/          checkpoints of the replay service, for the distributed topology
 dump-N/          the inputs of update N, if it gave NaN
+.lock            the command that writes to the directory (programs.tracking.run_lock)
 ```
 """
 
@@ -22,9 +25,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from programs.tracking.run_lock import Claim, ClaimLostError, RunLock
 from rlstack.storage.loggers import to_json
 
 
@@ -38,6 +42,9 @@ class RunDir:
 
     path: Path
     """The absolute path of the directory."""
+
+    claim: Claim | None = None
+    """The right to write to it; None for readers."""
 
     @classmethod
     def create(
@@ -65,7 +72,7 @@ class RunDir:
         )
         try:
             made.mkdir(parents=True, exist_ok=True)
-            holds = sorted(child.name for child in made.iterdir())
+            holds = sorted(child.name for child in made.iterdir() if child.name != ".lock")
             if not holds:
                 with tempfile.TemporaryFile(dir=made) as probe:
                     probe.write(b"probe")
@@ -74,17 +81,26 @@ class RunDir:
                 f"RunDir.create: {made} must be a directory that can be written; "
                 f"{error.strerror or error}. Choose another with --run-dir."
             ) from error
-        if (made / "config.json").exists():
-            raise RunDirError(
-                f"RunDir.create: {made} must be new or empty; it holds a run already. Continue "
-                f"that run with --resume {made}, or choose another --run-dir."
-            )
+        found = cls(made.absolute())
+        found.check_new()
         if holds:
             raise RunDirError(
                 f"RunDir.create: {made} must be new or empty; it holds {', '.join(holds[:3])}. "
                 "Choose another --run-dir."
             )
-        return cls(made.absolute())
+        return found
+
+    def check_new(self) -> None:
+        """Checks that the directory holds no run yet.
+
+        Raises:
+          RunDirError: it does.
+        """
+        if self.config.exists():
+            raise RunDirError(
+                f"RunDir.create: {self.path} must be new or empty; it holds a run already. "
+                f"Continue that run with --resume {self.path}, or choose another --run-dir."
+            )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDir:
@@ -102,6 +118,35 @@ class RunDir:
             )
         return found
 
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[RunDir]:
+        """Yields this directory with the right to write to it, which no other command then has.
+
+        Raises:
+          RunLockedError: another command writes to the directory.
+          RunDirError: the directory cannot be written.
+        """
+        try:
+            lock = RunLock(self.path)
+        except OSError as error:
+            raise RunDirError(
+                f"RunDir.claimed: {self.path / '.lock'} must be a file that can be written; "
+                f"{error.strerror or error}. Free space there (df) or make it writable."
+            ) from error
+        try:
+            yield dataclasses.replace(self, claim=lock.claim)
+        finally:
+            lock.release()
+
+    def check_claim(self) -> None:
+        """Checks that no other command has taken the directory over; readers pass.
+
+        Raises:
+          ClaimLostError: one has.
+        """
+        if self.claim is not None:
+            self.claim.check()
+
     @property
     def config(self) -> Path:
         """The file of the resolved config."""
@@ -111,6 +156,11 @@ class RunDir:
     def metrics(self) -> Path:
         """The file of scalars, one JSON object per line."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def abandoned_metrics(self) -> Path:
+        """The scalars from after the checkpoints from which the run was resumed."""
+        return self.path / "metrics.abandoned.jsonl"
 
     @property
     def tensorboard(self) -> Path:
@@ -154,7 +204,7 @@ class RunDir:
 
     def write_config(self, text: str) -> None:
         """Replaces config.json, atomically."""
-        _write(self.config, text)
+        self._write(self.config, text)
 
     def write_result(self, result: Mapping[str, object]) -> None:
         """Writes result.json, atomically; NaN and infinities become strings.
@@ -163,26 +213,29 @@ class RunDir:
           TypeError: JSON cannot represent a value; nothing is written.
           OSError: the file cannot be written; the old file stays.
         """
-        _write(self.result, json.dumps(to_json(result), indent=2, allow_nan=False) + "\n")
+        self._write(self.result, json.dumps(to_json(result), indent=2, allow_nan=False) + "\n")
 
-
-def _write(path: Path, text: str) -> None:
-    """Writes a text file under a temporary name, flushes it to disk and renames it to `path`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{path} could not be written: {error.strerror}. Free space there (df) or make it "
-            "writable, or choose another --run-dir",
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    def _write(self, path: Path, text: str) -> None:
+        """Writes a text file under a temporary name, flushes it to disk and renames it."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            self.check_claim()
+            os.replace(partial, path)
+        except ClaimLostError:
+            raise
+        except OSError as error:
+            raise type(error)(
+                error.errno,
+                f"{path} could not be written: {error.strerror}. Free space there (df) or make it "
+                "writable, or choose another --run-dir",
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
 
 def _new_directory(root: Path, name: str) -> Path:

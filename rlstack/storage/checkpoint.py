@@ -1,9 +1,13 @@
 """Checkpoints: a pytree and JSON metadata in a directory, written completely or not at all.
 
 A checkpoint is `DIRECTORY/step_000000012345/`: the arrays, written by Orbax, and `checkpoint.json`
-(a description of each leaf, the step, the caller's metadata). It is written under another name,
-flushed to disk and then renamed, so that a crash, a full disk or Ctrl-C leaves the earlier
-checkpoints as they were. Only one process may write to a directory at a time.
+(a description and a digest of each leaf, the step, the caller's metadata). It is written under
+another name, flushed to disk and then renamed, so that a crash, a full disk or Ctrl-C leaves the
+earlier checkpoints as they were. Only one process may write to a directory at a time.
+
+Reading compares the digests, so a checkpoint whose files have changed on disk is refused.
+`newest_intact` then finds the newest one that is whole. Checkpoints of format 1, from versions
+without digests, are still read.
 
 Leaves may be numpy and JAX arrays of any size (also empty) and any dtype except object, typed JAX
 keys, numpy scalars, Python numbers of any size, booleans and strings; None and empty containers are
@@ -14,48 +18,53 @@ devices.
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import logging
 import os
 import re
 import shutil
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from rlstack.storage import checkpoint_arrays, checkpoint_record
 from rlstack.storage.checkpoint_leaves import (
     ANY_ARRAY,
     CheckpointError,
+    DamagedError,
     Leaf,
     as_target,
     check_same,
     flatten,
     is_empty,
 )
-from rlstack.storage.loggers import to_json
+from rlstack.storage.checkpoint_record import reason
 
 __all__ = [
     "ANY_ARRAY",
     "CheckpointError",
     "CheckpointWriteError",
+    "DamagedError",
     "latest",
+    "newest_intact",
+    "paths",
     "read_metadata",
     "restore",
     "save",
+    "set_aside",
+    "verify",
 ]
 
-_FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 _PARTIAL = ".partial-"
 _LATE_WRITERS = 5.0  # longest wait in seconds for the writers of a failed save
 _LOOK = 0.02  # seconds between two checks for their files
+_VERIFIED_AT_ONCE = 1 << 28  # bytes of arrays that `verify` holds in memory
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointWriteError(OSError):
@@ -69,6 +78,7 @@ def save(
     metadata: Mapping[str, Any],
     *,
     keep: int = 3,
+    before_rename: Callable[[], None] | None = None,
 ) -> Path:
     """Writes a checkpoint of `tree` and removes all but the newest `keep`.
 
@@ -79,6 +89,8 @@ def save(
       tree: the pytree to save (see above for its leaves).
       metadata: values that JSON supports, and numpy scalars; NaN and infinity become strings.
       keep: number of checkpoints to keep, at least 1.
+      before_rename: called when everything is written, right before the checkpoint gets its name.
+          An exception of it is raised, and nothing is changed.
 
     Returns:
       The checkpoint's path.
@@ -93,9 +105,9 @@ def save(
     if keep < 1:
         raise ValueError(f"checkpoint.save: keep must be at least 1; got {keep}.")
     leaves, arrays = flatten("save", tree)
-    text = _encode(step, leaves, metadata)
+    text = checkpoint_record.encode(step, leaves, metadata)
     directory = Path(directory).absolute()
-    path = _publish(directory, step, text, arrays)
+    path = _publish(directory, step, text, arrays, before_rename)
     for _, old in _listed(directory)[:-keep]:
         # Rename it first, so that an interrupted removal does not leave half a checkpoint in the
         # list.
@@ -104,10 +116,98 @@ def save(
     return path
 
 
+def paths(directory: str | os.PathLike[str]) -> list[Path]:
+    """Returns the checkpoints in `directory`, the newest (the highest step) first."""
+    return [path for _, path in reversed(_listed(Path(directory)))]
+
+
 def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """Returns the newest checkpoint in `directory` (the highest step), or None."""
-    found = _listed(Path(directory))
-    return found[-1][1] if found else None
+    """Returns the newest checkpoint in `directory`, or None. It is not read."""
+    return next(iter(paths(directory)), None)
+
+
+def newest_intact(
+    directory: str | os.PathLike[str],
+    *,
+    part: str = "",
+    also: Callable[[Path], None] | None = None,
+) -> Path | None:
+    """Returns the newest checkpoint in `directory` without damage, or None if there are none.
+
+    Each damaged one is logged as a warning.
+
+    Args:
+      directory: of checkpoints.
+      part: only leaves whose path begins with this are read, such as "['learner']['params']".
+      also: reads what belongs to a checkpoint but is stored elsewhere; raises `DamagedError`.
+
+    Raises:
+      DamagedError: all checkpoints are damaged; the message is that of the newest.
+      CheckpointError: another version of rlstack wrote the newest.
+    """
+    first: DamagedError | None = None
+    for path in paths(directory):
+        try:
+            verify(path, part=part)
+            if also is not None:
+                also(path)
+        except DamagedError as error:
+            first = first or error
+            _log.warning("%s Looking for an older checkpoint.", error)
+        else:
+            if first is not None:
+                _log.warning("checkpoint: using %s, which is whole.", path)
+            return path
+    if first is not None:
+        raise first
+    return None
+
+
+def verify(path: str | os.PathLike[str], *, part: str = "") -> None:
+    """Reads a checkpoint and compares its digests; holds a few hundred megabytes at a time.
+
+    Args:
+      path: a checkpoint.
+      part: only leaves whose path begins with this are read.
+
+    Raises:
+      DamagedError: a file is missing or differs from what was written.
+      CheckpointError: another version of rlstack wrote it.
+    """
+    path = Path(path).absolute()
+    record = checkpoint_record.read(path, "verify")
+    if not checkpoint_record.has_digests(record):
+        _log.warning("checkpoint: %s has no digests, so damage of its arrays is not seen.", path)
+    group: dict[int, Leaf] = {}
+    size = 0
+    for number, leaf in checkpoint_record.leaves_of(record).items():
+        if leaf.has_file and leaf.path.startswith(part):
+            group[number] = leaf
+            size += leaf.num_bytes
+        if size > _VERIFIED_AT_ONCE:
+            _read_arrays(path, group, "verify")
+            group, size = {}, 0
+    _read_arrays(path, group, "verify")
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that it is neither read nor counted; returns its new path.
+
+    Raises:
+      CheckpointWriteError: the file system refuses it.
+    """
+    target = path.with_name(f"damaged_{path.name}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"damaged_{path.name}.{number}")
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"checkpoint.set_aside: {path} is damaged and could not be renamed: {reason(error)}. "
+            "Make its directory writable."
+        ) from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -116,7 +216,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       CheckpointError: `path` is not a checkpoint.
     """
-    record = _read_record(Path(path), "read_metadata")
+    record = checkpoint_record.read(Path(path), "read_metadata")
     return {"step": record["step"], **record["metadata"]}
 
 
@@ -133,20 +233,20 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
       partial: whether the checkpoint may hold leaves that `target` lacks; they are not read.
 
     Raises:
-      CheckpointError: `path` is not a readable checkpoint, or a leaf differs; the message names the
-          first one.
+      DamagedError: a file of the checkpoint is missing or differs from what was written.
+      CheckpointError: a leaf differs from that in `target`; the message names the first one.
     """
     path = Path(path).absolute()
-    record = _read_record(path, "restore")
+    record = checkpoint_record.read(path, "restore")
     wanted, _ = flatten("restore", target, with_arrays=False)
     named = {leaf.path for leaf in wanted}
     saved = {
-        number: Leaf(name, kind, tuple(shape), dtype, value)
-        for number, (name, kind, shape, dtype, value) in enumerate(record["leaves"])
-        if not partial or name in named
+        number: leaf
+        for number, leaf in checkpoint_record.leaves_of(record).items()
+        if not partial or leaf.path in named
     }
     check_same(path, wanted, list(saved.values()))
-    arrays = _read_arrays(path, saved)
+    arrays = _read_arrays(path, saved, "restore")
     likes, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
     found = [
         as_target(leaf, arrays.get(number), like)
@@ -155,103 +255,78 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
     return jax.tree_util.tree_unflatten(treedef, found)
 
 
-def _encode(step: int, leaves: list[Leaf], metadata: Mapping[str, Any]) -> str:
-    """Returns the text of checkpoint.json."""
-    record = {
-        "format": _FORMAT,
-        "step": int(step),
-        "leaves": [[*leaf] for leaf in leaves],
-        "metadata": to_json(metadata),
-    }
-    try:
-        return json.dumps(record, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint.save: metadata must hold only values of JSON; {error}. "
-            "Put arrays into the tree, and write other objects as numbers or text."
-        ) from error
-
-
-def _publish(directory: Path, step: int, text: str, arrays: dict[int, np.ndarray]) -> Path:
+def _publish(
+    directory: Path,
+    step: int,
+    text: str,
+    arrays: dict[int, np.ndarray],
+    before_rename: Callable[[], None] | None,
+) -> Path:
     """Writes a checkpoint under a temporary name, then renames it."""
     partial = directory / f"{_PARTIAL}{step}-{os.getpid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_partial(directory)
-        partial.mkdir()
-        _write(partial, text, arrays)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _remove_partial(directory)
+            partial.mkdir()
+            _write(partial, text, arrays)
+        except Exception as error:
+            _remove_and_wait(partial)
+            raise _refused(directory, error) from error
+        if before_rename is not None:
+            before_rename()
         target = _free_name(directory, step)
-        partial.rename(target)
-        _sync(directory)
-    except Exception as error:
-        _remove_and_wait(partial)
-        raise CheckpointWriteError(
-            f"checkpoint.save: could not write a checkpoint into {directory}: {_reason(error)}. "
-            "Free space there (df) or make it writable, or choose another --run-dir. Earlier "
-            "checkpoints are intact: --resume goes on from the last one."
-        ) from error
+        try:
+            partial.rename(target)
+            _sync(directory)
+        except OSError as error:
+            raise _refused(directory, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
+def _refused(directory: Path, error: Exception) -> CheckpointWriteError:
+    return CheckpointWriteError(
+        f"checkpoint.save: could not write a checkpoint into {directory}: {reason(error)}. "
+        "Free space there (df) or make it writable, or choose another --run-dir. Earlier "
+        "checkpoints are intact: --resume goes on from the last one."
+    )
+
+
 def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
     """Writes and flushes the files of one checkpoint."""
     if arrays:
-        with _orbax() as ocp:
-            checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-            checkpointer.save(
-                partial / "arrays",
-                args=ocp.args.PyTreeSave({str(i): array for i, array in arrays.items()}),
-            )
-            checkpointer.close()
-    (partial / "checkpoint.json").write_text(text)
+        checkpoint_arrays.write(partial / "arrays", arrays)
+    (partial / checkpoint_record.NAME).write_text(text)
     for folder, _, names in os.walk(partial):
         for name in names:
             _sync(Path(folder, name))
         _sync(Path(folder))
 
 
-def _read_arrays(path: Path, saved: dict[int, Leaf]) -> dict[int, np.ndarray]:
-    """Returns the saved arrays by leaf number."""
-    numbers = [
-        i for i, leaf in saved.items() if leaf.kind in ("array", "key") and 0 not in leaf.shape
-    ]
-    if not numbers:
-        return {}
+def _read_arrays(path: Path, saved: Mapping[int, Leaf], where: str) -> dict[int, np.ndarray]:
+    """Returns the saved arrays by leaf number.
+
+    Raises:
+      DamagedError: one cannot be read, or is not what was written.
+    """
+    numbers = [i for i, leaf in saved.items() if leaf.has_file]
     try:
-        with _orbax() as ocp:
-            how = {str(i): ocp.RestoreArgs(restore_type=np.ndarray) for i in numbers}
-            checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-            found = checkpointer.restore(
-                path / "arrays",
-                args=ocp.args.PyTreeRestore(
-                    dict.fromkeys(how, 0), restore_args=how, partial_restore=True
-                ),
-            )
-            checkpointer.close()
+        arrays = checkpoint_arrays.read(path / "arrays", numbers)
     except Exception as error:
-        raise CheckpointError(
-            f"checkpoint.restore: the arrays of {path} must be readable; {_reason(error)}. "
+        raise DamagedError(
+            f"checkpoint.{where}: {path} is damaged: the arrays in it must be readable; "
+            f"{reason(error)}. "
             "Remove that directory to use the checkpoint before it."
         ) from error
-    return {i: np.asarray(found[str(i)]) for i in numbers}
-
-
-def _read_record(path: Path, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads((path / "checkpoint.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"checkpoint.{where}: {path} must be a checkpoint; {_reason(error)}. "
-            "Give one of the step_* directories under a run's checkpoints/."
-        ) from error
-    if record.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"checkpoint.{where}: the format of {path} must be {_FORMAT}; got "
-            f"{record.get('format')}. Use the version of rlstack that wrote it."
-        )
-    return record
+    for number, array in arrays.items():
+        leaf = saved[number]
+        if leaf.digest and checkpoint_arrays.digest(array) != leaf.digest:
+            raise DamagedError(
+                f"checkpoint.{where}: {path} is damaged: {leaf.path} is not what was written."
+            )
+    return arrays
 
 
 def _listed(directory: Path) -> list[tuple[tuple[int, int], Path]]:
@@ -295,43 +370,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first line of an error, shortened: storage libraries add pages of context."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300].rstrip(".")
-
-
-@contextlib.contextmanager
-def _orbax() -> Iterator[Any]:
-    """Yields ``orbax.checkpoint`` without its warnings, log lines and late tracebacks.
-
-    The import takes a second, so it happens here.
-    """
-    logger = logging.getLogger("absl")
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import orbax.checkpoint as ocp
-
-        logger.setLevel(logging.CRITICAL)
-        shown = sys.unraisablehook
-        sys.unraisablehook = functools.partial(_unless_late, shown)
-        try:
-            yield ocp
-            sys.unraisablehook = shown  # not after an error: the late tracebacks follow it
-        finally:
-            logger.setLevel(level)
-
-
-def _unless_late(
-    shown: Callable[[sys.UnraisableHookArgs], Any], error: sys.UnraisableHookArgs
-) -> None:
-    """Shows an error of a background thread, except the error of a late writer.
-
-    When one array cannot be written, Orbax closes its event loop while the writers of other arrays
-    still use it. Each of their threads then prints a traceback between other output.
-    """
-    if str(error.exc_value) != "Event loop is closed":
-        shown(error)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlstack.storage import checkpoint_arrays
+
 PYTHON_KINDS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
@@ -19,6 +21,10 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit its target, or a tree cannot be saved."""
 
 
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is missing or differs from what was written."""
+
+
 class Leaf(NamedTuple):
     """One leaf, or one empty part of the structure."""
 
@@ -27,6 +33,18 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""  # the key implementation for a key
     value: Any = None  # the value of an empty or Python leaf
+    digest: str = ""  # of an array or key with elements; empty in checkpoints of format 1
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the leaf is an array on disk, not a value or nothing."""
+        return self.kind in ("array", "key") and 0 not in self.shape
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate of the bytes of an array."""
+        size = np.dtype(self.dtype).itemsize if self.kind == "array" else 16
+        return int(np.prod(self.shape, dtype=np.int64)) * size
 
     def describe(self) -> str:
         """Returns a description for error messages."""
@@ -57,7 +75,7 @@ def flatten(
     leaves: list[Leaf] = []
     arrays: dict[int, np.ndarray] = {}
     for path, value in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_empty)[0]:
-        name = jax.tree_util.keystr(path) or "(the tree)"
+        name, check = jax.tree_util.keystr(path) or "(the tree)", ""
         if is_empty(value):
             named = type(value).__name__ if value is not None else "None"
             leaves.append(Leaf(name, "empty", value=named))
@@ -68,10 +86,11 @@ def flatten(
             if isinstance(value, jax.Array):
                 impl = str(jax.random.key_impl(value))
                 if with_arrays:
-                    arrays[len(leaves)] = np.asarray(jax.random.key_data(value))
+                    array = arrays[len(leaves)] = np.asarray(jax.random.key_data(value))
+                    check = checkpoint_arrays.digest(array)
             else:
                 impl = str(value.dtype)[len("key<") : -1]
-            leaves.append(Leaf(name, "key", tuple(value.shape), impl))
+            leaves.append(Leaf(name, "key", tuple(value.shape), impl, digest=check))
         elif hasattr(value, "dtype") and hasattr(value, "shape"):
             dtype = np.dtype(value.dtype)
             if dtype.hasobject or dtype.fields is not None or dtype.kind in "USmM":
@@ -80,8 +99,9 @@ def flatten(
                     f"{dtype}. Split it into arrays of plain dtypes."
                 )
             if with_arrays and value.size:
-                arrays[len(leaves)] = np.asarray(value)
-            leaves.append(Leaf(name, "array", tuple(value.shape), dtype.name))
+                array = arrays[len(leaves)] = np.asarray(value)
+                check = checkpoint_arrays.digest(array)
+            leaves.append(Leaf(name, "array", tuple(value.shape), dtype.name, digest=check))
         else:
             raise CheckpointError(
                 f"checkpoint.{where}: a leaf must be an array or a Python number, boolean or "

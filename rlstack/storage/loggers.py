@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlstack.storage import jsonl
+
 Scalar = bool | int | float
 
 
@@ -77,13 +79,26 @@ class JsonlLogger:
 
     Each line is written to the operating system before `write` returns, so a crash of the process
     loses nothing. An existing file is continued; an incomplete last line of a killed process is
-    removed first.
+    removed first. A line that cannot be written leaves nothing in the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time):
-        self._clock = clock
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        clock: Callable[[], float] = time.time,
+        *,
+        before_write: Callable[[], None] | None = None,
+    ):
+        """Opens the file.
+
+        Args:
+          path: of the file.
+          clock: returns Unix seconds.
+          before_write: called before each line; an exception of it is raised.
+        """
+        self._clock, self._before_write = clock, before_write
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(Path(path))
+        jsonl.drop_torn_line(Path(path))
         self._path = path
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (closed by close())
 
@@ -105,11 +120,16 @@ class JsonlLogger:
                     "writes. Rename the log."
                 )
             record[name] = to_json(to_scalar("JsonlLogger.write", name, value))
+        if self._before_write is not None:
+            self._before_write()
         line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
+        start = os.fstat(self._file.fileno()).st_size
         try:
             while line:  # an unbuffered write may write only a part
                 line = line[self._file.write(line) :]
         except OSError as error:
+            with contextlib.suppress(OSError):  # else the next line would continue this part
+                os.ftruncate(self._file.fileno(), start)
             raise OSError(
                 error.errno,
                 f"{error.strerror}; free space there and go on from the last checkpoint with "
@@ -122,33 +142,29 @@ class JsonlLogger:
         self._file.close()
 
 
-def _drop_torn_line(path: Path) -> None:
-    """Removes the text after the last newline, so that appending starts a new line."""
-    if not path.exists():
-        return
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        keep = end
-        while keep > 0:
-            start = max(0, keep - 4096)
-            file.seek(start)
-            found = file.read(keep - start).rfind(b"\n")
-            if found >= 0:
-                keep = start + found + 1
-                break
-            keep = start
-        if keep != end:
-            file.truncate(keep)
-
-
 class TensorBoardLogger:
     """Writes scalars to TensorBoard event files in `directory`, against environment frames."""
 
-    def __init__(self, directory: str | os.PathLike[str], flush_secs: int = 10):
+    def __init__(
+        self, directory: str | os.PathLike[str], flush_secs: int = 10, *, after: int | None = None
+    ):
+        """Opens a new event file.
+
+        Args:
+          directory: of the event files.
+          flush_secs: seconds between two flushes.
+          after: TensorBoard no longer shows what earlier files hold after these frames. None:
+              it shows everything.
+        """
         from tensorboardX import SummaryWriter  # takes a third of a second
 
         # An unbounded queue, because a bounded one would block forever if its thread failed.
-        self._writer: Any = SummaryWriter(str(directory), max_queue=0, flush_secs=flush_secs)
+        self._writer: Any = SummaryWriter(
+            str(directory),
+            max_queue=0,
+            flush_secs=flush_secs,
+            purge_step=None if after is None else after + 1,
+        )
         events = self._writer.file_writer.event_writer
         self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
 

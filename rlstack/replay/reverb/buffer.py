@@ -18,6 +18,7 @@ Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Differences from the oth
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
+from rlstack.replay.reverb import checkpoints
 from rlstack.replay.reverb.client import SharedMaxima
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.reader import ReverbReader
@@ -187,7 +189,7 @@ class ReverbReplayBuffer:
 
     def set_params_version(self, version: int) -> None:
         """Sets the version of the learner's params."""
-        self._maxima.saw_version(int(version))
+        self._maxima.set_version(int(version))
 
     def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[Sample]:
         """Yields samples until ``close``, or until ``stop`` returns True.
@@ -216,16 +218,31 @@ class ReverbReplayBuffer:
         added = 0.0 if self._writing is None else self._writing.waited
         return logs | as_logs(add_wait_seconds=added, sample_wait_seconds=self._reading.waited)
 
-    def checkpoint(self) -> str:
+    def checkpoint(self, *, keep: int | None = 1) -> str:
         """Makes the server write a checkpoint; returns its path on the server's machine.
 
-        A server that starts with the same ``checkpoint_dir`` loads the newest checkpoint.
+        A server that starts with the same ``checkpoint_dir`` loads the newest checkpoint. The
+        directory must be visible here at the same path; otherwise Reverb itself keeps one
+        checkpoint, the one with the latest time in its name.
+
+        Args:
+          keep: number of checkpoints to keep; None for all.
 
         Raises:
           ValueError: the server has no ``checkpoint_dir``.
+          ReplayCheckpointError: the server could not write it, for example because the disk is
+            full.
           ReplayTimeoutError: the server does not answer.
         """
-        return self._reader("checkpoint").checkpoint()
+        path = Path(self._reader("checkpoint").checkpoint())
+        if path.parent.name != checkpoints.WRITTEN or not path.is_dir():
+            return str(path)
+        directory = path.parent.parent
+        path = checkpoints.take(directory, path)
+        if keep is not None:
+            kept = {p.name for p in checkpoints.numbered(directory)[-keep:]}
+            checkpoints.keep_only(directory, kept, unnumbered_too=True)
+        return str(path)
 
     def save(self) -> PyTree:
         """Returns the server's checkpoint, file by file, and the state of both halves.
@@ -239,7 +256,9 @@ class ReverbReplayBuffer:
         if self._writing is not None:
             tree["writer"] = self._writing.save()
         tree["reader"] = reader.save()
-        tree["server"] = _read_files(reader.checkpoint())
+        path = reader.checkpoint()
+        tree["server"] = _read_files(path)
+        shutil.rmtree(path)  # Reverb's directory must be empty before its next checkpoint
         tree["table"] = self._table()
         return tree
 

@@ -202,12 +202,18 @@ class SharedMaxima:
     """Maxima that the writing half and the reading half of a buffer share."""
 
     def __init__(self) -> None:
-        self.version = -1  # newest params version that was set or seen
+        self.version = -1  # newest params version: the one that was set, else the newest seen
+        self._is_set = False
         self.largest_priority = 1.0
 
     def saw_version(self, version: int) -> None:
-        """Updates the newest params version."""
-        self.version = max(self.version, version)
+        """Updates the newest params version, unless it is set."""
+        if not self._is_set:
+            self.version = max(self.version, version)
+
+    def set_version(self, version: int) -> None:
+        """Sets the newest params version: items of a later one come from a lost learner."""
+        self.version, self._is_set = version, True
 
     def saw_priority(self, priority: float) -> None:
         """Updates the largest priority."""

@@ -19,6 +19,7 @@ from rlstack.replay.base import (
 from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
 from rlstack.replay.reverb.batch_service import BatchFetcher
 from rlstack.replay.reverb.binding import Client
+from rlstack.replay.reverb.checkpoints import ReplayCheckpointError
 from rlstack.replay.reverb.client import (
     ITEMS,
     LARGEST_PRIORITY,
@@ -293,6 +294,12 @@ class ReverbReader:
         try:
             return result_of(call, where, self._address, self._cfg.timeout_seconds)
         except (RuntimeError, ValueError) as error:
+            if "no Checkpointer" not in str(error):
+                raise ReplayCheckpointError(
+                    f"{where}: the server at {self._address} could not write a checkpoint: "
+                    f"{error!s:.300}. Free space in its checkpoint_dir (df) or make it "
+                    "writable. Earlier checkpoints are intact."
+                ) from error
             raise ValueError(
                 f"{where}: the server must be started with a checkpoint_dir; the one at "
                 f"{self._address} answered: {error}"

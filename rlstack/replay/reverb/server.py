@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig
-from rlstack.replay.reverb import binding
+from rlstack.replay.reverb import binding, checkpoints
 from rlstack.replay.reverb.batch_service import BatchService
 from rlstack.replay.reverb.client import (
     BATCH_PORT,
@@ -47,6 +45,7 @@ class ReverbServer:
         *,
         port: int | None = None,
         checkpoint_dir: str | Path | None = None,
+        start_from: str | Path | None = None,
         bind_address: str = ALL_ADDRESSES,
     ):
         """Starts the server.
@@ -58,11 +57,13 @@ class ReverbServer:
           port: the port to listen on; None for a free one.
           checkpoint_dir: the directory of checkpoints; the table begins with the newest one. None:
               no checkpoints and no ``save``.
+          start_from: the checkpoint to begin with instead.
           bind_address: the address of this host to listen on, in addition to loopback; default:
               all.
 
         Raises:
-          ValueError: the port is in use, or the checkpoint belongs to another table.
+          ValueError: the port is in use, or the checkpoint is incomplete or belongs to another
+              table.
           ImportError: Reverb is not installed.
         """
         self._reverb = binding.load()
@@ -73,9 +74,20 @@ class ReverbServer:
         self.address = f"localhost:{self.port}"
         self._server: binding.Server | None = None
         self._batches: BatchService | None = None
-        self._start()
+        first: Path | None = None
+        if self._directory is not None:
+            checkpoints.prepare(self._directory)
+            first = checkpoints.newest(self._directory)
+        if start_from is not None:
+            first = Path(start_from)
+        if first is not None and not checkpoints.is_complete(first):
+            raise ValueError(
+                f"ReverbServer: {first} must be a complete checkpoint; it has no file DONE. Start "
+                "from another one, or without one."
+            )
+        self._start(first)
 
-    def _start(self) -> None:
+    def _start(self, first: Path | None) -> None:
         reverb, cfg = self._reverb, self._cfg
         sampler = {
             "fifo": reverb.FifoSelector,
@@ -96,8 +108,9 @@ class ReverbServer:
             tables.append(reverb.Table(name, selector(), selector(), 1, 0, free, [], None))
         checkpointer = None
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            checkpointer = reverb.create_default_checkpointer(str(self._directory), "", None)
+            written = checkpoints.prepare(self._directory)
+            fallback = None if first is None else str(first)  # what it loads, as written is empty
+            checkpointer = reverb.create_default_checkpointer(str(written), "", fallback)
         self._server = reverb.Server(tables, self.port, checkpointer)
         restrict_listeners(self.port, self._bind_address)
         self._client: binding.Client = reverb.Client(self.address)
@@ -118,17 +131,10 @@ class ReverbServer:
                 "ReverbServer.restore: a checkpoint_dir must be given at construction; got none."
             )
         self._stop()
-        # Reverb loads the newest checkpoint by name; the name is its time.
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-        for old in self._directory.iterdir():
-            shutil.rmtree(old)
         with tempfile.TemporaryDirectory(dir=self._directory.parent) as scratch:
-            target = Path(scratch) / "checkpoint"
-            target.mkdir()
             for name, content in files.items():
-                np.asarray(content, np.uint8).tofile(target / name)
-            target.rename(self._directory / f"{stamp}.000000000+00:00")
-        self._start()
+                np.asarray(content, np.uint8).tofile(Path(scratch) / name)
+            self._start(Path(scratch))
 
     def _stop(self) -> None:
         if self._server is None:

@@ -11,6 +11,7 @@ from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
 from programs.nodes.coordinator import Coordinator
 from programs.nodes.ending import NodeLostError
 from programs.presets import preset
+from programs.tracking.progress import Progress
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
 
@@ -26,7 +27,8 @@ class Desk:
         self.directory = RunDir.create(tmp_path / "run", "test", 1)
         self.directory.write_config(to_json(experiment))
         self.logger = InMemoryLogger()
-        self.coordinator = Coordinator(experiment, self.directory, self.logger, start_frames)
+        start = Progress(start_frames)
+        self.coordinator = Coordinator(experiment, self.directory, self.logger, start)
 
     def report(self, node="actor/0", incarnation=0, logs=None, gauges=None, **counts):
         return self.coordinator.report(

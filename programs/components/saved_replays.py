@@ -1,0 +1,88 @@
+"""The checkpoints of a replay service, each paired with a checkpoint of the learner.
+
+The learner's metadata names the replay's checkpoint and has the digests of its files
+(`programs.tracking.progress.resume_point` compares them). The replay's checkpoint is written first,
+next to the earlier ones; what no checkpoint of the learner names is removed after the learner's
+checkpoint is there. So whichever write fails, the earlier pairs are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from programs.tracking.progress import REPLAY
+from programs.tracking.run_dir import RunDir
+from programs.tracking.run_lock import ClaimLostError
+from rlstack.storage import checkpoint, checkpoint_files
+
+if TYPE_CHECKING:
+    from rlstack.replay.reverb import ReverbReplayBuffer
+
+
+class SavedReplays:
+    """The replay's checkpoints of one run."""
+
+    def __init__(self, directory: RunDir) -> None:
+        """Reads nothing yet."""
+        self._directory = directory
+
+    def save(self, buffer: ReverbReplayBuffer) -> dict[str, Any]:
+        """Makes the server write a checkpoint; returns what the learner's metadata must hold.
+
+        Raises:
+          OSError: the file system refuses it; earlier checkpoints are intact.
+        """
+        from rlstack.replay.reverb import checkpoints
+
+        self._directory.check_claim()
+        try:
+            path = Path(buffer.checkpoint(keep=None))
+            return {REPLAY: {"name": path.name, "files": checkpoint_files.digests(path)}}
+        except OSError:
+            checkpoints.clear(self._directory.replay)
+            self.clean()
+            raise
+
+    def clean(self) -> None:
+        """Removes every checkpoint of the replay that no checkpoint of the learner names.
+
+        It removes nothing while a checkpoint of the learner is unreadable, or after another command
+        has taken the run directory over.
+        """
+        from rlstack.replay.reverb import checkpoints
+
+        with contextlib.suppress(checkpoint.CheckpointError, ClaimLostError):
+            named = self._named()
+            self._directory.check_claim()
+            directory = self._directory.replay
+            known = {name for name in named if name is not None}
+            checkpoints.keep_only(directory, known, unnumbered_too=None not in named)
+
+    def _named(self) -> set[str | None]:
+        """Returns the names in the learner's checkpoints; None for one that names nothing."""
+        told = map(checkpoint.read_metadata, checkpoint.paths(self._directory.checkpoints))
+        return {metadata.get(REPLAY, {}).get("name") for metadata in told}
+
+    def belonging_to(self, path: Path | None) -> Path | None:
+        """Returns the replay's checkpoint of a learner's checkpoint; None for a new run.
+
+        Raises:
+          ValueError: there is none. A replay that starts empty would not be the one of the run.
+        """
+        from rlstack.replay.reverb import checkpoints
+
+        if path is None:
+            return None
+        directory = self._directory.replay
+        name = checkpoint.read_metadata(path).get(REPLAY, {}).get("name")
+        # Earlier versions did not name it, and kept one.
+        found = directory / name if name else checkpoints.newest(directory)
+        if found is None or not checkpoints.is_complete(found):
+            raise ValueError(
+                f"{found or directory} must be a complete checkpoint of the replay, which belongs "
+                f"to {path}. To go on with an empty replay, set checkpoint_replay to false in "
+                f"{self._directory.config}."
+            )
+        return found

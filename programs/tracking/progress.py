@@ -1,0 +1,101 @@
+"""How far a run has come, as its checkpoints say; and the logs that continue from there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from programs.tracking.run_dir import RunDir
+from rlstack.storage import checkpoint, checkpoint_files, jsonl
+from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
+
+# The entry of a checkpoint's metadata that names the replay service's checkpoint.
+REPLAY = "replay"
+
+_log = logging.getLogger(__name__)
+
+
+class Progress(NamedTuple):
+    """The frames of a run so far, over all of its commands, and the time that they took."""
+
+    env_frames: int = 0
+    train_seconds: float = 0.0  # without starting, evaluating at the end, and what was lost
+    timed_frames: int = 0  # the frames that train_seconds covers
+
+    @classmethod
+    def of(cls, path: Path | None) -> Progress:
+        """Returns the progress at a checkpoint, or at the start of a run for None.
+
+        Checkpoints of earlier versions do not tell the time; it then counts from here.
+        """
+        if path is None:
+            return cls()
+        metadata = checkpoint.read_metadata(path)
+        frames = int(metadata["env_frames"])
+        timed = int(metadata.get("timed_frames", 0))
+        return cls(frames, float(metadata.get("train_seconds", 0.0)), timed)
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of it."""
+        return self._asdict()
+
+
+def resume_point(directory: RunDir) -> Path | None:
+    """Returns the newest checkpoint of a run that is whole, or None if there are none.
+
+    Damaged ones are logged and set aside, if this command may write to the directory: the resumed
+    run makes their frames again, and new checkpoints must be the newest.
+
+    Raises:
+      DamagedError: all checkpoints are damaged.
+    """
+
+    def check_replay(path: Path) -> None:
+        saved = checkpoint.read_metadata(path).get(REPLAY)
+        if saved:
+            try:
+                checkpoint_files.check(directory.replay / saved["name"], saved["files"])
+            except checkpoint.DamagedError as error:
+                raise checkpoint.DamagedError(
+                    f"checkpoint: the replay of {path} is damaged: {error}"
+                ) from error
+
+    found = checkpoint.newest_intact(directory.checkpoints, also=check_replay)
+    if found is not None and directory.claim is not None:
+        paths = checkpoint.paths(directory.checkpoints)
+        for damaged in paths[: paths.index(found)]:
+            directory.check_claim()
+            _log.warning("%s is kept as %s.", damaged, checkpoint.set_aside(damaged).name)
+    return found
+
+
+def open_logs(directory: RunDir, start: Progress) -> Fanout:
+    """Opens metrics.jsonl and TensorBoard's files, to continue at ``start``.
+
+    A killed run has logged more than its last checkpoint holds. The resumed run makes these frames
+    again, so their lines are moved to another file: every reader of metrics.jsonl sees each frame
+    once. TensorBoard hides its own.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    frames, again = start.env_frames, directory.metrics.exists()
+    moved = jsonl.move_lines(
+        directory.metrics,
+        directory.abandoned_metrics,
+        lambda line: line.get("env_frames", 0) > frames,
+    )
+    if moved:
+        _log.warning(
+            "%d lines of metrics after frame %d, the last checkpoint, are now in %s.",
+            moved,
+            frames,
+            directory.abandoned_metrics,
+        )
+    return Fanout(
+        [
+            JsonlLogger(directory.metrics, before_write=directory.check_claim),
+            TensorBoardLogger(directory.tensorboard, after=frames if again else None),
+        ]
+    )

@@ -1,0 +1,90 @@
+"""The directory of a Reverb server's checkpoints: numbered, in the order in which they were made.
+
+Reverb names a checkpoint by the wall clock, and keeps and loads the one with the last name. When
+the clock goes back, it would delete the new one. So Reverb writes into a directory of its own,
+`written`, which is empty before each checkpoint; each is then moved out of it and gets a number.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+WRITTEN = "written"
+_DONE = "DONE"  # Reverb writes this file last
+_NUMBERED = re.compile(r"checkpoint_(\d{9,})")
+
+
+class ReplayCheckpointError(OSError):
+    """The server could not write a checkpoint; earlier ones are intact."""
+
+
+def numbered(directory: Path) -> list[Path]:
+    """Returns the numbered checkpoints, oldest first, whether or not they are complete."""
+    found = [p for p in directory.glob("checkpoint_*") if _NUMBERED.fullmatch(p.name)]
+    return sorted(found, key=lambda path: int(path.name.split("_")[1]))
+
+
+def is_complete(path: Path) -> bool:
+    """Whether Reverb finished writing a checkpoint."""
+    return (path / _DONE).is_file()
+
+
+def newest(directory: Path) -> Path | None:
+    """Returns the newest complete checkpoint, or None.
+
+    Versions without numbers left one checkpoint, with the time as its name.
+    """
+    found = [path for path in numbered(directory) if is_complete(path)]
+    return found[-1] if found else max(filter(is_complete, unnumbered(directory)), default=None)
+
+
+def unnumbered(directory: Path) -> list[Path]:
+    """Returns the checkpoints that versions without numbers have left."""
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if re.match(r"\d{4}-\d\d-\d\d", path.name)]
+
+
+def take(directory: Path, written: Path) -> Path:
+    """Gives a checkpoint that Reverb has written the next number; returns its new path."""
+    numbers = [int(path.name.split("_")[1]) for path in numbered(directory)]
+    target = directory / f"checkpoint_{max(numbers, default=0) + 1:09d}"
+    return written.rename(target)
+
+
+def prepare(directory: Path) -> Path:
+    """Empties the directory that Reverb writes to and returns it.
+
+    A complete checkpoint that nobody has taken gets a number.
+    """
+    written = directory / WRITTEN
+    written.mkdir(parents=True, exist_ok=True)
+    for path in sorted(written.iterdir()):
+        if is_complete(path):
+            take(directory, path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return written
+
+
+def clear(directory: Path) -> None:
+    """Removes what Reverb has written and nobody has taken."""
+    for path in (directory / WRITTEN).glob("*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def keep_only(directory: Path, names: Collection[str], *, unnumbered_too: bool) -> None:
+    """Removes all checkpoints but those with these names.
+
+    Args:
+      directory: of the checkpoints.
+      names: of the numbered ones to keep.
+      unnumbered_too: whether to remove also those without a number.
+    """
+    others = unnumbered(directory) if unnumbered_too else []
+    for path in [*numbered(directory), *others]:
+        if path.name not in names:
+            shutil.rmtree(path, ignore_errors=True)

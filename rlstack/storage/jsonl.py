@@ -1,0 +1,97 @@
+"""Files of JSON lines: read with torn lines skipped, appended to, and rewritten.
+
+A full disk or a kill may leave a line without its end. A writer that continues such a file removes
+or ends that line, and readers skip it with a warning. This module does not import JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the objects of a file, without torn lines; logs a warning that names those.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    found, torn = [], []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        value: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+        if isinstance(value, dict):
+            found.append(value)
+        elif line.strip():
+            torn.append(number)
+    if torn:
+        shown = ", ".join(map(str, torn[:5])) + (", ..." if len(torn) > 5 else "")
+        _log.warning(
+            "%s: line %s is incomplete and was skipped; a full disk or a kill leaves such lines.",
+            path,
+            shown,
+        )
+    return found
+
+
+def drop_torn_line(path: Path) -> None:
+    """Removes the text after the last newline, so that appending starts a new line."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        keep = end
+        while keep > 0:
+            start = max(0, keep - 4096)
+            file.seek(start)
+            found = file.read(keep - start).rfind(b"\n")
+            if found >= 0:
+                keep = start + found + 1
+                break
+            keep = start
+        if keep != end:
+            file.truncate(keep)
+
+
+def move_lines(path: Path, target: Path, which: Callable[[Mapping[str, Any]], bool]) -> int:
+    """Moves the lines for which ``which`` is true to the end of another file; returns their number.
+
+    Torn lines are dropped. A crash leaves the file as it was, or without the lines.
+
+    Raises:
+      OSError: a file cannot be read or written.
+    """
+    if not path.exists():
+        return 0
+    lines = read(path)
+    moved = [line for line in lines if which(line)]
+    if not moved:
+        return 0
+    drop_torn_line(target)
+    with open(target, "ab") as file:
+        file.write(_text(moved))
+        file.flush()
+        os.fsync(file.fileno())
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(_text([line for line in lines if not which(line)]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return len(moved)
+
+
+def _text(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)

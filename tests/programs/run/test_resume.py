@@ -1,0 +1,205 @@
+"""Resumed runs: nothing that was reached is lost, counted twice or overwritten."""
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from programs.presets import preset
+from programs.run import report, train
+from programs.tracking.run_dir import RunDir
+from programs.tracking.run_lock import RunLockedError
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.storage import checkpoint, jsonl
+
+
+def small(**changes):
+    return dataclasses.replace(
+        preset("cartpole-ppo"),
+        **{"frames": 1500, "log_period": 250, "checkpoint_period": 500, **changes},
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run; tests use copies."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train.run(small(), path, stream=io.StringIO())
+    return path
+
+
+@pytest.fixture
+def run_dir(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def resume(path, **options):
+    return train.resume(path, stream=io.StringIO(), **options)
+
+
+def frames_logged(path):
+    return [line["env_frames"] for line in jsonl.read(path / "metrics.jsonl")]
+
+
+def files(path):
+    return {f.relative_to(path): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+def flip(path):
+    """Changes one byte of the largest file of a checkpoint."""
+    file = max((f for f in path.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("frames", [None, 1000])
+def test_resuming_a_finished_run_changes_nothing(run_dir, caplog, frames):
+    before = files(run_dir)
+    result = resume(run_dir, frames=frames)
+    assert result._asdict() == json.loads(
+        before[next(p for p in before if p.name == "result.json")]
+    )
+    assert result.wall_seconds > 0.01
+    after = files(run_dir)
+    assert {p: b for p, b in after.items() if p.name != ".lock"} == {
+        p: b for p, b in before.items() if p.name != ".lock"
+    }
+    assert "has finished" in caplog.text
+
+
+def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
+    first = json.loads((run_dir / "result.json").read_text())
+    started = time.monotonic()
+    second = resume(run_dir, frames=3000)
+    took = time.monotonic() - started
+    assert first["wall_seconds"] < second.wall_seconds < first["wall_seconds"] + took
+    assert second.env_frames >= 3000
+    assert second.frames_per_second == pytest.approx(second.env_frames / second.wall_seconds)
+
+
+def test_an_interrupted_resume_keeps_the_result(run_dir, monkeypatch):
+    before = (run_dir / "result.json").read_bytes()
+
+    def full(*_, **__):
+        raise checkpoint.CheckpointWriteError("no space")
+
+    monkeypatch.setattr(train.checkpoint, "save", full)
+    with pytest.raises(checkpoint.CheckpointWriteError):
+        resume(run_dir, frames=3000)
+    assert (run_dir / "result.json").read_bytes() == before
+
+
+def test_a_run_killed_after_its_checkpoint_logs_each_frame_once(run_dir, caplog):
+    """As SIGKILL leaves it: metrics that are newer than the newest checkpoint."""
+    paths = checkpoint.paths(run_dir / "checkpoints")
+    for path in paths[:-1]:
+        shutil.rmtree(path)
+    (run_dir / "result.json").unlink()
+    kept = checkpoint.read_metadata(paths[-1])["env_frames"]
+    before = frames_logged(run_dir)
+    lost = [frames for frames in before if frames > kept]
+    assert lost
+    with open(run_dir / "metrics.jsonl", "ab") as file:
+        file.write(b'{"env_frames": 17')  # the line that the kill tore
+    resume(run_dir)
+    after = frames_logged(run_dir)
+    assert after == sorted(set(after))
+    assert [frames for frames in after if frames <= kept] == [f for f in before if f <= kept]
+    abandoned = jsonl.read(run_dir / "metrics.abandoned.jsonl")
+    assert [line["env_frames"] for line in abandoned] == lost
+    assert f"after frame {kept}" in caplog.text
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(run_dir, caplog):
+    newest, older, _ = checkpoint.paths(run_dir / "checkpoints")
+    record = newest / "checkpoint.json"
+    record.write_text(record.read_text().replace("env_frames", "env_framer"))
+    with caplog.at_level(logging.WARNING):
+        train.evaluate(run_dir, episodes=1)
+    assert f"{newest} is damaged" in caplog.text
+    assert newest.exists()  # readers change nothing
+    caplog.clear()
+    result = resume(run_dir, frames=3000)
+    assert f"{newest} is damaged" in caplog.text
+    assert f"using {older}" in caplog.text
+    assert result.env_frames >= 3000
+    assert (run_dir / "checkpoints" / f"damaged_{newest.name}").exists()
+    checkpoint.verify(checkpoint.latest(run_dir / "checkpoints"))
+    assert frames_logged(run_dir) == sorted(set(frames_logged(run_dir)))
+
+
+def test_a_run_without_an_undamaged_checkpoint_is_an_error_that_names_it(run_dir):
+    paths = checkpoint.paths(run_dir / "checkpoints")
+    for path in paths:
+        flip(path)
+    with pytest.raises(checkpoint.DamagedError, match=paths[0].name):
+        resume(run_dir, frames=3000)
+    assert checkpoint.paths(run_dir / "checkpoints") == paths  # nothing is set aside
+
+
+def test_two_commands_do_not_share_a_run_directory(run_dir):
+    with RunDir(run_dir).claimed(), pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
+        resume(run_dir, frames=3000)
+    new = run_dir.parent / "new"
+    new.mkdir()
+    with RunDir(new).claimed(), pytest.raises(RunLockedError, match="only one command"):
+        train.run(small(), new, stream=io.StringIO())
+
+
+def test_a_checkpoint_that_says_no_time_is_resumed(run_dir):
+    path = checkpoint.latest(run_dir / "checkpoints")
+    frames = checkpoint.read_metadata(path)["env_frames"]
+    record = json.loads((path / "checkpoint.json").read_text())
+    leaves = [leaf[:5] for leaf in record["leaves"]]
+    old = {"format": 1, "step": record["step"], "leaves": leaves}
+    (path / "checkpoint.json").write_text(json.dumps(old | {"metadata": {"env_frames": frames}}))
+    result = resume(run_dir, frames=3000)
+    timed = result.env_frames - frames
+    assert result.frames_per_second == pytest.approx(timed / result.wall_seconds)
+
+
+def test_a_report_reads_metrics_after_a_full_disk(run_dir, caplog):
+    pytest.importorskip("matplotlib")
+    metrics = run_dir / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([lines[0], lines[1][:20] + lines[2], *lines[3:]]))
+    out = run_dir.parent / "results.md"
+    assert report.write([run_dir], out, "rlstack report") == ["cartpole-ppo"]
+    assert "line 2 is incomplete" in caplog.text
+
+
+@pytest.mark.timeout(150)
+def test_of_two_resumes_at_once_one_is_refused(run_dir):
+    shutil.copy(run_dir / "result.json", run_dir.parent / "result.json")
+    command = [sys.executable, "-m", "programs", "train", "--resume", str(run_dir)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([*command, "--frames", "100000000"], **pipes)
+    try:
+        until = time.monotonic() + 60
+        while f'"pid": {first.pid}' not in (run_dir / ".lock").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        second = subprocess.run([*command, "--frames", "2000"], timeout=60, **pipes)
+        assert second.returncode == 1
+        assert f"process {first.pid} on host" in second.stderr
+        assert "Traceback" not in second.stderr
+        frames = json.loads((run_dir / "config.json").read_text())["frames"]
+        assert frames in (1500, 100_000_000)
+        first.send_signal(signal.SIGKILL)
+        first.communicate(timeout=20)
+        third = subprocess.run([*command, "--frames", "2000"], timeout=60, **pipes)
+        assert third.returncode == 0, third.stderr
+    finally:
+        first.kill()
+        first.communicate(timeout=20)
+    assert json.loads((run_dir / "result.json").read_text())["env_frames"] >= 2000
