@@ -29,7 +29,7 @@ def digest(array: np.ndarray) -> str:
     if not array.size:
         return f"{begin:08x}"
     # As bytes, without a copy of arrays in C order.
-    flat = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return f"{zlib.crc32(flat, begin):08x}"
 
 
