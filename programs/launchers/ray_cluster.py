@@ -17,7 +17,7 @@ from typing import Any
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
 from programs.topologies import environment
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
 
 _CODE = ("rlstack", "agents", "programs")
 _STORE_BYTES = 100 << 20  # of Ray's object store, which holds almost nothing here
@@ -47,6 +47,7 @@ def load() -> Any:
 def joined(cfg: ProgramConfig) -> Iterator[Any]:
     """Joins the cluster, or starts one on this machine, for as long as the context lasts.
 
+    A Ray that is started here listens on loopback only, whatever the interface of the nodes is.
     If this process has joined a cluster already, as in a notebook, it stays in that one.
 
     Raises:
@@ -69,6 +70,9 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
                 "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg) + 0.5)),
                 "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
+                # Ray runs code for everyone who reaches it. With this address all of its servers
+                # listen on loopback; with any other, on all interfaces.
+                "_node_ip_address": LOOPBACK,
                 "_temp_dir": folder,
             }
         if cfg.ray.ship_code:

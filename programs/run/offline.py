@@ -22,6 +22,9 @@ from rlstack.learning.learner import Learner
 from rlstack.storage.datasets import Dataset, Windows
 from rlstack.types import EnvSpec, PyTree
 
+# Functions of these modules are environments, and do no more than their names say.
+_HARMLESS = ("rlstack.envs.toy:", "rlstack.entity.games:")
+
 
 def resolve_dataset(experiment: Experiment) -> Experiment:
     """Returns the experiment with its dataset's path made absolute and its environment filled in.
@@ -30,8 +33,9 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
     becomes the environment of the dataset. An experiment without a dataset stays as it is.
 
     Raises:
-      ValueError: an agent that learns only offline has no dataset; the dataset cannot be read; or
-        rewards are normalised by returns, which only acting measures.
+      ValueError: an agent that learns only offline has no dataset; the dataset cannot be read; its
+        environment is a function of the user's own, which a dataset must not call; or rewards are
+        normalised by returns, which only acting measures.
     """
     if not experiment.data:
         entry = AGENTS.get(type(experiment.agent))
@@ -50,6 +54,14 @@ def resolve_dataset(experiment: Experiment) -> Experiment:
     header = Dataset.read_header(path)
     env = experiment.env
     if not env.name:
+        name = str(header.env["name"])
+        if ":" in name and not name.startswith(_HARMLESS):
+            raise ValueError(
+                f"Experiment: env.name must be given, because the environment that {path} names "
+                f"is a function, and calling it runs code: {name}, with the options "
+                f"{header.env['options']}. If you trust it, add --env.name {name}"
+                " and the options by --env.options."
+            )
         env = dataclasses.replace(env, **header.env, eval_options={})
     return dataclasses.replace(experiment, data=str(path), env=env)
 
@@ -91,6 +103,8 @@ class Offline:
             file=stream,
             flush=True,
         )
+        if self.dataset.note:
+            print(f"note: {self.dataset.path}: {self.dataset.note}", file=stream, flush=True)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
         """Learns from the experiment's number of frames, or until ``stop()`` is true."""

@@ -2,8 +2,9 @@
 
 Courier and Reverb start gRPC servers that take a port but no address, so they listen on all of the
 host's addresses. A filter on the listening socket makes the kernel drop packets to any other
-address before a connection exists; connections inherit the filter. This is not a firewall: any host
-that can send packets to the address can reach the server.
+address before a connection exists; connections inherit the filter. Connections that were made
+before are shut down. This is not a firewall: any host that can send packets to the address can
+reach the server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 ALL_ADDRESSES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -26,6 +29,8 @@ _BYTE, _WORD, _SHIFT, _EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
 _NET = 0xFFF00000  # offsets from here on count from the beginning of the IP header
 _V4_TO, _V6_TO = _NET + 16, _NET + 24  # the destination address
 _KEEP, _DROP = 0xFFFFFFFF, 0
+_ACCEPT_SECONDS = 5.0  # that a server may take to accept the connections that wait for it
+_ESTABLISHED, _CLOSE_WAIT = "01", "08"  # states of connections that may have sent requests
 
 
 def address_of(interface: str) -> str:
@@ -52,15 +57,17 @@ def address_of(interface: str) -> str:
 def restrict_listeners(port: int, address: str) -> None:
     """Restricts this process's listeners on a port to one address of this host and loopback.
 
-    Connections from this host to that address are also accepted. Call it after the listeners have
-    started.
+    Connections from this host to that address are also accepted. Call it as soon as the listeners
+    have started: connections to other addresses that were made before are shut down, but requests
+    that the server has received over them still run.
 
     Args:
       port: the port that this process listens on.
       address: an IPv4 address; `ALL_ADDRESSES` changes nothing.
 
     Raises:
-      OSError: this process does not listen on the port, or the kernel has no such filters.
+      OSError: this process does not listen on the port, the kernel has no such filters, or the
+        server does not accept connections.
     """
     if address == ALL_ADDRESSES:
         return
@@ -81,6 +88,7 @@ def restrict_listeners(port: int, address: str) -> None:
         restricted += 1
     if not restricted:
         raise OSError(f"restrict_listeners: this process must listen on port {port}; it does not.")
+    _end_earlier_connections(port, address)
 
 
 def _program(address: str) -> bytes:
@@ -101,8 +109,72 @@ def _program(address: str) -> bytes:
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
+def _end_earlier_connections(port: int, address: str) -> None:
+    """Shuts down the connections to other addresses, which were made before the filter."""
+    allowed = ipaddress.IPv4Address(address)
+    until = time.monotonic() + _ACCEPT_SECONDS
+    while True:
+        # Connections can be shut down only once the server has accepted them. Look for waiting ones
+        # first: those that are accepted in the meantime are then among the sockets.
+        waiting = any(not _is_open_to(local, allowed) for local in _not_accepted(port))
+        time.sleep(0.001)  # the server's thread may hold a new socket that has no descriptor yet
+        for sock in _sockets(port):
+            if not _is_open_to(_ip(sock.getsockname()[0]), allowed):
+                with contextlib.suppress(OSError):  # it listens, or has ended already
+                    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        sock.shutdown(socket.SHUT_RDWR)
+        if not waiting:
+            return
+        if time.monotonic() > until:
+            raise OSError(
+                f"restrict_listeners: the server on port {port} must accept its connections within "
+                f"{_ACCEPT_SECONDS:g} s, because those from before the filter are shut down then; "
+                "it does not. Start the program again; if that does not help, let nothing connect "
+                "to this host from outside while a program starts."
+            )
+        time.sleep(0.005)
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _is_open_to(local: _Address, allowed: ipaddress.IPv4Address) -> bool:
+    """Whether the filter lets packets to a local address through."""
+    return local.is_loopback or local == allowed
+
+
+def _ip(text: str | bytes) -> _Address:
+    """Returns an address; IPv4 also for IPv4 in an IPv6 socket."""
+    found = ipaddress.ip_address(text.partition("%")[0] if isinstance(text, str) else text)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _not_accepted(port: int) -> Iterator[_Address]:
+    """Yields the local addresses of the connections to a port that no process has accepted yet."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
+        except OSError:  # no IPv6
+            continue
+        for line in lines:
+            _, local, _, state, *_, inode = line.split()[:10]
+            host, _, local_port = local.partition(":")
+            waits = state in (_ESTABLISHED, _CLOSE_WAIT) and inode == "0"
+            if waits and int(local_port, 16) == port:
+                # Words of four bytes, in the order of the processor.
+                words = (host[i : i + 8] for i in range(0, len(host), 8))
+                yield _ip(b"".join(struct.pack("=I", int(word, 16)) for word in words))
+
+
 def _listeners(port: int) -> Iterator[socket.socket]:
     """Yields this process's listening sockets on a port, each with a duplicated descriptor."""
+    for found in _sockets(port):
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield found
+
+
+def _sockets(port: int) -> Iterator[socket.socket]:
+    """Yields this process's TCP sockets on a local port, each with a duplicated descriptor."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -112,6 +184,6 @@ def _listeners(port: int) -> Iterator[socket.socket]:
             continue
         with found:
             is_ip = found.family in (socket.AF_INET, socket.AF_INET6)
-            listens = is_ip and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and found.getsockname()[1] == port:
+            is_tcp = is_ip and found.type == socket.SOCK_STREAM
+            if is_tcp and found.getsockname()[1] == port:
                 yield found

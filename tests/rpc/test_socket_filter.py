@@ -1,7 +1,9 @@
 """Servers that listen on all addresses answer at only one."""
 
+import contextlib
 import socket
 import threading
+import time
 
 import psutil
 import pytest
@@ -77,6 +79,70 @@ def test_one_address_and_loopback(server):
     assert answers("127.0.0.1", server)
     restrict_listeners(server, "192.0.2.77")  # not an address of this host
     assert not answers(own, server)
+
+
+@pytest.fixture
+def slow_server():
+    """A server that begins to accept connections when it is told to, and keeps them."""
+    go, kept = threading.Event(), []
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+
+        def serve():
+            go.wait(20)
+            while True:
+                try:
+                    kept.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1], go
+        go.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+def is_open(client):
+    client.settimeout(0.3)
+    try:
+        return client.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("accepted", ["before", "meanwhile"])
+def test_connections_from_before_the_filter_are_shut_down(slow_server, accepted):
+    port, go = slow_server
+    hosts = [own_address(), "127.0.0.1", "::1", *([six()] if six() else [])]
+    clients = [socket.create_connection((host, port), 1) for host in hosts]
+    with contextlib.ExitStack() as stack:
+        for client in clients:
+            stack.enter_context(client)
+        timer = threading.Timer(0.0 if accepted == "before" else 0.3, go.set)
+        timer.start()
+        if accepted == "before":
+            timer.join()
+            time.sleep(0.2)
+        restrict_listeners(port, LOOPBACK)
+        timer.join()
+        assert [is_open(client) for client in clients] == [False, True, True, False][: len(hosts)]
+
+
+def test_a_server_that_leaves_earlier_connections_waiting_is_refused(slow_server, monkeypatch):
+    monkeypatch.setattr("rlstack.rpc.socket_filter._ACCEPT_SECONDS", 0.2)
+    port, _ = slow_server
+    with (
+        socket.create_connection((own_address(), port), 1),
+        pytest.raises(OSError, match=r"must accept its connections within 0.2 s"),
+    ):
+        restrict_listeners(port, LOOPBACK)
+    with socket.create_connection(("127.0.0.1", port), 1):
+        pass
 
 
 def test_everywhere_is_left_as_it_is(server):

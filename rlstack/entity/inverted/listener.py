@@ -7,11 +7,11 @@ import os
 import socket
 import stat
 import threading
-import time
 from collections.abc import Callable
 
+from rlstack.entity.inverted.hellos import Caller, Hellos
+
 _UNIX = "unix:"
-_POLL = 0.1  # seconds between checks of whether to go on waiting for a connection
 
 
 class Listener:
@@ -19,6 +19,7 @@ class Listener:
 
     Attributes:
       address: ``host:port`` or ``unix:path``, for the game to connect to.
+      hellos: the connections that no game has taken yet.
     """
 
     def __init__(self, address: str = ""):
@@ -31,7 +32,6 @@ class Listener:
           ValueError: listening at the address is not possible.
         """
         self._path = address.removeprefix(_UNIX) if address.startswith(_UNIX) else ""
-        self._lock = threading.Lock()
         try:
             if self._path:
                 _remove_stale(self._path)
@@ -39,43 +39,36 @@ class Listener:
                 self._socket.bind(self._path)
                 self._socket.listen()
                 self.address = address
-                return
-            host, port = _host_and_port(address or "127.0.0.1:0")
-            self._socket = socket.create_server((host, port))
-            self.address = f"{host}:{self._socket.getsockname()[1]}"
+            else:
+                host, port = _host_and_port(address or "127.0.0.1:0")
+                self._socket = socket.create_server((host, port))
+                self.address = f"{host}:{self._socket.getsockname()[1]}"
         except OSError as error:
             raise ValueError(
                 f"SocketGame: must be able to listen at {address!r}; got {error}. Choose another "
                 "address. Worker processes cannot share one; worker threads can."
             ) from error
+        self.hellos = Hellos(self._socket)
 
-    def accept(self, timeout: float, keep_waiting: Callable[[], bool]) -> socket.socket | None:
-        """Returns the next connection.
+    def accept(self, token: str, timeout: float, keep_waiting: Callable[[], bool]) -> Caller | None:
+        """Returns the next connection of a game with a token; drops programs that are no games.
 
         Args:
+          token: the token, which was given to `open_listener`.
           timeout: in seconds.
           keep_waiting: called several times a second; False ends the wait.
 
         Returns:
-          The connection; None when the wait ended without one.
+          The connection and its HELLO; None when the wait ended without one.
         """
-        deadline = time.monotonic() + timeout
-        while keep_waiting() and time.monotonic() < deadline:
-            with self._lock:
-                self._socket.settimeout(_POLL)
-                try:
-                    connection = self._socket.accept()[0]
-                except TimeoutError:
-                    continue
-                except OSError:  # closed by another thread
-                    return None
-            if not self._path:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
-        return None
+        caller = self.hellos.next(token, timeout, keep_waiting)
+        if caller is not None and not self._path:
+            caller.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return caller
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening, and disconnects programs that are not games."""
+        self.hellos.close()
         self._socket.close()
         if self._path:
             with contextlib.suppress(OSError):
@@ -88,23 +81,30 @@ _shared: dict[str, tuple[Listener, int]] = {}
 _shared_lock = threading.Lock()
 
 
-def open_listener(address: str) -> Listener:
-    """Returns the listener at an address; for "" a new one at a free port.
+def open_listener(address: str, token: str) -> Listener:
+    """Returns the listener at an address, where games with a token are expected from now on.
+
+    Args:
+      address: ``host:port``, ``unix:path``, or "" for a new listener at a free port.
+      token: the token that the game sends.
 
     Raises:
       ValueError: listening at the address is not possible.
     """
     if not address:
-        return Listener()
-    with _shared_lock:
-        listener, users = _shared.get(address, (None, 0))
-        listener = listener or Listener(address)
-        _shared[address] = (listener, users + 1)
-        return listener
+        listener = Listener()
+    else:
+        with _shared_lock:
+            opened = _shared.get(address)
+            listener, users = opened or (Listener(address), 0)
+            _shared[address] = (listener, users + 1)
+    listener.hellos.expect(token)
+    return listener
 
 
-def close_listener(address: str, listener: Listener) -> None:
+def close_listener(address: str, token: str, listener: Listener) -> None:
     """Closes a listener of `open_listener` when the last game that uses it calls this."""
+    listener.hellos.forget(token)
     if address:
         with _shared_lock:
             users = _shared.pop(address)[1] - 1

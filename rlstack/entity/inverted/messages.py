@@ -73,11 +73,11 @@ def write_hello(hello: Hello) -> Writer:
     return out
 
 
-def read_hello(data: Reader) -> Hello:
-    """Returns the contents of a HELLO.
+def read_token(data: Reader) -> str:
+    """Returns the token of a HELLO, which shows that the sender is a game, or "".
 
     Raises:
-      WireError: it is not a HELLO, has another version, or its spaces are not valid.
+      WireError: the frame does not begin like a HELLO of this version.
     """
     if data.kind is not Kind.HELLO:
         raise WireError(f"a game must begin with HELLO; got {data.kind.name}")
@@ -90,7 +90,16 @@ def read_hello(data: Reader) -> Hello:
             f"HELLO: the protocol's version must be {VERSION}; the game has version {version}. "
             "Build it with the client of this release"
         )
-    token, name, num_agents = data.text(), data.text(), data.u32()
+    return data.text()
+
+
+def read_hello(data: Reader) -> Hello:
+    """Returns the contents of a HELLO.
+
+    Raises:
+      WireError: it is not a HELLO, has another version, or its spaces are not valid.
+    """
+    token, name, num_agents = read_token(data), data.text(), data.u32()
     try:
         entities = {}
         for _ in range(data.u32()):

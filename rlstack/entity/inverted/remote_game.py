@@ -69,11 +69,13 @@ class RemoteGame:
         self._token = secrets.token_hex(16) if command else ""
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._listener: Listener | None = open_listener(address)
+        self._listener: Listener | None = open_listener(address, self._token)
         try:
             hello = self._connect(lambda: True)
             self._check(hello)
         except BaseException as error:
+            if isinstance(error, WireError):
+                self._send_error(str(error))
             self.close()
             if isinstance(error, WireError):
                 raise EnvError(f"{self.name}: {error}.") from None
@@ -171,31 +173,31 @@ class RemoteGame:
             except OSError as error:
                 raise GameError(f"{self.name}: {self._command!r}: {error}") from error
         while True:
-            connection = self._listener.accept(
-                self._start_timeout, lambda: alive() and self._is_running()
+            caller = self._listener.accept(
+                self._token, self._start_timeout, lambda: alive() and self._is_running()
             )
-            if connection is None:
-                raise GameLost(
-                    f"{self.name}: the game did not connect to {self._listener.address} within "
-                    f"{self._start_timeout:g} s{self._exit_code()}"
-                )
-            self._connection = connection
-            try:
-                data = wire.receive(connection, self._start_timeout, alive=alive)
-            except TimeoutError:
-                data = None
-            if data is None:
-                raise WireError("a game must begin with HELLO; got nothing")
-            hello = read_hello(data)
-            if not secrets.compare_digest(hello.token.encode(), self._token.encode()):
-                self._send_error("the token must be that of RLSTACK_GAME_TOKEN")
-                self._close_connection()
-                continue
+            if caller is None:
+                raise GameLost(self._no_connection(self._listener))
+            self._connection = caller.connection
+            hello = read_hello(Reader(caller.hello))
             out = Writer(Kind.WELCOME)
             out.u32(wire.VERSION)
             out.u64(self._seed)
-            wire.send(connection, out, SEND_TIMEOUT)
+            try:
+                wire.send(self._connection, out, SEND_TIMEOUT)
+            except OSError:  # it has disconnected since its HELLO
+                self._close_connection()
+                continue
             return hello
+
+    def _no_connection(self, listener: Listener) -> str:
+        """Returns the error message when no game has connected."""
+        refused = listener.hellos.refused
+        return (
+            f"{self.name}: the game did not connect to {listener.address} within "
+            f"{self._start_timeout:g} s{self._exit_code()}"
+            + (f" The last connection was refused: {refused}." if refused else "")
+        )
 
     def _check(self, hello: Hello) -> None:
         """Checks the game's number of agents, its spaces, and the size of a padded observation."""
@@ -252,7 +254,7 @@ class RemoteGame:
         self._disconnect()
         listener, self._listener = self._listener, None
         if listener is not None:
-            close_listener(self._address, listener)
+            close_listener(self._address, self._token, listener)
 
 
 def _ask(

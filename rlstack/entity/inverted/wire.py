@@ -205,9 +205,7 @@ def receive(
     head = _exactly(sock, _U32.size, deadline, alive)
     if head is None:
         return None
-    (size,) = _U32.unpack(head)
-    if not 0 < size <= max_frame:
-        raise WireError(f"a frame must have 1 to {max_frame} bytes; got {size}")
+    size = frame_size(head, max_frame)
     body = _exactly(sock, size, deadline, alive)
     if body is None:
         raise WireError(f"a frame of {size} bytes must be complete; the connection ended within it")
@@ -237,6 +235,52 @@ def _exactly(
             return None
         data += part
     return bytes(data)
+
+
+class FirstFrame:
+    """The first frame of a connection, which may arrive in parts. Reads no byte after it."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def receive(self, sock: socket.socket) -> bytes | None:
+        """Receives what has arrived; returns the frame, without its length, once it is complete.
+
+        Args:
+          sock: a socket that does not block.
+
+        Raises:
+          OSError: the connection has failed.
+          WireError: the connection has ended, or the frame is too long.
+        """
+        while (missing := self._missing()) > 0:
+            try:
+                part = sock.recv(min(missing, 1 << 20))
+            except BlockingIOError:
+                return None
+            if not part:
+                raise WireError("a game must begin with HELLO; the connection ended before")
+            self._data += part
+        return bytes(self._data[_U32.size :])
+
+    def _missing(self) -> int:
+        """Returns the number of bytes to read before the next decision; 0 at the end."""
+        head = _U32.size
+        if len(self._data) < head:
+            return head - len(self._data)
+        return head + frame_size(self._data) - len(self._data)
+
+
+def frame_size(head: bytes | bytearray, max_frame: int = MAX_FRAME) -> int:
+    """Returns the number of bytes after a frame's first four.
+
+    Raises:
+      WireError: it is 0 or above ``max_frame``.
+    """
+    (size,) = _U32.unpack_from(head)
+    if not 0 < size <= max_frame:
+        raise WireError(f"a frame must have 1 to {max_frame} bytes; got {size}")
+    return size
 
 
 def send(sock: socket.socket, writer: Writer, timeout: float) -> None:

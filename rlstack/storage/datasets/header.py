@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,12 @@ from rlstack.storage.loggers import to_json
 from rlstack.types import EnvSpec, PyTree
 
 NAME = "dataset.json"
-_FORMAT = 1
+_FORMAT = 2
+_OLDER = (1,)  # formats that are read too: without checksums
+_MOST = 1 << 48  # of anything that is counted
+_MOST_STEP_BYTES = 1 << 30
+_MOST_DIMENSIONS = 32
+_NUMBERS = "biuf"  # kinds of dtypes; an object would be a pointer, read from the file
 
 
 class DatasetError(ValueError):
@@ -28,6 +35,7 @@ class Shard(NamedTuple):
     file: str
     steps: int  # rows
     episodes: int
+    crc32: int | None = None  # of the file; None in a dataset of format 1
 
 
 class Header(NamedTuple):
@@ -42,26 +50,40 @@ class Header(NamedTuple):
     return_std: float
     shards: tuple[Shard, ...]
     source: Mapping[str, Any]  # the recorded agent: run, preset, policy, ...
+    checked: bool = True  # whether it has a checksum; False in format 1
 
 
 def encode(header: Header) -> str:
     """Returns the text of ``dataset.json``."""
     fields = header._asdict()
     spec = fields.pop("spec")
+    del fields["checked"]
     fields |= {"observation": _spec_to_json(spec.observation), "action": _spec_to_json(spec.action)}
     fields["shards"] = [shard._asdict() for shard in header.shards]
-    return json.dumps(to_json({"format": _FORMAT, **fields}), indent=2, allow_nan=False) + "\n"
+    tree = to_json({"format": _FORMAT, **fields})
+    return json.dumps({**tree, "crc32": _crc32(tree)}, indent=2, allow_nan=False) + "\n"
+
+
+def _crc32(fields: Mapping[str, Any]) -> int:
+    """Returns a checksum of fields that does not depend on their order or on white space."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def decode(text: str, where: Path) -> Header:
-    """Returns the header of a text.
+    """Returns the header of a text, which may come from anywhere.
 
     Raises:
-      DatasetError: the text is not a header of a known format.
+      DatasetError: the text is not a header of a known format, or is damaged.
     """
     try:
         fields = json.loads(text)
-        if fields.pop("format") != _FORMAT:
+        crc32 = fields.pop("crc32", None)
+        if crc32 not in (None, _crc32(fields)):
+            raise ValueError(
+                "it must have the checksum crc32 with which it was written; it differs (if you "
+                "have edited it yourself, remove crc32)"
+            )
+        if fields.pop("format") not in (_FORMAT, *_OLDER):
             raise DatasetError(
                 f"Dataset: the format of {where} must be {_FORMAT}. "
                 "Read it with the version of rlstack that wrote it."
@@ -70,15 +92,48 @@ def decode(text: str, where: Path) -> Header:
             _spec_from_json(fields.pop("observation")), _spec_from_json(fields.pop("action"))
         )
         shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
-        header = Header(spec=spec, shards=shards, **fields)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        header = Header(spec=spec, shards=shards, checked=crc32 is not None, **fields)
+        _check(header)
+    except DatasetError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DatasetError(
             f"Dataset: {where} must be the header of a dataset; {type(error).__name__}: {error}. "
-            "Record it again with rlstack record."
+            "Copy the dataset again, or record it again with rlstack record."
         ) from error
     return header._replace(
         return_mean=float(header.return_mean), return_std=float(header.return_std)
     )
+
+
+def _check(header: Header) -> None:
+    """Checks that a header's counts, names and sizes are possible.
+
+    Raises:
+      ValueError: one is not.
+    """
+    for shard in header.shards:
+        if not isinstance(shard.file, str) or Path(shard.file).name != shard.file:
+            raise ValueError(f"a shard must be named by a file name alone; got {shard.file!r}")
+    shards = header.shards
+    counts = [header.frames, *(n for shard in shards for n in (shard.steps, shard.episodes))]
+    if not shards or not all(type(n) is int and 0 < n < _MOST for n in counts):
+        raise ValueError(f"there must be shards, and counts must be in 1..{_MOST:,}; got {counts}")
+    steps, episodes = sum(s.steps for s in shards), sum(s.episodes for s in shards)
+    held = (header.steps, header.episodes, header.frames)
+    if held != (steps, episodes, steps - episodes):
+        raise ValueError(
+            f"steps, episodes and frames must be those of the shards "
+            f"{(steps, episodes, steps - episodes)}; got {held}"
+        )
+    size = sum(
+        math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in columns(header.spec).values()
+    )
+    if size > _MOST_STEP_BYTES:
+        raise ValueError(f"a step must have at most {_MOST_STEP_BYTES:,} bytes; got {size:,}")
+    env, kinds = header.env, {"name": str, "type": str, "options": dict}
+    if not isinstance(env, dict) or {k: type(v) for k, v in env.items()} != kinds:
+        raise ValueError(f"env must be a name, a type and options; got {env!r}")
 
 
 def columns(spec: EnvSpec) -> dict[str, specs.Array]:
@@ -159,7 +214,10 @@ def _spec_from_json(value: Mapping[str, Any]) -> PyTree:
         return [_spec_from_json(part) for part in value["list"]]
     if "tuple" in value:
         return tuple(_spec_from_json(part) for part in value["tuple"])
-    shape, dtype, name = tuple(value["shape"]), np.dtype(value["dtype"]), value["name"]
+    shape, dtype, name = tuple(value["shape"]), _dtype(value["dtype"]), value["name"]
+    sizes_fit = all(type(size) is int and 0 <= size < _MOST for size in shape)
+    if len(shape) > _MOST_DIMENSIONS or not sizes_fit:
+        raise ValueError(f"a shape must be sizes of at least 0; got {list(shape)}")
     if "num_values" in value:
         return specs.DiscreteArray(value["num_values"], dtype, name)
     if "minimum" in value:
@@ -167,3 +225,11 @@ def _spec_from_json(value: Mapping[str, Any]) -> PyTree:
         low, high = (np.array(value[bound], dtype) for bound in ("minimum", "maximum"))
         return specs.BoundedArray(shape, dtype, low, high, name)
     return specs.Array(shape, dtype, name)
+
+
+def _dtype(name: object) -> np.dtype:
+    """Returns the dtype of a name; a numeric one, for others could hold pointers or records."""
+    found = np.dtype(name) if isinstance(name, str) else None
+    if found is None or found.kind not in _NUMBERS:
+        raise ValueError(f"a dtype must be that of numbers or bool; got {name!r}")
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -181,10 +182,11 @@ class DatasetWriter:
             name: np.stack([row[i] for row in rows]).astype(leaf.dtype, copy=False)
             for i, (name, leaf) in enumerate(self._columns.items())
         }
-        shard = Shard(f"shard-{len(self._shards):05}.npz", len(rows), len(self._ended))
         # Pack in memory: on a full disk, zipfile would raise a second error later.
         packed = io.BytesIO()
         np.savez(packed, **arrays)
+        name, crc32 = f"shard-{len(self._shards):05}.npz", zlib.crc32(packed.getbuffer())
+        shard = Shard(name, len(rows), len(self._ended), crc32)
         try:
             with open(self._partial / shard.file, "wb") as file:
                 file.write(packed.getbuffer())

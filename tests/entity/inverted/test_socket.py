@@ -1,6 +1,8 @@
 """Games in other processes, working and broken ones."""
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import struct
@@ -114,13 +116,15 @@ class Connecting:
         self.thread.join(10)
 
 
-def says(data):
+def says(data, told=None):
     def client(address):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(address.removeprefix("unix:"))
             sock.settimeout(5)
             sock.sendall(data)
-            sock.recv(1 << 16)
+            answer = sock.recv(1 << 16)
+        if told is not None:
+            told.append(answer)
 
     return client
 
@@ -138,14 +142,87 @@ def frame(kind, body=b""):
         (frame(3), "must begin with HELLO; got OBSERVE"),
         (frame(99), "kind must be 1 to 7; got 99"),
         (frame(1, MAGIC + struct.pack("<II", 1, 1 << 31)), "more bytes"),
+        (frame(1, MAGIC + struct.pack("<III", 1, 1, 97)), "token must be that of"),
     ],
 )
 def test_programs_that_are_not_games_of_this_version_are_refused(tmp_path, data, message):
+    """They are told why, the error has the reason, and a game that connects later is found."""
+    told = []
+    client = says(data, told)
     with (
-        Connecting(tmp_path / "socket", says(data)) as connecting,
-        pytest.raises(EnvError, match=message),
+        Connecting(tmp_path / "socket", client) as connecting,
+        pytest.raises(GameError, match=f"did not connect.*refused: .*{message}"),
     ):
-        SocketGame(address=connecting.address, start_timeout=5.0)
+        SocketGame(address=connecting.address, start_timeout=0.5)
+    assert re.search(message, told[0].decode(errors="replace"))
+
+    def polite(address):
+        with good_hello(address) as connection:
+            games.Bidding(num_agents=1).play(connection.agents)
+
+    with Connecting(tmp_path / "socket", client, polite) as connecting:
+        SocketGame(address=connecting.address, start_timeout=5.0).close()
+    assert connecting.failures == []
+
+
+def test_a_wrong_game_ends_the_wait_at_once(tmp_path):
+    """Its token shows that it is the game; the rest of its HELLO is wrong."""
+    hello = MAGIC + struct.pack("<IIIIIII", 1, 0, 0, 1, 1, 0, 1 << 31)
+    with (
+        Connecting(tmp_path / "socket", says(frame(1, hello))) as connecting,
+        pytest.raises(EnvError, match="a capacity must be at most 65536"),
+    ):
+        SocketGame(address=connecting.address, start_timeout=30.0)
+
+
+def test_strangers_do_not_end_a_game_nor_the_wait_for_one():
+    """While it starts, while it plays and while it is restarted, any local program may connect."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    over, met = threading.Event(), []
+
+    def bother():
+        silent = []
+        while not over.wait(0.01):
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", frame(1, MAGIC), frame(1)[:3]):
+                with contextlib.suppress(OSError):
+                    stranger = socket.create_connection(("127.0.0.1", int(address[10:])), 1)
+                    stranger.sendall(data)
+                    met.append(data)
+                    silent.append(stranger)  # some say nothing more and stay; others leave
+            while len(silent) > 20:
+                silent.pop(0).close()
+        for stranger in silent:
+            stranger.close()
+
+    stranger = threading.Thread(target=bother)
+    stranger.start()
+    try:
+        options = {
+            "command": command("Bidding", "1"), "address": address, "max_restarts": 2,
+            "start_timeout": 20.0,
+        }  # fmt: skip
+        with SyncEnv(SocketGame, 1, options=options) as pool:
+            pool.reset()
+            for _ in range(2):
+                assert pool.step(bids(pool)).reward.all()
+            game_process().kill()
+            while not pool.step(bids(pool)).last():
+                pass
+            assert pool.step(bids(pool)).first()
+            assert pool.step(bids(pool)).reward.all()
+    finally:
+        over.set()
+        stranger.join(10)
+    assert len(met) > 20
+
+
+def test_games_at_one_address_find_their_own_connections(tmp_path):
+    """Each has a token of its own, and the connections come in any order."""
+    options = {"command": command("Bidding", "1"), "address": f"unix:{tmp_path / 's'}"}
+    with SyncEnv(SocketGame, 3, "thread", options=options) as pool:
+        pool.reset()
+        assert pool.step(bids(pool)).reward.all()
 
 
 def good_hello(address):
