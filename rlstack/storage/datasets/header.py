@@ -35,7 +35,7 @@ class Shard(NamedTuple):
     file: str
     steps: int  # rows
     episodes: int
-    crc32: int | None = None  # of the file; None in a dataset of format 1
+    crc32: int | None = None  # of the columns (`shards.crc32_of`); None in format 1
 
 
 class Header(NamedTuple):
@@ -92,8 +92,11 @@ def decode(text: str, where: Path) -> Header:
             _spec_from_json(fields.pop("observation")), _spec_from_json(fields.pop("action"))
         )
         shards = tuple(Shard(**shard) for shard in fields.pop("shards"))
+        for name in ("return_mean", "return_std"):
+            fields[name] = float(fields[name])
         header = Header(spec=spec, shards=shards, checked=crc32 is not None, **fields)
         _check(header)
+        return header
     except DatasetError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -101,9 +104,6 @@ def decode(text: str, where: Path) -> Header:
             f"Dataset: {where} must be the header of a dataset; {type(error).__name__}: {error}. "
             "Copy the dataset again, or record it again with rlstack record."
         ) from error
-    return header._replace(
-        return_mean=float(header.return_mean), return_std=float(header.return_std)
-    )
 
 
 def _check(header: Header) -> None:

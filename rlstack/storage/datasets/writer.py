@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from dm_env import specs
 from rlstack.envs.nest import Nest
 from rlstack.storage.datasets import header as headers
 from rlstack.storage.datasets.header import DatasetError, Header, Shard
+from rlstack.storage.datasets.shards import crc32_of
 from rlstack.types import EnvSpec, StepType, Transition
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
@@ -185,8 +185,8 @@ class DatasetWriter:
         # Pack in memory: on a full disk, zipfile would raise a second error later.
         packed = io.BytesIO()
         np.savez(packed, **arrays)
-        name, crc32 = f"shard-{len(self._shards):05}.npz", zlib.crc32(packed.getbuffer())
-        shard = Shard(name, len(rows), len(self._ended), crc32)
+        name = f"shard-{len(self._shards):05}.npz"
+        shard = Shard(name, len(rows), len(self._ended), crc32_of(packed))
         try:
             with open(self._partial / shard.file, "wb") as file:
                 file.write(packed.getbuffer())

@@ -21,7 +21,6 @@ pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.reference,
     pytest.mark.slow,
-    pytest.mark.chosen,
     pytest.mark.timeout(180, method="thread"),
 ]
 
@@ -37,27 +36,19 @@ class Doors(threading.Thread):
     def __init__(self):
         super().__init__()
         self.listening, self.open = {}, collections.Counter()
-        self._mine, self._over = self._ports(), threading.Event()
-        self._since = {}
-        self.start()
-
-    @staticmethod
-    def _ports():
-        found, me = {}, psutil.Process()
-        for process in (me, *me.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                for connection in process.net_connections("tcp"):
-                    if connection.status == psutil.CONN_LISTEN:
-                        found[connection.laddr.port] = process.name()
-        return found
+        self._over, self._since = threading.Event(), {}
+        self._owners = dict.fromkeys(_listening(), None)  # by inode; None: not of a descendant
 
     def run(self):
         host = own_address()
         while not self._over.wait(0.1):
-            for port, name in self._ports().items():
-                if port in self._mine:
+            found = _listening()
+            new = found.keys() - self._owners.keys()
+            self._owners |= dict.fromkeys(new, None) | (_owners(new) if new else {})
+            for inode, port in found.items():
+                if self._owners[inode] is None:
                     continue
-                self.listening[port] = name
+                self.listening[port] = self._owners[inode]
                 if can_connect(host, port):
                     since = self._since.setdefault(port, time.monotonic())
                     self.open[port] = time.monotonic() - since
@@ -65,6 +56,7 @@ class Doors(threading.Thread):
                     self._since.pop(port, None)
 
     def __enter__(self):
+        self.start()
         return self
 
     def __exit__(self, *_):
@@ -72,6 +64,33 @@ class Doors(threading.Thread):
         self.join()
 
 
+def _listening():
+    """The ports on which processes of this machine listen, by the inode of the socket."""
+    rows = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{table}") as file:
+            rows += [line.split() for line in file][1:]
+    return {row[9]: int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+
+def _owners(inodes):
+    """The names of the processes, of this one and its descendants, that have the sockets."""
+    found, me = {}, psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error, OSError):
+            for fd in os.listdir(f"/proc/{process.pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    inode = os.readlink(f"/proc/{process.pid}/fd/{fd}")[8:-1]
+                    if inode in inodes:
+                        found[inode] = process.name()
+    return found
+
+
+def _number():
+    return os.getpid()
+
+
+@pytest.mark.chosen
 @pytest.mark.parametrize("interface", ["", "0.0.0.0"])
 def test_no_port_of_a_local_ray_is_open_to_others(monkeypatch, interface):
     """Also if the nodes' own servers listen on all interfaces: no other host joins this Ray."""
@@ -81,7 +100,7 @@ def test_no_port_of_a_local_ray_is_open_to_others(monkeypatch, interface):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     cfg = ProgramConfig(launch="ray", interface=interface, ray=RayConfig())
     with Doors() as doors, ray_cluster.joined(cfg) as ray:
-        assert ray.get(ray.remote(os.getpid).remote()) != os.getpid()  # starts a worker
+        assert ray.get(ray.remote(_number).remote()) != os.getpid()  # starts a worker
         time.sleep(1.5)
     names = set(doors.listening.values())
     assert {"gcs_server", "raylet"} <= names

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,6 +214,25 @@ def test_configs_that_do_not_work_with_data_are_refused(expert, tmp_path, name, 
             tmp_path / "run",
         )
     assert hint in str(caught.value)
+
+
+def test_a_dataset_names_no_function_to_call(expert, tmp_path):
+    """Its environment would be made by a call of any function, with any options."""
+    shutil.copytree(expert / "dataset", tmp_path / "d")
+    file = tmp_path / "d" / "dataset.json"
+    fields = json.loads(file.read_text())
+    del fields["crc32"]
+    command = f"touch {tmp_path / 'called'}"
+    fields["env"] = {"name": "subprocess:getoutput", "type": "auto", "options": {"cmd": command}}
+    file.write_text(json.dumps(fields))
+    experiment = dataclasses.replace(preset("bc"), data=str(tmp_path / "d"), evaluator=JUDGED)
+    with pytest.raises(ValueError, match=r"add --env\.name subprocess:getoutput"):
+        quiet(experiment, tmp_path / "run")
+    assert not (tmp_path / "called").exists()
+    named = dataclasses.replace(experiment, env=EnvConfig("CartPole-v1"), frames=512)
+    said = io.StringIO()
+    train.run(named, tmp_path / "run", stream=said)
+    assert "note: " in said.getvalue() and "no checksum" in said.getvalue()
 
 
 def test_normalised_observations_are_learned_from_data(expert, tmp_path):
