@@ -26,6 +26,9 @@ SHOWN_AS_SILENT = 3.0
 COORDINATOR_LOST = 30.0
 # The other nodes wait longer, so that the learner can save before the replay ends.
 COORDINATOR_LOST_TO_OTHERS = 40.0
+# A program that starts many nodes on few cores takes minutes, and its coordinator may be late too.
+# A node waits this long for its first answer; the launcher ends it sooner if the coordinator fails.
+START = 600.0
 # The most that one attempt to reach a node adds to the time for which that node was silent: a call
 # and the pause after it. An attempt takes longer only if the caller itself was stopped.
 ATTEMPT = 12.0
@@ -120,6 +123,7 @@ assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
 assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SAVE
 # The learner's own complaint about the coordinator comes first, since it has then saved.
 assert 4 * HEARTBEAT < COORDINATOR_LOST < LEARNER_LOST
+assert COORDINATOR_LOST_TO_OTHERS < START
 assert REPLAY_LINGER < GRACE_TO_SAVE
 # A waiting node learns of the end within its grace period.
 assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE

@@ -26,7 +26,7 @@ from programs.graph import Graph, Handle, Node
 from programs.nodes import base, supervisor
 from programs.nodes.base import Setup
 from programs.nodes.ending import end_of
-from rlstack.rpc import RemoteObject, Service
+from rlstack.rpc import RemoteObject, Service, StoppedError
 from rlstack.rpc.courier import Server
 from rlstack.rpc.socket_filter import LOOPBACK, address_of
 
@@ -89,7 +89,8 @@ class _ProgramNode:
             self._run_in_process()
 
     def _run_once(self) -> None:
-        super().run()  # type: ignore[misc]
+        with contextlib.suppress(StoppedError):  # the program ended while the node started
+            super().run()  # type: ignore[misc]
         base.check_end()
 
     def _run_in_process(self) -> None:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from programs import timing
+from programs.launchers import compiled
 from programs.nodes import supervisor
 
 
@@ -85,6 +86,7 @@ def main() -> int:
         return code
     finally:
         forget(commands)
+        compiled.remove()
 
 
 def _remember_signals() -> list[int]:

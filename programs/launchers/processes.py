@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from programs import timing
-from programs.launchers import local
+from programs.launchers import compiled, local
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
 from programs.nodes.base import OVER, SAVING, Setup
@@ -26,7 +26,11 @@ from programs.tracking.signals import StopSignals
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in processes; returns the signal that was received, or 0."""
-    with StopSignals() as signals, _launcher(setup.directory) as process:
+    with (
+        StopSignals() as signals,
+        compiled.shared() as variables,
+        _launcher(setup.directory, variables) as process,
+    ):
         commands, coordinator = commands_of(setup)  # while the launcher starts
         try:
             _send(commands, process)
@@ -93,11 +97,14 @@ def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _launcher(directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+def _launcher(
+    directory: RunDir, more_variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher's process, in its own session, so that Ctrl-C does not reach it directly."""
     directory.node_logs.mkdir(exist_ok=True)
     variables = {
         **os.environ,
+        **more_variables,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "LAUNCHPAD_LOGGING_DIR": str(directory.node_logs),
         supervisor.PARENT: str(os.getpid()),

@@ -64,7 +64,10 @@ class ActorNode:
     def run(self) -> None:
         """Acts until the program ends training."""
         experiment, program = self._setup.experiment, self._program
-        writer = self._replay.writer(self._rank, self._learner.replay_name)
+        memory = program.wait_for(self._learner.replay_name)
+        if self._service is not None:
+            program.wait_for(self._service.is_ready)
+        writer = self._replay.writer(self._rank, lambda: memory)
         with make_env(self._env_config(), self._env_seed()) as env:
             inferencer, close = self._inferencer()
             try:

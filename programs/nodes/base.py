@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -24,8 +25,10 @@ from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.agent import Agent
-from rlstack.rpc import RemoteObject, UnavailableError, codec
+from rlstack.rpc import RemoteObject, StoppedError, UnavailableError, codec
 from rlstack.types import EnvSpec, Transition
+
+Answer = TypeVar("Answer")
 
 # The phases of a program, in their order.
 RUNNING = "running"  # actors act, the learner learns
@@ -130,6 +133,19 @@ class CoordinatorClient:
             self._report(clock)
         return self._state
 
+    def wait_for(self, call: Callable[[], Answer]) -> Answer:
+        """Calls another node until it answers, for as long as the program runs.
+
+        While a program starts, the other node may start much later than this one.
+
+        Raises:
+          rlstack.rpc.StoppedError: the program ended first.
+        """
+        while self.poll().phase == RUNNING:
+            with contextlib.suppress(UnavailableError):
+                return call()
+        raise StoppedError(f"{self._node}: the program ended while this node started")
+
     def report_end(self) -> None:
         """Sends the last report; the coordinator no longer waits for this node."""
         self.count(ended=1)
@@ -174,7 +190,8 @@ class CoordinatorClient:
             now = time.monotonic()
             self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
             self._last_attempt = now
-            if self._silent_seconds > self._patience:
+            starting = self._began is None and not self.incarnation
+            if self._silent_seconds > (timing.START if starting else self._patience):
                 self._lost, self._state = True, self._state._replace(phase=OVER)
             return
         self._silent_seconds, self._last_attempt = 0.0, clock

@@ -50,6 +50,7 @@ class InferenceNode:
         # The numbers here of each actor's environments.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
+        self._program.wait_for(learner.replay_name)
         params, self._close_params = pull_params(program, learner)
         key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
@@ -59,6 +60,11 @@ class InferenceNode:
         inferencer = Inferencer(cfg, agent, params, len(ids), key, ids)
         self._service = InferenceService(cfg, inferencer)
         self._program.gauges = self._service.stats
+
+    @remote(idempotent=True)
+    def is_ready(self) -> bool:
+        """Returns True; actors wait for this answer before they act."""
+        return True
 
     @remote()
     def inference(

@@ -10,7 +10,7 @@ from programs.nodes import base
 from programs.nodes.base import OVER, RUNNING, SAVING, CoordinatorClient, ProgramState
 from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
-from rlstack.rpc import RemoteError, UnavailableError
+from rlstack.rpc import RemoteError, StoppedError, UnavailableError
 
 
 class Clock:
@@ -197,3 +197,53 @@ def test_the_incarnation_is_the_supervisors_or_the_threads_own(clock, monkeypatc
     thread.join()
     assert found == [2]
     assert make(clock)[1].incarnation == 4
+
+
+def test_a_node_that_starts_waits_minutes_for_the_coordinators_first_answer(clock):
+    far, client = make(clock, patience=10.0)
+    far.away, begun = True, clock.now
+    while clock.now < begun + 300.0:  # many nodes start on few cores
+        assert client.poll(now=True).phase == RUNNING
+    far.away = False
+    assert client.poll(now=True).phase == RUNNING
+    far.away, begun = True, clock.now
+    while client.poll(now=True).phase == RUNNING:
+        pass
+    assert clock.now < begun + 60.0  # it has started since
+
+
+def test_a_restarted_node_does_not_wait_as_long(clock, monkeypatch):
+    monkeypatch.setenv(INCARNATION, "1")
+    far, client = make(clock, patience=10.0)
+    far.away, begun = True, clock.now
+    while client.poll(now=True).phase == RUNNING:
+        pass
+    assert clock.now < begun + 60.0
+
+
+def test_another_node_is_called_until_it_has_started(clock):
+    _, client = make(clock)
+    answers = [UnavailableError("learner.replay_name: no answer")] * 20 + ["block"]
+
+    def call():
+        clock.now += 10.0
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert client.wait_for(call) == "block"
+    assert client.poll().phase == RUNNING
+
+
+def test_the_wait_for_another_node_ends_with_the_program(clock):
+    far, client = make(clock)
+
+    def call():
+        clock.now += 10.0
+        far.answer = ProgramState(OVER)
+        raise UnavailableError("learner.replay_name: no answer")
+
+    with pytest.raises(StoppedError, match=r"actor/3: the program ended"):
+        client.wait_for(call)
+    base.check_end()  # it was told to end
