@@ -8,7 +8,7 @@ those that are ready.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -67,6 +67,8 @@ class Actor(Node):
         self._replay_buffer = replay_buffer
         self._offset = (rank or 0) * env.num_envs
         self._is_sync = env.is_sync
+        # A pool that is not one of rlstack's may have no numbers.
+        self._metrics = getattr(env, "episode_metrics", None)
         self._env_ids: np.ndarray | None = None
         if self._is_sync:
             self._timestep = env.reset()
@@ -85,7 +87,8 @@ class Actor(Node):
 
         Returns:
           ``actor/episode_return`` and ``actor/episode_length`` of the episodes that ended,
-          ``[episodes]`` each; None if none ended.
+          ``[episodes]`` each, and ``episode/...``, the numbers that the environments give of them,
+          for those episodes that have them. None if no episode ended.
         """
         timestep = self._timestep
         answer = self._inferencer.inference(self._global_ids, timestep)
@@ -107,8 +110,8 @@ class Actor(Node):
           stop: a function or a ``threading.Event`` that says when to stop. It is also checked while
               the replay buffer is full or the inference service does not answer. None: stops when
               the Launchpad program of this node stops; without such a program, never.
-          logger: receives ``actor/episode_return`` and ``actor/episode_length`` of each episode
-              that ends, at the number of frames so far.
+          logger: receives the logs of `step`, in one line for each episode that ends, at the
+              number of frames so far.
         """
         replay_buffer = self._replay_buffer
         with self._running(stop) as self._should_stop:
@@ -118,8 +121,8 @@ class Actor(Node):
                 while not self._should_stop():
                     logs = self.step()
                     if logs is not None and logger is not None:
-                        for episode in zip(*logs.values(), strict=True):
-                            logger.write(self.env_frames, dict(zip(logs, episode, strict=True)))
+                        for episode in _by_episode(logs):
+                            logger.write(self.env_frames, episode)
             except (StoppedError, ReplayClosedError):
                 pass
             finally:
@@ -171,9 +174,18 @@ class Actor(Node):
             "actor/episode_return": self._returns[ended],
             "actor/episode_length": self._lengths[ended] - 1,  # n actions give n + 1 steps
         }
+        if self._metrics is not None:
+            for name, values in self._metrics(ended).items():
+                logs[f"episode/{name}"] = values
         self._returns[ended] = 0
         self._lengths[ended] = 0
         return logs
+
+
+def _by_episode(logs: Logs) -> Iterator[Logs]:
+    """Yields one line of logs for each episode; some episodes may lack some of the numbers."""
+    for i in range(max(map(len, logs.values()))):
+        yield {name: values[i] for name, values in logs.items() if i < len(values)}
 
 
 class _StoppableWriter:

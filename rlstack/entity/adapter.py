@@ -24,7 +24,7 @@ class EntityEnv(dm_env.Environment):
       name: its name in errors.
       codec: converts its observations and actions.
       last_observation: the newest observation of the game, None before the first reset.
-      last_metrics: the metrics of that observation.
+      last_metrics: the metrics of that observation; pools return those of an episode's last one.
     """
 
     def __init__(self, game: Environment, name: str, validate: bool):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import dm_env
@@ -42,6 +42,7 @@ class Outcome(NamedTuple):
     reward: object  # a number
     discount: object  # a number: 0 at a termination, 1 at a truncation
     last: bool
+    info: Mapping[str, Any] = {}  # what the environment says about the step, by name
 
 
 class SingleEnv(Protocol):
@@ -133,6 +134,7 @@ class _DmEnv:
         self.action_spec = self._action.unflatten([self._from_zero(s) for s in self._action.leaves])
         self.announce: Announce | None = self._announce if hasattr(env, "announce") else None
         self.interrupt = getattr(env, "interrupt", None)
+        self._has_metrics = hasattr(env, "last_metrics")
 
     def _from_zero(self, spec: specs.Array) -> specs.Array:
         if isinstance(spec, specs.DiscreteArray):
@@ -153,7 +155,10 @@ class _DmEnv:
                 f"{self._where}: step must return a dm_env.TimeStep that is MID or LAST; "
                 f"got {timestep!r:.200}."
             )
-        return Outcome(timestep.observation, timestep.reward, timestep.discount, timestep.last())
+        info = self._env.last_metrics if self._has_metrics else {}
+        return Outcome(
+            timestep.observation, timestep.reward, timestep.discount, timestep.last(), info
+        )
 
     def _cast(self, action: list[np.ndarray]) -> Tree:
         cast = [a.astype(s.dtype)[()] for a, s in zip(action, self._action.leaves, strict=True)]
@@ -218,13 +223,14 @@ class _GymnasiumEnv:
                 f"{self._where}: step() must return the 5 values (observation, reward, terminated, "
                 f"truncated, info); got {_brief(result)}."
             )
-        observation, reward, terminated, truncated, _ = result
+        observation, reward, terminated, truncated, info = result
         if type(terminated) is bool and type(truncated) is bool:  # the common case, checked fast
             return Outcome(
                 self._from_zero(observation),
                 reward,
                 0.0 if terminated else 1.0,
                 terminated or truncated,
+                info,
             )
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
@@ -234,6 +240,7 @@ class _GymnasiumEnv:
             reward,
             0.0 if terminated else 1.0,
             bool(terminated or truncated),
+            info,
         )
 
     def _from_zero(self, observation: Tree) -> Tree:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from dm_env import specs
 
 from rlstack.envs.adapters import EnvBuilder, EnvError, Options, Outcome, make_env
+from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, Tree
 
 # The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
@@ -73,11 +74,17 @@ class AutoResetEnv:
         buffer.step_type[row], buffer.reward[row], buffer.discount[row] = FIRST, 0.0, 1.0
         self._over = False
 
-    def step(self, action: list[np.ndarray], buffer: TimestepBuffer, row: int) -> None:
-        """Takes the leaves of one action and writes ``row``; after LAST it resets instead."""
+    def step(
+        self, action: list[np.ndarray], buffer: TimestepBuffer, row: int
+    ) -> dict[str, float] | None:
+        """Takes the leaves of one action and writes ``row``; after LAST it resets instead.
+
+        Returns:
+          The numbers in the info of this step if it ends an episode, else None.
+        """
         if self._over:
             self.reset(buffer, row)
-            return
+            return None
         outcome: Outcome = self._call("step", self._env.step, action)
         reward = self._scalar("reward", outcome.reward)
         discount = self._scalar("discount", outcome.discount)
@@ -87,6 +94,9 @@ class AutoResetEnv:
         buffer.step_type[row] = LAST if outcome.last else MID
         buffer.reward[row], buffer.discount[row] = reward, discount
         self._over = outcome.last
+        if not outcome.last:
+            return None
+        return numbers_of(outcome.info) if isinstance(outcome.info, Mapping) else {}
 
     @property
     def announces(self) -> bool:

@@ -43,6 +43,13 @@ class Backend(Protocol):
     def recv(self) -> tuple[np.ndarray, TimeStep]:
         """Returns the ids and rows of ``wait_num`` environments as soon as they are done."""
 
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the numbers that came with the last LAST of each of these environments.
+
+        The caller has received that LAST, and no later one. Each number has a name and one value
+        for each of the environments that gave it.
+        """
+
     def stats(self) -> dict[str, int]:
         """Returns counters since construction."""
 

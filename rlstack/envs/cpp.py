@@ -22,6 +22,7 @@ checks both first (``rlstack.envs.backend``).
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -123,6 +124,14 @@ class CppBackend:
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
+        self._metrics_at = {
+            f.removeprefix("info:"): i
+            for f, i in self._position.items()
+            if _is_metric(f, fields[f])
+        }
+        self._metrics = {
+            name: np.zeros(self._size) for name in self._metrics_at
+        }  # at the last LAST
         self._firsts_due = 0
         self._unsent: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.direct = direct and _direct_works(pool, fields, acted)
@@ -183,7 +192,10 @@ class CppBackend:
             truncated = self._truncated(rows, ids)
             if b"\1" in truncated.tobytes():
                 discount = np.maximum(discount, truncated)
-            self._firsts_due += int(np.count_nonzero(rows[self._done_at]))
+            done = rows[self._done_at]
+            self._firsts_due += int(np.count_nonzero(done))
+            for metric, i in self._metrics_at.items():
+                self._metrics[metric][ids[done]] = rows[i][done]
         if self._episodic:
             self._lives[ids] = rows[self._lives_at]
         if self._observation.bare and not self._narrow and not self._shifts:
@@ -226,7 +238,15 @@ class CppBackend:
         }
         leaves = self._observation.flatten(observation, "EnvPool's observation")
         found.update(zip(self._observation.leaves, leaves, strict=True))
+        for metric in self._metrics_at:
+            found[f"info:{metric}"] = functools.reduce(dict.__getitem__, metric.split("."), info)
         return [found.get(field) for field in self._position]
+
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the numbers in EnvPool's ``info`` at the last LAST of these environments."""
+        found = {name: values[env_ids] for name, values in self._metrics.items()}
+        finite = {name: values[np.isfinite(values)] for name, values in found.items()}
+        return {name: values for name, values in finite.items() if len(values)}
 
     def stats(self) -> dict[str, int]:
         """Returns an empty dict: EnvPool has no counters."""
@@ -310,6 +330,12 @@ def _is_discrete(field: Field) -> bool:
     whole = np.issubdtype(np.dtype(field.dtype), np.integer)
     known = np.ndim(field.minimum) == 0 and -(2**30) < field.minimum <= field.maximum < 2**30
     return bool(whole and known and list(field.shape) in ([], [-1]))
+
+
+def _is_metric(name: str, field: Field) -> bool:
+    """Returns whether a field of EnvPool's ``info`` is one number about an environment."""
+    one = list(field.shape) in ([], [-1]) and np.dtype(field.dtype).kind in "biuf"
+    return name.startswith("info:") and not name.endswith("env_id") and one
 
 
 def _offset(field: Field) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.auto_reset import TimestepBuffer, build_all, close_all, empty_buffer
 from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.episode_metrics import by_name
 from rlstack.types import TimeStep
 
 
@@ -28,6 +29,7 @@ class ForLoopBackend:
         self._size = config.size
         self._announced = [(i, env) for i, env in self._envs.items() if env.announces]
         self._buffer = self._fresh_buffer()
+        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
 
     def _fresh_buffer(self) -> TimestepBuffer:
         return empty_buffer(self._observation.leaves, self._size)
@@ -47,13 +49,19 @@ class ForLoopBackend:
         for i, env in self._announced:
             env.announce([a[i] for a in actions], together=True)
         for i, env in self._envs.items():
-            env.step([a[i] for a in actions], self._buffer, i)
+            metrics = env.step([a[i] for a in actions], self._buffer, i)
+            if metrics is not None:
+                self._metrics[i] = metrics
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
         """Returns all rows."""
         step_type, reward, discount, leaves = self._buffer
         ids = np.arange(self._size, dtype=np.int32)
         return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
+
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the numbers of the last episodes of these environments, by name."""
+        return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""

@@ -94,6 +94,10 @@ class _WithOpponents(Generic[AnyPool]):
         self.env_ids.setflags(write=False)
         self.opponents = tuple(ITSELF if i < 0 else names[i] for i in seating.against.tolist())
 
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns numbers to log about the episodes that these environments ended last."""
+        return self._pool.episode_metrics(self._seats[env_ids])
+
     def stats(self) -> dict[str, int]:
         """Returns the counters of the wrapped pool."""
         return self._pool.stats()

@@ -47,6 +47,21 @@ class Pool:
         leaves = [actions] if self._nest.bare else self._nest.flatten(actions, "Env pool: action")
         return [check(leaf, rows) for check, leaf in zip(self._checks, leaves, strict=True)]
 
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns numbers to log about the episodes that these environments ended last.
+
+        The numbers are those in the ``info`` of an episode's last step, or for entities in the
+        ``metrics`` of its last observation. Call it after ``recv`` has returned the last steps and
+        before these environments return another one.
+
+        Args:
+          env_ids: ``[n]`` ids of environments.
+
+        Returns:
+          By name: the values, one for each of the episodes that have this number.
+        """
+        return self._open("episode_metrics").episode_metrics(env_ids)
+
     def stats(self) -> dict[str, int]:
         """Returns counters since construction, such as ``restarts`` of worker processes."""
         return self._open("stats").stats()

@@ -23,6 +23,7 @@ from rlstack.envs.auto_reset import (
     empty_buffer,
 )
 from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.episode_metrics import by_name
 from rlstack.types import TimeStep
 
 # These threads mostly wait, so there may be more threads than cores.
@@ -50,13 +51,14 @@ class ThreadBackend:
         self._together = config.wait_num == config.size
         self._buffer = empty_buffer(head.observation.leaves, config.size)
         self._ids = np.arange(config.size, dtype=np.int32)
+        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         number = min(config.num_workers or _MAX_THREADS, config.size)
         self._threads = [
             threading.Thread(
                 target=_work,
-                args=(self._envs, self._buffer, self._tasks, self._done),
+                args=(self._envs, self._buffer, self._metrics, self._tasks, self._done),
                 name=f"rlstack-env-{i}",
                 daemon=True,  # a pool that was not closed must not keep the program running
             )
@@ -104,6 +106,10 @@ class ThreadBackend:
             buffer.step_type[ids], buffer.reward[ids], buffer.discount[ids], observation
         )
 
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the numbers of the last episodes of these environments, by name."""
+        return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
+
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""
         return {"restarts": 0}
@@ -138,6 +144,7 @@ class ThreadBackend:
 def _work(
     envs: dict[int, AutoResetEnv],
     buffer: TimestepBuffer,
+    metrics: dict[int, dict[str, float]],
     tasks: queue.SimpleQueue,
     done: queue.SimpleQueue,
 ) -> None:
@@ -147,8 +154,8 @@ def _work(
         try:
             if action is None:
                 envs[i].reset(buffer, i)
-            else:
-                envs[i].step(action, buffer, i)
+            elif (found := envs[i].step(action, buffer, i)) is not None:
+                metrics[i] = found
         except BaseException as caught:  # a SystemExit must not hang the caller
             error = caught
         done.put((i, error))

@@ -13,7 +13,6 @@ from rlstack.networks.base import ActorCriticOutput, Network, feed_forward, recu
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
-from rlstack.networks.torsos import observation_features
 from rlstack.types import PyTree
 
 
@@ -45,7 +44,7 @@ def actor_critic(
         )
 
     def features(observation: PyTree, name: str) -> jax.Array:
-        return cfg.make_torso(name)(observation_features(obs_spec, observation))
+        return cfg.encode(obs_spec, observation, name)
 
     def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:
         return ActorCriticOutput(
@@ -91,7 +90,7 @@ def policy_network(
         )
 
     def encode(observation: PyTree) -> jax.Array:
-        return cfg.make_torso("torso")(observation_features(obs_spec, observation))
+        return cfg.encode(obs_spec, observation, "torso")
 
     def head(features: jax.Array) -> jax.Array:
         return policy_head(action_spec, features, cfg.policy_log_std)

@@ -114,7 +114,7 @@ def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
 
 def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
     def forward(observation: PyTree) -> jax.Array:
-        features = cfg.make_torso("torso")(observation_features(obs_spec, observation))
+        features = cfg.encode(obs_spec, observation, "torso")
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
         return hk.Linear(size, w_init=init, name="policy_head")(features)
@@ -124,13 +124,14 @@ def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
 
 def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig) -> Network:
     def forward(inputs: CriticInput) -> jax.Array:
-        features = observation_features(obs_spec, inputs.observation)
         if cfg.torso == "mlp":
-            flat = features.reshape((features.shape[0], -1))
+            seen = observation_features(obs_spec, inputs.observation, cfg.scale_pixels)
+            flat = seen.reshape((seen.shape[0], -1))
             hidden = cfg.make_torso("torso")(jnp.concatenate([flat, inputs.action], axis=-1))
         else:
             # The action is concatenated after the convolutions; one more layer combines the two.
-            joined = jnp.concatenate([cfg.make_torso("torso")(features), inputs.action], axis=-1)
+            features = cfg.encode(obs_spec, inputs.observation, "torso")
+            joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(hk.Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)

@@ -14,7 +14,6 @@ from dm_env import specs
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.noisy import linear
-from rlstack.networks.torsos import observation_features
 from rlstack.types import Array, PyTree
 
 
@@ -90,8 +89,7 @@ def implicit_q_network(
     gain = hk.initializers.Orthogonal(np.sqrt(2))
 
     def forward(inputs: AtFractions) -> jax.Array:
-        torso_input = observation_features(obs_spec, inputs.observation)
-        features = cfg.make_torso("torso")(torso_input)[:, None]
+        features = cfg.encode(obs_spec, inputs.observation, "torso")[:, None]
         angles = np.pi * jnp.arange(cfg.num_cosines) * inputs.fractions[..., None]
         embed = linear(size, noise=cfg.noisy_sigma, name="fraction_embedding")
         embedding = jax.nn.relu(embed(jnp.cos(angles)))
@@ -118,7 +116,7 @@ def _encoded(
     """Builds a network from the configured torso, the optional core, and ``decode``."""
 
     def encode(observation: PyTree) -> jax.Array:
-        return cfg.make_torso("torso")(observation_features(obs_spec, observation))
+        return cfg.encode(obs_spec, observation, "torso")
 
     if cfg.core != "none":
         return recurrent(encode, cfg.make_core, lambda hidden, _: decode(hidden), obs_spec)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import haiku as hk
 import jax
@@ -16,6 +18,7 @@ from dm_env import specs
 from rlstack.networks.noisy import linear
 from rlstack.types import PyTree
 
+_NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
 ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the legal actions
 
 
@@ -33,7 +36,9 @@ def without_action_mask(tree: PyTree) -> PyTree:
     return tree
 
 
-def observation_features(obs_spec: PyTree, observation: PyTree) -> jax.Array:
+def observation_features(
+    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True
+) -> jax.Array:
     """Converts an observation to one float array ``[B, ...]`` for a torso.
 
     Images (uint8 of rank 3) are scaled to [0, 1] with the channels last. Discrete entries become
@@ -42,17 +47,40 @@ def observation_features(obs_spec: PyTree, observation: PyTree) -> jax.Array:
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       observation: the same structure of arrays ``[B, ...]``.
+      scale_pixels: whether images are divided by 255.
     """
-    spec_leaves = jax.tree.leaves(without_action_mask(obs_spec))
-    leaves = [
-        _leaf_features(spec, x)
-        for spec, x in zip(
-            spec_leaves, jax.tree.leaves(without_action_mask(observation)), strict=True
-        )
-    ]
-    if len(leaves) == 1:
-        return leaves[0]
-    return jnp.concatenate([x.reshape((x.shape[0], -1)) for x in leaves], axis=-1)
+    entries = list(observation_entries(obs_spec, observation, scale_pixels).values())
+    return entries[0] if len(entries) == 1 else joined(entries)
+
+
+def observation_entries(
+    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True
+) -> dict[str, jax.Array]:
+    """Converts each entry of an observation as `observation_features` does, without joining them.
+
+    Returns:
+      Float arrays ``[B, ...]`` by the names of the entries, in the order of the tree. The names can
+      be parts of the names of Haiku modules.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(without_action_mask(obs_spec))
+    leaves = jax.tree.leaves(without_action_mask(observation))
+    entries: dict[str, jax.Array] = {}
+    for (path, spec), x in zip(paths, leaves, strict=True):
+        name = _entry_name(path)
+        while name in entries:
+            name += "_"
+        entries[name] = _leaf_features(spec, x, scale_pixels)
+    return entries
+
+
+def joined(entries: Iterable[jax.Array]) -> jax.Array:
+    """Flattens arrays ``[B, ...]`` and concatenates them to ``[B, D]``."""
+    return jnp.concatenate([x.reshape((x.shape[0], -1)) for x in entries], axis=-1)
+
+
+def _entry_name(path: tuple[Any, ...]) -> str:
+    keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", ""))) for key in path]
+    return re.sub(r"[^A-Za-z0-9_]", "_", "_".join(map(str, keys)))
 
 
 def is_image(spec: specs.Array) -> bool:
@@ -60,14 +88,20 @@ def is_image(spec: specs.Array) -> bool:
     return len(spec.shape) == 3 and spec.dtype == np.uint8
 
 
-def _leaf_features(spec: specs.Array, x: jax.Array) -> jax.Array:
+def is_image_batch(x: jax.Array) -> bool:
+    """Returns whether an array can go through convolutions: ``[B, H, W, C]``."""
+    return x.ndim == 4
+
+
+def _leaf_features(spec: specs.Array, x: jax.Array, scale_pixels: bool) -> jax.Array:
     if isinstance(spec, specs.DiscreteArray):
         return jax.nn.one_hot(x, spec.num_values)
     x = x.astype(jnp.float32)
     if is_image(spec):
         # The shortest axis is that of the channels.
         channels_first = spec.shape[0] == min(spec.shape)
-        return (jnp.moveaxis(x, 1, -1) if channels_first else x) / 255.0
+        x = jnp.moveaxis(x, 1, -1) if channels_first else x
+        return x / 255.0 if scale_pixels else x
     return x
 
 
@@ -102,7 +136,18 @@ class NatureTorso(hk.Module):
         self._hidden_size, self._noise = hidden_size, noise
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
+        """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``.
+
+        Raises:
+          ValueError: the images are smaller than 36 x 36.
+        """
+        height, width = x.shape[1:3]
+        if min(height, width) < _NATURE_SIZE:
+            raise ValueError(
+                f"NatureTorso: images [height, width, channels] must have at least {_NATURE_SIZE} "
+                f"x {_NATURE_SIZE} pixels; got {height} x {width}. "
+                "Use --network.torso impala or mlp."
+            )
         init = hk.initializers.Orthogonal(np.sqrt(2))
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = jax.nn.relu(hk.Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
@@ -134,3 +179,40 @@ class ImpalaTorso(hk.Module):
                 x = x + hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
         x = jax.nn.relu(x).reshape((x.shape[0], -1))
         return jax.nn.relu(linear(self._hidden_size, noise=self._noise)(x))
+
+
+class EntryTorsos(hk.Module):
+    """A torso for each image and one for all vectors together, then a dense layer over all."""
+
+    def __init__(
+        self,
+        make_image_torso: Callable[[str], Callable[[jax.Array], jax.Array]],
+        make_vector_torso: Callable[[str], Callable[[jax.Array], jax.Array]],
+        hidden_size: int,
+        noise: float = 0.0,
+        name: str | None = None,
+    ) -> None:
+        """Stores how to make the torsos.
+
+        Args:
+          make_image_torso: from a module's name to the torso of an image.
+          make_vector_torso: from a module's name to the torso of the vectors.
+          hidden_size: size of the last layer.
+          noise: see `rlstack.networks.noisy.linear`.
+          name: of this module. The modules in it are ``image_NAME``, with the name of each image,
+            ``vectors`` and ``joined``.
+        """
+        super().__init__(name=name)
+        self._make_image_torso, self._make_vector_torso = make_image_torso, make_vector_torso
+        self._hidden_size, self._noise = hidden_size, noise
+
+    def __call__(self, entries: Mapping[str, jax.Array]) -> jax.Array:
+        """Maps images ``[B, H, W, C]`` and vectors ``[B, ...]`` to ``[B, hidden_size]``."""
+        images = {name: x for name, x in entries.items() if is_image_batch(x)}
+        found = [self._make_image_torso(f"image_{name}")(x) for name, x in images.items()]
+        vectors = [x for name, x in entries.items() if name not in images]
+        if vectors:
+            found.append(self._make_vector_torso("vectors")(joined(vectors)))
+        init = hk.initializers.Orthogonal(np.sqrt(2))
+        dense = linear(self._hidden_size, noise=self._noise, w_init=init, name="joined")
+        return jax.nn.relu(dense(joined(found)))

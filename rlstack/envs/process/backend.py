@@ -21,6 +21,7 @@ import numpy as np
 from rlstack.envs.adapters import EnvBuilder, EnvError
 from rlstack.envs.auto_reset import LAST, SpecSignature
 from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.episode_metrics import by_name
 from rlstack.envs.nest import Nest
 from rlstack.envs.process.protocol import (
     BUFFER,
@@ -96,6 +97,7 @@ class ProcessBackend:
         self._lost = np.zeros(size, bool)  # whether the worker exited while the caller held the row
         self._resetting = np.zeros(size, bool)
         self._ready: list[int] = []
+        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
         self._ids = np.arange(size, dtype=np.int32)
 
     def _start(self, seeds: dict[int, int]) -> WorkerHandle:
@@ -151,6 +153,7 @@ class ProcessBackend:
         """Turns the last complete timestep of environment ``i`` into the end of its episode."""
         buffer = self._arrays.buffers[self._current[i]]
         buffer.step_type[i], buffer.reward[i], buffer.discount[i] = LAST, 0.0, 1.0
+        self._metrics.pop(i, None)
         self._ready.append(i)
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
@@ -191,10 +194,10 @@ class ProcessBackend:
             try:
                 worker.read()
             except WorkerFailure as failure:
-                self._answered(before - worker.pending)
+                self._answered(worker, before - worker.pending)
                 self._replace(worker, failure)
             else:
-                self._answered(before - worker.pending)
+                self._answered(worker, before - worker.pending)
         if time.monotonic() > self._next_check:
             self._next_check = time.monotonic() + timeout
             for worker in [worker for worker in self._workers if worker.pending]:
@@ -203,7 +206,10 @@ class ProcessBackend:
                 except WorkerFailure as failure:
                     self._replace(worker, failure)
 
-    def _answered(self, ids: set[int]) -> None:
+    def _answered(self, worker: WorkerHandle, ids: set[int]) -> None:
+        if worker.metrics:
+            self._metrics.update(worker.metrics)
+            worker.metrics = {}
         for i in ids:
             self._current[i] ^= 1
             self._resetting[i] = False
@@ -260,6 +266,10 @@ class ProcessBackend:
     def _new_seed(self, i: int) -> int:
         words = np.random.SeedSequence((self._config.seed + i, self._restarts)).generate_state(1)
         return int(words[0]) >> 1
+
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the numbers of the last episodes of these environments, by name."""
+        return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, the number of workers replaced."""

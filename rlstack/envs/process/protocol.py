@@ -3,7 +3,8 @@
 Each worker has one socket. First the pool sends a ``Setup``, and the worker answers with a pair of
 a failure (None on success) and a ``Hello``, both as length-prefixed pickles. Then the pool sends
 orders, one int32 per environment, and the worker answers each order with the environment's id once
-its timestep is in shared memory. A worker that cannot continue sends a negative code and a
+its timestep is in shared memory. If this timestep ends an episode, a message with the numbers to
+log comes first. A worker that cannot continue sends a negative code and a
 traceback, and exits.
 
 The memory is an anonymous file: workers inherit its descriptor, it has no name in the file system,
@@ -12,6 +13,7 @@ and the kernel frees it when the last process that uses it ends, for any reason.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import socket
@@ -29,7 +31,10 @@ from rlstack.envs.nest import Tree
 RESET, BUFFER, SHIFT = 1, 2, 2
 # Codes of a worker that cannot continue: a new worker may succeed; a new worker would fail too.
 CRASHED, BROKEN = -1, -2
+# Comes before a message of `pack_metrics`.
+METRICS = -3
 _LENGTH = struct.Struct("<q")
+_METRICS_HEAD = struct.Struct("<iii")  # METRICS, environment's id, bytes of the text
 _ALIGN = 64  # bytes of a cache line, so that no two arrays share one
 
 _ArrayKind = tuple[tuple[int, ...], str]  # shape, dtype
@@ -74,6 +79,27 @@ def _recv_exactly(sock: socket.socket, count: int) -> bytes:
             raise EOFError("the other side closed the socket")
         data += part
     return bytes(data)
+
+
+def pack_metrics(env_id: int, metrics: dict[str, float]) -> bytes:
+    """Returns the message with the numbers of an episode; its length is a multiple of 4."""
+    text = json.dumps(metrics).encode()
+    text += b" " * (-len(text) % 4)
+    return _METRICS_HEAD.pack(METRICS, env_id, len(text)) + text
+
+
+def unpack_metrics(data: bytes, at: int) -> tuple[int, dict[str, float], int] | None:
+    """Reads a message of `pack_metrics` at position ``at``; None if it is not complete yet.
+
+    Returns:
+      The environment's id, the numbers, and the position after the message.
+    """
+    start = at + _METRICS_HEAD.size
+    if len(data) < start:
+        return None
+    _, env_id, length = _METRICS_HEAD.unpack_from(data, at)
+    end = start + length
+    return (env_id, json.loads(data[start:end]), end) if len(data) >= end else None
 
 
 def open_memory() -> int:

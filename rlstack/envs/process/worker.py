@@ -26,10 +26,12 @@ from rlstack.envs.process.protocol import (
     Hello,
     Setup,
     SharedArrays,
+    pack_metrics,
     recv_message,
     send_message,
 )
 
+_ANSWER = struct.Struct("<i")  # the environment's id
 _CLOSE_SECONDS = 2.0  # seconds to close environments after the parent has ended
 
 
@@ -84,36 +86,38 @@ def _run(
                 action = None if order & RESET else [leaf[env_id].copy() for leaf in arrays.actions]
                 envs[env_id].announce(action, together)
 
-    def step(order: int) -> int:
+    def step(order: int) -> bytes:
         env_id, buffer = order >> SHIFT, arrays.buffers[(order & BUFFER) // BUFFER]
+        metrics = None
         if order & RESET:
             envs[env_id].reset(buffer, env_id)
         else:
             action = [leaf[env_id].copy() for leaf in arrays.actions]
-            envs[env_id].step(action, buffer, env_id)
+            metrics = envs[env_id].step(action, buffer, env_id)
         arrays.steps_done[env_id] += 1
-        return env_id
+        answer = _ANSWER.pack(env_id)
+        return answer if metrics is None else pack_metrics(env_id, metrics) + answer
 
     batches = _announced(sock, announce) if announced else _orders(sock)
     if announced and not together:
         _run_concurrently(sock, batches, step, list(envs.values()))
         return
     for orders in batches:
-        done = []
+        answers = []
         for order in orders:
-            env_id = step(order)
+            answer = step(order)
             if together:
-                done.append(env_id)
+                answers.append(answer)
             else:
-                sock.sendall(struct.pack("<i", env_id))
-        if done:
-            sock.sendall(struct.pack(f"<{len(done)}i", *done))
+                sock.sendall(answer)
+        if answers:
+            sock.sendall(b"".join(answers))
 
 
 def _run_concurrently(
     sock: socket.socket,
     batches: Iterator[list[int]],
-    step: Callable[[int], int],
+    step: Callable[[int], bytes],
     envs: list[AutoResetEnv],
 ) -> None:
     """Steps each environment in its own thread, because a step may wait for a later order."""
@@ -121,7 +125,7 @@ def _run_concurrently(
 
     def serve(order: int) -> None:
         try:
-            env_id = step(order)
+            answer = step(order)
         except BaseException as error:
             with sending, contextlib.suppress(OSError):
                 if not over.is_set():  # later failures are consequences of the first
@@ -130,7 +134,7 @@ def _run_concurrently(
         else:
             with sending, contextlib.suppress(OSError):  # the parent closed the pool
                 if not over.is_set():
-                    sock.sendall(struct.pack("<i", env_id))
+                    sock.sendall(answer)
 
     with concurrent.futures.ThreadPoolExecutor(len(envs)) as threads:
         try:

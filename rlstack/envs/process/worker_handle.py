@@ -18,10 +18,12 @@ import numpy as np
 from rlstack.envs.process.protocol import (
     BROKEN,
     CRASHED,
+    METRICS,
     Hello,
     Setup,
     recv_message,
     send_message,
+    unpack_metrics,
 )
 
 _CLOSE_SECONDS = 3.0  # seconds for a worker to finish its step and close its environments
@@ -45,12 +47,14 @@ class WorkerHandle:
     Attributes:
       env_ids: the environments of this worker.
       pending: the environments that have received an order and not answered it.
+      metrics: the numbers to log of the last episode of each environment.
     """
 
     def __init__(self, setup: Setup, memory_fd: int):
         """Starts the process and sends it ``setup``."""
         self.env_ids = list(setup.seeds)
         self.pending: set[int] = set()
+        self.metrics: dict[int, dict[str, float]] = {}
         self._partial = b""
         self._steps_done, self._last_progress = -1, 0.0
         self.sock, theirs = socket.socketpair()
@@ -125,15 +129,26 @@ class WorkerHandle:
         if not data:
             raise WorkerFailure(f"Envs {self.env_ids}: {self._exit()}.")
         data = self._partial + data
-        whole = len(data) // 4 * 4
-        self._partial = data[whole:]
+        at, whole = 0, len(data) // 4 * 4
         answers: list[int] = np.frombuffer(data[:whole], "<i4").tolist()
-        for at, code in enumerate(answers):
+        if min(answers, default=0) >= 0:  # the common case: only ids
+            self._partial = data[whole:]
+            self.pending.difference_update(answers)
+            return
+        while 4 * at < whole:
+            code = answers[at]
             # The bytes after a code are text, which may contain any number.
             if code in (CRASHED, BROKEN):
-                self.pending.difference_update(answers[:at])
                 raise WorkerFailure(self._text(data[4 * at + 4 :]), code == BROKEN)
-        self.pending.difference_update(answers)
+            if code == METRICS:
+                if (message := unpack_metrics(data, 4 * at)) is None:
+                    break
+                env_id, self.metrics[env_id], end = message
+                at = end // 4
+            else:
+                self.pending.discard(code)
+                at += 1
+        self._partial = data[4 * at :]
 
     def _text(self, start: bytes) -> str:
         self.sock.settimeout(_CLOSE_SECONDS)
