@@ -9,7 +9,16 @@ from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import on_policy_replay
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, run, series, small
 
-_NODES = [pytest.param(topology, "process", marks=pytest.mark.reference) for topology in TOPOLOGIES]
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+RUNS = [
+    pytest.param("single_process", "for_loop"),
+    pytest.param("single_process", "process", marks=_LATER),
+    pytest.param("heavy_env", "process", marks=pytest.mark.reference),
+    *(
+        pytest.param(name, "process", marks=[pytest.mark.reference, *_LATER])
+        for name in TOPOLOGIES[1:]
+    ),
+]
 
 
 def experiment(topology, env_type):
@@ -18,6 +27,7 @@ def experiment(topology, env_type):
         agent=PPOConfig(num_epochs=1, num_minibatches=1),
         env=EnvConfig("tests.envs.informing:Informing", num_envs=4, type=env_type, num_workers=2),
         replay=on_policy_replay(4, 16),
+        frames=1000,
     )
     return small(found, topology, 1000)
 
@@ -34,10 +44,7 @@ def scalars(directory):
     return points
 
 
-@pytest.mark.parametrize(
-    ("topology", "env_type"),
-    [("single_process", "for_loop"), ("single_process", "process"), *_NODES],
-)
+@pytest.mark.parametrize(("topology", "env_type"), RUNS)
 @pytest.mark.timeout(120, method="thread")  # Launchpad's threads use SIGALRM
 def test_the_numbers_of_episodes_are_logged_as_means(tmp_path, topology, env_type):
     if topology in TOPOLOGIES:
