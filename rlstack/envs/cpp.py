@@ -33,6 +33,7 @@ from rlstack.envs.backend import PoolConfig
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
+_INFO = "info:"  # the beginning of the names of these fields
 _OWN_OPTIONS = ("num_envs", "batch_size", "seed", "num_threads", "env_type", "max_num_players")
 _ONE_THREAD_MAX_ENVS = 64
 _CORE_FIELDS = ("info:env_id", "elapsed_step", "done", "reward", "discount", "step_type", "trunc")
@@ -89,11 +90,7 @@ class CppBackend:
         self._size, self._wait = config.size, config.wait_num
         self._pool = pool = _make(name, config)
         fields = pool.spec.state_array_spec
-        if missing := [f for f in _CORE_FIELDS if f not in fields]:
-            raise ValueError(
-                f"CppBackend: {name} must have the fields {_CORE_FIELDS}; {missing} are missing. "
-                "Use EnvPool 0.8.4 or 1.2."
-            )
+        _check_fields(name, fields)
         self._position = {field: i for i, field in enumerate(fields)}
         self._observation = Nest(_nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
         obs_fields = [fields[f] for f in self._observation.leaves]
@@ -124,14 +121,8 @@ class CppBackend:
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
-        self._metrics_at = {
-            f.removeprefix("info:"): i
-            for f, i in self._position.items()
-            if _is_metric(f, fields[f])
-        }
-        self._metrics = {
-            name: np.zeros(self._size) for name in self._metrics_at
-        }  # at the last LAST
+        self._metrics_at = {f: self._position[f] for f in fields if _is_metric(f, fields[f])}
+        self._metrics = {f: np.zeros(self._size) for f in self._metrics_at}  # by id, at a LAST
         self._firsts_due = 0
         self._unsent: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.direct = direct and _direct_works(pool, fields, acted)
@@ -194,8 +185,8 @@ class CppBackend:
                 discount = np.maximum(discount, truncated)
             done = rows[self._done_at]
             self._firsts_due += int(np.count_nonzero(done))
-            for metric, i in self._metrics_at.items():
-                self._metrics[metric][ids[done]] = rows[i][done]
+            for field, i in self._metrics_at.items():
+                self._metrics[field][ids[done]] = rows[i][done]
         if self._episodic:
             self._lives[ids] = rows[self._lives_at]
         if self._observation.bare and not self._narrow and not self._shifts:
@@ -238,15 +229,16 @@ class CppBackend:
         }
         leaves = self._observation.flatten(observation, "EnvPool's observation")
         found.update(zip(self._observation.leaves, leaves, strict=True))
-        for metric in self._metrics_at:
-            found[f"info:{metric}"] = functools.reduce(dict.__getitem__, metric.split("."), info)
+        for field in self._metrics_at:
+            keys = field.removeprefix(_INFO).split(".")
+            found[field] = functools.reduce(dict.__getitem__, keys, info)
         return [found.get(field) for field in self._position]
 
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the numbers in EnvPool's ``info`` at the last LAST of these environments."""
-        found = {name: values[env_ids] for name, values in self._metrics.items()}
-        finite = {name: values[np.isfinite(values)] for name, values in found.items()}
-        return {name: values for name, values in finite.items() if len(values)}
+        found = {field: values[env_ids] for field, values in self._metrics.items()}
+        finite = {field: values[np.isfinite(values)] for field, values in found.items()}
+        return {field.removeprefix(_INFO): x for field, x in finite.items() if len(x)}
 
     def stats(self) -> dict[str, int]:
         """Returns an empty dict: EnvPool has no counters."""
@@ -256,6 +248,14 @@ class CppBackend:
         """Drops the pool object; EnvPool ends its threads in the object's destructor."""
         self._pool = None
         self._unsent = []
+
+
+def _check_fields(name: str, fields: dict[str, Field]) -> None:
+    if missing := [f for f in _CORE_FIELDS if f not in fields]:
+        raise ValueError(
+            f"CppBackend: {name} must have the fields {_CORE_FIELDS}; {missing} are missing. "
+            "Use EnvPool 0.8.4 or 1.2."
+        )
 
 
 def _make(name: str, config: PoolConfig) -> Any:
@@ -335,7 +335,7 @@ def _is_discrete(field: Field) -> bool:
 def _is_metric(name: str, field: Field) -> bool:
     """Returns whether a field of EnvPool's ``info`` is one number about an environment."""
     one = list(field.shape) in ([], [-1]) and np.dtype(field.dtype).kind in "biuf"
-    return name.startswith("info:") and not name.endswith("env_id") and one
+    return name.startswith(_INFO) and not name.endswith("env_id") and one
 
 
 def _offset(field: Field) -> int:

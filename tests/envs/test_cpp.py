@@ -127,6 +127,7 @@ def test_atari_ends_by_table(episodic, trunc, over, lives, discount):
             "trunc": np.array([done and trunc]),
             "obs": np.zeros((1, 4, 84, 84), np.uint8),
             "info:lives": np.array([lives if done else 3], np.int32),
+            "info:reward": np.ones(1, np.float32),
             "info:terminated": np.array([over if done else 0], np.int32),
         }
         frames.append([fields.get(f) for f in backend._position])

@@ -38,7 +38,7 @@ def test_a_step_may_wait_for_an_order_that_comes_later():
         if order == 2:
             second.set()
         assert second.wait(10)
-        return order
+        return RECEIVED.pack(order)
 
     episodes = [Episode(), Episode()]
     parent, thread = started(step, episodes)
