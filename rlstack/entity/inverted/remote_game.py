@@ -7,16 +7,19 @@ its agents. docs/game_protocol.md describes the messages.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 from rlstack.entity.environment import Actions
-from rlstack.entity.inverted import wire
+from rlstack.entity.inverted import guard, wire
 from rlstack.entity.inverted.errors import GameError, GameLost
 from rlstack.entity.inverted.game import GameAgent, ScoredObservation, act_all
 from rlstack.entity.inverted.listener import Listener, close_listener, open_listener
@@ -273,6 +276,8 @@ def _ask(
 def _start(command: str, address: str, token: str) -> subprocess.Popen[bytes]:
     """Starts a game in its own session, so that Ctrl-C reaches only the trainer.
 
+    Between them is `guard`, which ends the game when this process is killed.
+
     Raises:
       OSError: there is no such program.
       ValueError: the command is empty.
@@ -280,10 +285,12 @@ def _start(command: str, address: str, token: str) -> subprocess.Popen[bytes]:
     arguments = shlex.split(command)
     if not arguments:
         raise ValueError(f"SocketGame: command must name a program; got {command!r}.")
+    if shutil.which(arguments[0]) is None:  # the guard could only print this
+        raise FileNotFoundError(errno.ENOENT, "no such program", arguments[0])
     return subprocess.Popen(
-        arguments,
+        [sys.executable, "-I", "-S", guard.__file__, *arguments],
         env={**os.environ, wire.ADDRESS_VARIABLE: address, wire.TOKEN_VARIABLE: token},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # without input; its end tells the guard that this process ended
         start_new_session=True,
     )
 
@@ -295,3 +302,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
