@@ -1,5 +1,6 @@
 """Runs the command line in a child process; tests can find and kill its nodes."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -55,17 +56,31 @@ class Launched:
             self._seen.update({p.pid: p for p in below})
         return list(self._seen.values())
 
-    def nodes(self):
-        """The processes of nodes that run now, by node name."""
+    def supervisors(self):
+        """The processes that supervise a node, by the node's name."""
         found, record = {}, str(self.run_dir / "failures.jsonl")
         for process in self.processes():
-            try:
-                command, children = process.cmdline(), process.children()
-            except psutil.NoSuchProcess:
-                continue
-            if record in command and children:
-                found[command[command.index(record) + 1]] = children[0]
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if record in command:
+                    found[command[command.index(record) + 1]] = process
         return found
+
+    def nodes(self):
+        """The processes of nodes that run now, by node name."""
+        found = {}
+        for name, process in self.supervisors().items():
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                found[name] = process.children()[0]
+        return found
+
+    def targets(self):
+        """All processes of the program but the command's: nodes, supervisors and the launcher."""
+        supervisors = self.supervisors()
+        found = {f"supervisor of {name}": process for name, process in supervisors.items()}
+        with contextlib.suppress(psutil.NoSuchProcess, StopIteration):
+            found["launcher"] = next(iter(supervisors.values())).parents()[0]
+        return found | self.nodes()
 
     def kill(self, name):
         """Sends SIGKILL to a node."""
