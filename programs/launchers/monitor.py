@@ -27,7 +27,7 @@ class ProgramMonitor:
         timeout = timing.DISPLAY_CALL
         self._coordinator = RemoteObject(address, Coordinator, name="coordinator", timeout=timeout)
         self._display, self._failures = display, failures
-        self._shown = len(read_failures(failures))
+        self._shown = self._size = 0  # restarts shown, and the bytes of the record that had them
         self._has_answered = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -74,7 +74,10 @@ class ProgramMonitor:
         self._show_restarts()
 
     def _show_restarts(self) -> None:
-        failures = read_failures(self._failures)
+        size = self._failures.stat().st_size if self._failures.exists() else 0
+        if size == self._size:
+            return
+        self._size, failures = size, read_failures(self._failures)
         for failure in failures[self._shown :]:
             if failure["restarts"]:
                 self._display.write_line(restart_line(failure))

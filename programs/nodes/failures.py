@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rlstack.storage import jsonl
 
 Failure = Mapping[str, Any]
 
 
 def read_failures(path: Path) -> list[Failure]:
     """Returns the failures in the order in which they were recorded; skips torn lines."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    found: list[Failure] = []
-    for line in lines:
-        try:
-            failure = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(failure, dict) and {"node", "reason", "restarts"} <= failure.keys():
-            found.append(failure)
-    return found
+    found = jsonl.read(path) if path.exists() else []
+    return [failure for failure in found if {"node", "reason", "restarts"} <= failure.keys()]
 
 
 def cause(failures: Sequence[Failure]) -> Failure | None:

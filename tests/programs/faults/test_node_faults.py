@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.programs.chaos import blamed, disturb, is_fatal
+from tests.programs.faults.chaos import blamed, disturb, is_fatal
 from tests.programs.launched import Launched
 from tests.programs.running import nothing_left, series
 

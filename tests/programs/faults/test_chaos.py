@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.programs.chaos import Chaos
+from tests.programs.faults.chaos import Chaos
 from tests.programs.running import TOPOLOGIES
 
 pytest.importorskip("launchpad")

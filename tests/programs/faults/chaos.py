@@ -1,4 +1,4 @@
-"""Disturbs a program at random: ``python -m tests.programs.chaos --topology light_env``.
+"""Disturbs a program at random: ``python -m tests.programs.faults.chaos --topology light_env``.
 
 Nodes, supervisors and the launcher are killed, told to end, or stopped for 15 s and continued. The
 program must go on, or end within ten seconds and name the right node; then it is resumed. In the
