@@ -101,8 +101,9 @@ class _ProgramNode:
             if _stop_event().is_set():  # by a signal; the supervisor knows who sent it
                 end = supervisor.STOPPED
         except BaseException as error:
-            traceback.print_exc()
             code, end = 1, end_of(error, base.ran_seconds())
+            with contextlib.suppress(OSError):  # the log may be on a full disk
+                traceback.print_exc()
         supervisor.tell(end)
         _exit_process(code)
 
