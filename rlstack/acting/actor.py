@@ -7,7 +7,6 @@ those that are ready.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -142,9 +141,9 @@ class Actor(Node):
         # Answers contain the agent's own records; the steps in replay are made of them.
         codec.register(Inference)
         codec.register_records(getattr(replay_buffer, "spec", None))
-        incarnation = time.time_ns()  # a restarted actor has a later one
+        # The service numbers the incarnations: a restarted actor has a later one on every host.
         return InferenceClient(
-            client, rank or 0, incarnation, lambda: self._should_stop(), _SERVICE_TIMEOUT
+            client, rank or 0, None, lambda: self._should_stop(), _SERVICE_TIMEOUT
         )
 
     def _receive(self) -> None:

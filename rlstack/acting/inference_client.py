@@ -24,7 +24,7 @@ class InferenceClient:
         self,
         service: RemoteObject,
         client: ClientName,
-        incarnation: int,
+        incarnation: int | None,
         should_stop: Callable[[], bool],
         timeout: float = 60.0,
     ) -> None:
@@ -33,7 +33,7 @@ class InferenceClient:
         Args:
           service: the remote InferenceService.
           client: the actor's name or rank.
-          incarnation: grows with each restart of the actor.
+          incarnation: grows with each restart of the actor; None to ask the service for it.
           should_stop: returns True to end the wait for a service that does not answer.
           timeout: the longest time of that wait, in seconds.
         """
@@ -51,6 +51,8 @@ class InferenceClient:
         until = time.monotonic() + self._timeout
         while True:
             try:
+                if self._incarnation is None:
+                    self._incarnation = self._service.next_incarnation(self._client)
                 return self._service.inference(self._client, self._incarnation, env_ids, timestep)
             except (UnavailableError, RemoteError) as error:
                 if isinstance(error, RemoteError) and error.type_name not in _PASSING_ERRORS:

@@ -96,6 +96,11 @@ class InferenceService:
         self._worker.start()
 
     @remote()
+    def next_incarnation(self, client: ClientName) -> int:
+        """Returns a number above all incarnations of a client, for an actor that starts."""
+        return self._queue.next_incarnation(client)
+
+    @remote()
     def inference(
         self, client: ClientName, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
     ) -> Inference:

@@ -70,7 +70,15 @@ class Clients:
 
     def __init__(self, num_envs: int) -> None:
         self._clients: dict[ClientName, Client] = {}
+        self._given: dict[ClientName, int] = {}  # the last incarnation that was handed out
         self._owner = np.full(num_envs, -1, np.int32)
+
+    def next_incarnation(self, name: ClientName) -> int:
+        """Returns a number above all incarnations of a client so far."""
+        client = self._clients.get(name)
+        known = -1 if client is None else client.incarnation
+        self._given[name] = max(known, self._given.get(name, -1)) + 1
+        return self._given[name]
 
     def admit(
         self, name: ClientName, incarnation: int, env_ids: np.ndarray
@@ -150,6 +158,11 @@ class RequestQueue:
         self._to_reset: np.ndarray | None = None
         self._busy = self._closed = False
         self._wakes_at = math.inf  # when the worker wakes without being notified
+
+    def next_incarnation(self, name: ClientName) -> int:
+        """Returns a number above all incarnations of a client so far."""
+        with self._condition:
+            return self._clients.next_incarnation(name)
 
     def submit(self, request: Request, name: ClientName, incarnation: int) -> Taken | None:
         """Puts a client's request in the queue, or raises: see `Clients.admit`.

@@ -45,6 +45,18 @@ def test_an_actor_that_comes_back_starts_afresh_and_alone(serve):
     assert counts(call.result()) == [1]
 
 
+def test_the_service_numbers_incarnations_without_a_clock(serve):
+    service = serve()
+    assert [service.next_incarnation("a") for _ in range(2)] == [0, 1]
+    assert service.next_incarnation("b") == 0
+    ask(service, "a", [0], incarnation=7)
+    later = service.next_incarnation("a")
+    assert later == 8
+    assert counts(ask(service, "a", [0], incarnation=later)) == [1]
+    with pytest.raises(StaleIncarnationError):
+        ask(service, "a", [0], incarnation=7)
+
+
 def test_a_new_incarnation_resets_its_own_rows_only(serve):
     service = serve(ServiceConfig(max_wait_ms=0))
     for _ in range(3):
