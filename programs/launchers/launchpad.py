@@ -23,7 +23,7 @@ from launchpad.nodes.dereference import Dereferenceable
 
 from programs import timing
 from programs.graph import Graph, Handle, Node
-from programs.nodes import base, supervisor
+from programs.nodes import base, supervisor, titled
 from programs.nodes.base import Setup
 from programs.nodes.ending import end_of
 from rlstack.rpc import RemoteObject, Service, StoppedError
@@ -162,7 +162,9 @@ def _supervised(node: _ProgramNode, launched: Any) -> Any:
     prefix = [sys.executable, supervisor.__file__, record, node.name, *times]
     if node.niceness and (nice := shutil.which("nice")):
         prefix += [nice, "-n", str(node.niceness)]
-    launched.command_as_list[:] = [*prefix, *command]
+    name = titled.title(node.name, str(node.setup.directory.path))
+    python, *script = command
+    launched.command_as_list[:] = [*prefix, python, titled.__file__, name, *script]
     return launched
 
 

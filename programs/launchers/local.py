@@ -1,4 +1,6 @@
-"""The process in which Launchpad runs a program's nodes: ``python -m programs.launchers.local``.
+"""The process in which Launchpad runs a program's nodes.
+
+    python -m programs.launchers.local RUN_DIR
 
 It reads the commands of all nodes (`programs.launchers.processes`) from standard input, prints a
 line once all nodes are started, and ends when they have ended. It is a separate process because
@@ -19,9 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from setproctitle import setproctitle
+
 from programs import timing
 from programs.launchers import compiled
-from programs.nodes import supervisor
+from programs.nodes import supervisor, titled
 
 
 def wait(manager: Any) -> None:
@@ -63,6 +67,7 @@ def main() -> int:
     """Runs the launcher's process; returns its exit code."""
     supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
     os.environ[supervisor.PARENT] = str(os.getpid())
+    setproctitle(titled.title("launcher", sys.argv[1]))
     parse_flags(timing.LAUNCHPAD_NOTICE)
     from launchpad.launch.local_multi_processing.commands import Command
     from launchpad.launch.run_locally.run_locally import run_commands_locally

@@ -111,7 +111,7 @@ def _launcher(
     }
     with open(directory.node_logs / "launcher", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "programs.launchers.local"],
+            [sys.executable, "-m", "programs.launchers.local", str(directory.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

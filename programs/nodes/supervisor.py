@@ -296,6 +296,10 @@ def main(arguments: list[str]) -> int:
     """Supervises by the arguments of the command line."""
     record, name, max_restarts, grace, *rest = arguments
     times, command = rest[:4], rest[4:]
+    with contextlib.suppress(ImportError):  # it also runs without the site's packages
+        from setproctitle import setproctitle
+
+        setproctitle(f"rlstack: supervisor:{name} {os.path.dirname(record)}")
     restarts = RestartPolicy(int(max_restarts), *map(float, times))
     try:
         return supervise(record, name, restarts, float(grace), command)

@@ -11,6 +11,7 @@ from typing import TextIO
 
 import jax
 import jax.numpy as jnp
+from setproctitle import setproctitle
 
 from programs.components import opponents, xla
 from programs.components.agent import make_agent, make_evaluator
@@ -25,7 +26,7 @@ from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
-from programs.tracking import failed_update
+from programs.tracking import failed_update, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs, resume_point
@@ -163,6 +164,8 @@ def _run(
     experiment: Experiment, directory: RunDir, start_from: Path | None, stream: TextIO | None
 ) -> Result:
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
+    if signals.is_watching():  # a notebook keeps its own title
+        setproctitle(f"rlstack: train {directory.path}")
     start = Progress.of(start_from)
     with ProgressDisplay(experiment.frames, stream, start_frames=start.env_frames) as display:
         if experiment.topology == "single_process":
@@ -215,10 +218,10 @@ def _train(
 
     periodic = PeriodicActions(experiment, logger, start=start, evaluate=evaluate, checkpoint=save)
     before = loop.learner.version
-    with StopSignals(has_progress=lambda: loop.learner.version > before) as signals:
+    with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
         with failed_update.saved_on_failure(directory, loop.learner):
-            loop.train(periodic, stop=lambda: signals.received is not None)
+            loop.train(periodic, stop=lambda: stop_signals.received is not None)
         periodic.finish(loop.env_frames, loop.stats())
-        if signals.received is not None:
-            raise Interrupted(signals.received)
+        if stop_signals.received is not None:
+            raise Interrupted(stop_signals.received)
     return periodic.result(loop.evaluate(), loop.env_frames, loop.learner.version)

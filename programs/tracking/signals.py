@@ -108,6 +108,11 @@ def watch(command: str) -> None:
     _watch = _Watch(command)
 
 
+def is_watching() -> bool:
+    """Whether this process belongs to a command of `rlstack`, which has called `watch`."""
+    return _watch is not None
+
+
 def at_sudden_end(function: Callable[[], object]) -> Callable[[], None]:
     """Registers a function that cleans up when a signal ends this process at once.
 

@@ -56,23 +56,24 @@ class Launched:
             self._seen.update({p.pid: p for p in below})
         return list(self._seen.values())
 
-    def supervisors(self):
-        """The processes that supervise a node, by the node's name."""
-        found, record = {}, str(self.run_dir / "failures.jsonl")
+    def titles(self):
+        """The processes of the run whose titles say what they are, by that name."""
+        found, run_dir = {}, f" {self.run_dir}"
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                command = process.cmdline()
-                if record in command:
-                    found[command[command.index(record) + 1]] = process
+                title = " ".join(process.cmdline()).strip()
+                if title.startswith("rlstack: ") and title.endswith(run_dir):
+                    found[title[len("rlstack: ") : -len(run_dir)]] = process
         return found
+
+    def supervisors(self):
+        """The processes that supervise a node, by the node's name."""
+        kind = "supervisor:"
+        return {n.removeprefix(kind): p for n, p in self.titles().items() if n.startswith(kind)}
 
     def nodes(self):
         """The processes of nodes that run now, by node name."""
-        found = {}
-        for name, process in self.supervisors().items():
-            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-                found[name] = process.children()[0]
-        return found
+        return {n: p for n, p in self.titles().items() if ":" not in n and n != "launcher"}
 
     def targets(self):
         """All processes of the program but the command's: nodes, supervisors and the launcher."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -121,6 +122,7 @@ def failures(directory):
 
 def blocks():
     """Shared memory blocks owned by this process, by a descendant, or by an ended process."""
+    gc.collect()  # what keeps a block of this process mapped may be part of a circle
     files = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
     links = {os.readlink(fd) for fd in files if os.path.lexists(fd)}
     ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}

@@ -14,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import setproctitle
 
 from rlstack.envs.process.protocol import (
     BROKEN,
@@ -35,6 +36,16 @@ class WorkerFailure(Exception):  # noqa: N818 (handled by the pool, not shown as
     def __init__(self, text: str, fatal: bool = False):
         super().__init__(text)
         self.fatal = fatal
+
+
+def _title(env_ids: list[int]) -> str:
+    """Returns the title of a worker's process; it begins like the title of its parent."""
+    envs = f"env/{env_ids[0]}-{env_ids[-1]}" if len(env_ids) > 1 else f"env/{env_ids[0]}"
+    kind, _, parent = setproctitle.getproctitle().partition(": ")
+    if kind != "rlstack" or not parent:
+        return f"rlstack: {envs} of process {os.getpid()}"
+    node, _, run_dir = parent.partition(" ")
+    return f"rlstack: {node}:{envs} {run_dir}"
 
 
 class WorkerHandle:
@@ -66,6 +77,7 @@ class WorkerHandle:
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
             "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
+            f"import setproctitle; setproctitle.setproctitle({_title(self.env_ids)!r}); "
             f"sys.path[:] = {sys.path!r}; "
             f"from rlstack.envs.process.worker import main; main{fds}"
         )

@@ -1,0 +1,30 @@
+"""Runs a script under a process title: ``python titled.py TITLE SCRIPT ARGUMENT...``.
+
+The title is there before the script has imported anything. This is plain Python without the stack's
+packages, because it runs before them.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from setproctitle import setproctitle
+
+
+def title(node: str, run_dir: str) -> str:
+    """Returns the title of the process of a node, as `ps` shows it."""
+    return f"rlstack: {node} {run_dir}"
+
+
+def main() -> None:
+    """Runs the script of the command line as Python would."""
+    setproctitle(sys.argv[1])
+    sys.argv = sys.argv[2:]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
