@@ -150,13 +150,12 @@ class _Counters:
 
 
 def _nodes(root: int) -> dict[str, psutil.Process]:
-    """Returns the nodes' processes by name: the children of the supervisors below ``root``."""
+    """Returns the nodes' processes below ``root`` by name, from their titles."""
     found = {}
     for process in psutil.Process(root).children(recursive=True):
-        command = process.cmdline()
-        place = next((i for i, part in enumerate(command) if part.endswith("supervise.py")), None)
-        if place is not None and process.children():
-            found[command[place + 2]] = process.children()[0]
+        title = re.match(r"rlstack: ([\w/]+) ", " ".join(process.cmdline()))
+        if title is not None and title[1] != "launcher":
+            found[title[1]] = process
     return found
 
 

@@ -23,7 +23,8 @@ from launchpad.nodes.dereference import Dereferenceable
 
 from programs import timing
 from programs.graph import Graph, Handle, Node
-from programs.nodes import base, supervisor, titled
+from programs.launchers import titled
+from programs.nodes import base, supervisor
 from programs.nodes.base import Setup
 from programs.nodes.ending import end_of
 from rlstack.rpc import RemoteObject, Service, StoppedError

@@ -24,8 +24,8 @@ from typing import Any
 from setproctitle import setproctitle
 
 from programs import timing
-from programs.launchers import compiled
-from programs.nodes import supervisor, titled
+from programs.launchers import compiled, titled
+from programs.nodes import supervisor
 
 
 def wait(manager: Any) -> None:
