@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from programs import module_path
 from programs.tracking import signals
 
 USAGE = """\
@@ -27,6 +28,7 @@ commands:
   rerun DUMP_DIR           repeat an update that gave NaN
 
 options:
+  --module NAME            import a module with agents and presets of your own first (any command)
   -h, --help               print this text; `rlstack COMMAND --help` explains a command
   --version                print the version
 """
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         signals.watch(args[0] if args else "")
+    # "module:callable" and --module find modules in the current directory, after the stack's own.
+    module_path.arrange()
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -56,8 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"rlstack {rlstack.__version__}")
         return 0
-    # As for `python script.py`: "module:callable" finds modules in the current directory.
-    sys.path.insert(0, os.getcwd())
     command, *rest = args
     if command == "doctor":
         if rest and rest[0] in ("-h", "--help"):
@@ -66,8 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import doctor
 
         return doctor.main()
-    from programs.cli import commands
-
+    try:
+        from programs.cli import commands
+    except ImportError as error:
+        if os.environ.get("RLSTACK_TRACEBACK"):
+            raise
+        print(f"rlstack: {error}. `rlstack doctor` checks the packages.", file=sys.stderr)
+        return 1
     return commands.main(command, rest)
 
 

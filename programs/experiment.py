@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cattrs
 from cattrs.preconf.json import make_converter
 
-from agents import AGENTS, AgentConfig
+from agents import AGENTS
+from programs import own_modules
 from programs.cluster_config import RayConfig
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
@@ -22,6 +25,27 @@ from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.references import nearest
 from rlstack.replay import ReplayConfig
+
+own_modules.load_entry_points(own_modules.AGENTS)
+
+# The config of any agent. The command line takes its options from this union. Its members are known
+# only at run time.
+if TYPE_CHECKING:
+    AgentConfig = object
+else:
+    AgentConfig = functools.reduce(operator.or_, AGENTS)
+
+
+def use_modules(names: Sequence[str]) -> None:
+    """Imports modules with agents and presets of the user's own.
+
+    Raises:
+      ValueError: one of them cannot be imported.
+    """
+    for name in names:
+        own_modules.load(name)
+    globals()["AgentConfig"] = functools.reduce(operator.or_, AGENTS)
+
 
 Option = int | float | bool | str
 Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
@@ -159,6 +183,9 @@ class Experiment(Checked):
     """Environment steps between two checkpoints. The last one is always written at the end."""
     checkpoint_replay: bool = True
     """Whether checkpoints include the content of the replay, so that a run resumes exactly."""
+    modules: tuple[str, ...] = ()
+    """Modules that a run imports before it reads its config, for agents of your own.
+    `--module NAME` sets it."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
@@ -226,7 +253,9 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
       ValueError: the text is not the config of an experiment; the message names the wrong field.
     """
     try:
-        return _converter().structure(json.loads(text), Experiment)
+        tree: Any = json.loads(text)
+        use_modules(tree.get("modules", ()) if isinstance(tree, dict) else ())
+        return _converter().structure(tree, Experiment)
     except cattrs.BaseValidationError as error:
         reasons = "; ".join(cattrs.transform_error(error, "config", _reason))
         raise ValueError(f"{where}: not the config of an experiment: {reasons}") from error

@@ -7,13 +7,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from programs.experiment import Experiment, Option
+from programs.cli.options import UsageError, parse
+from programs.experiment import Experiment, Option, use_modules
 from programs.presets import PRESETS, describe, preset
 from programs.run import record, report, train
 from programs.run.launch import ProgramError
@@ -37,16 +39,64 @@ def main(command: str, args: list[str]) -> int:
     if command not in commands:
         return _fail(f"rlstack: there is no command {command!r}{nearest(command, commands)}")
     try:
-        return commands[command](args)
+        modules, args = _take_modules(args)
+        use_modules(modules)
+        return _train(args, modules) if command == "train" else commands[command](args)
     except Interrupted as stop:
         _fail(f"rlstack {command}: {stop}")
         return stop.exit_code
+    except UsageError as error:
+        _fail(f"rlstack {command}: {error}")
+        return 2
     except FloatingPointError:  # JAX_DEBUG_NANS: the traceback shows the operation
         raise
-    except (ValueError, OSError, ArithmeticError, ProgramError) as error:
+    except Exception as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
-        return _fail(f"rlstack {command}: {error}")
+        return _fail(f"rlstack {command}: {_describe(error)}")
+
+
+def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Returns the modules that ``--module`` names, and the other arguments."""
+    modules, rest = [], []
+    left = iter(args)
+    for arg in left:
+        name, _, value = arg.partition("=")
+        if name != "--module":
+            rest.append(arg)
+            continue
+        value = value or next(left, "")
+        if not value or value.startswith("-"):
+            raise UsageError("--module must be followed by the name of a module")
+        modules.append(value)
+    return tuple(modules), rest
+
+
+def _describe(error: Exception) -> str:
+    """Returns an error as text; with its kind and place if the stack does not raise it itself."""
+    if isinstance(error, ValueError | OSError | ArithmeticError | ProgramError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK):
+        return str(error)
+    cause: BaseException | None = error.__cause__
+    while cause is not None:
+        frames += traceback.extract_tb(cause.__traceback__)
+        cause = cause.__cause__
+    # The place that its author knows: the deepest one outside of installed packages.
+    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)]
+    users = [frame for frame in own if not frame.filename.startswith(_STACK)]
+    place = (users or own or frames)[-1]
+    text = " ".join(str(error).split())
+    return (
+        f"{type(error).__name__} at {place.filename}:{place.lineno}: {text} "
+        "(RLSTACK_TRACEBACK=1 shows the traceback)"
+    )
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+_STACK = tuple(f"{_ROOT / name}{os.sep}" for name in ("rlstack", "agents", "programs"))
+_INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
 
 
 def _fail(message: str) -> int:
@@ -76,20 +126,25 @@ class _ResumeOptions:
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
 
 
-def _train(args: list[str]) -> int:
+def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     if not args or args[0] in ("-h", "--help"):
         print("usage: rlstack train PRESET [options] | --resume RUN_DIR\n\npresets:")
         return _list([])
     if args[0].startswith("-"):
-        resumed = tyro.cli(_ResumeOptions, prog="rlstack train", args=args)
+        if not any(arg.startswith("--res") for arg in args):
+            raise UsageError(
+                "a preset must come first, such as cartpole-ppo, or --resume RUN_DIR; got "
+                f"{args[0]}"
+            )
+        resumed = parse(_ResumeOptions, "rlstack train", args)
         return _print_result(train.resume(resumed.resume, frames=resumed.frames))
     name, *rest = args
-    chosen = tyro.cli(
+    chosen = parse(
         _TrainOptions,
-        prog=f"rlstack train {name}",
+        f"rlstack train {name}",
+        _expand_short_options(rest),
         description=describe(name),
-        default=_TrainOptions(preset(name)),
-        args=_expand_short_options(rest),
+        default=_TrainOptions(dataclasses.replace(preset(name), modules=modules)),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
     return _print_result(train.run(chosen.experiment, chosen.run_dir))
@@ -127,7 +182,7 @@ class _EvalOptions:
 
 
 def _eval(args: list[str]) -> int:
-    chosen = tyro.cli(_EvalOptions, prog="rlstack eval", args=args)
+    chosen = parse(_EvalOptions, "rlstack eval", args)
     evaluation = train.evaluate(chosen.run_dir, chosen.episodes, chosen.seed, chosen.against)
     found: dict[str, object] = {
         "eval_return_mean": float(evaluation.returns.mean()),
@@ -151,7 +206,7 @@ class _ReportOptions:
 
 
 def _report(args: list[str]) -> int:
-    chosen = tyro.cli(_ReportOptions, prog="rlstack report", args=args)
+    chosen = parse(_ReportOptions, "rlstack report", args)
     command = f"rlstack report RUN_DIR ... --out {chosen.out}"
     presets = report.write(chosen.run_dirs, chosen.out, command)
     print(f"{chosen.out}: {', '.join(presets)}")
@@ -175,7 +230,7 @@ class _RecordOptions:
 
 
 def _record(args: list[str]) -> int:
-    chosen = tyro.cli(_RecordOptions, prog="rlstack record", args=args)
+    chosen = parse(_RecordOptions, "rlstack record", args)
     path, header = record.record(
         chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
     )
@@ -210,7 +265,7 @@ class _PlayOptions:
 def _play(args: list[str]) -> int:
     from programs.run import play
 
-    chosen = tyro.cli(_PlayOptions, prog="rlstack play", args=args)
+    chosen = parse(_PlayOptions, "rlstack play", args)
     try:
         play.play(
             chosen.env,
@@ -231,7 +286,7 @@ class _ListOptions:
 
 
 def _list(args: list[str]) -> int:
-    tyro.cli(_ListOptions, prog="rlstack list", args=args)
+    parse(_ListOptions, "rlstack list", args)
     for name in PRESETS:
         print(f"  {name:18} {describe(name)}")
     return 0
@@ -249,7 +304,7 @@ class _RerunOptions:
 
 
 def _rerun(args: list[str]) -> int:
-    chosen = tyro.cli(_RerunOptions, prog="rlstack rerun", args=args)
+    chosen = parse(_RerunOptions, "rlstack rerun", args)
     for name, value in sorted(train.rerun(chosen.dump_dir).items()):
         print(f"{name:16} {value}")
     return 0

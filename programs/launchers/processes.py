@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from programs import timing
+from programs import module_path, timing
 from programs.launchers import compiled, local
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
@@ -22,6 +22,11 @@ from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals
+
+# As `python -m programs.launchers.local`, which would find modules of the current directory first.
+_LAUNCHER = (
+    "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
+)
 
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
@@ -105,13 +110,13 @@ def _launcher(
     variables = {
         **os.environ,
         **more_variables,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": module_path.for_children(),
         "LAUNCHPAD_LOGGING_DIR": str(directory.node_logs),
         supervisor.PARENT: str(os.getpid()),
     }
     with open(directory.node_logs / "launcher", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "programs.launchers.local", str(directory.path)],
+            [sys.executable, "-c", _LAUNCHER, str(directory.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -7,13 +7,13 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from programs import module_path
 from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
 from programs.topologies import environment
@@ -114,7 +114,7 @@ def _cores(cfg: ProgramConfig) -> float:
 def reserved(cfg: RayConfig, group: str) -> dict[str, Any]:
     """Returns Ray's options for the process of a node of the group, without its placement."""
     cpus, gpus = cfg.cpus_of(group), cfg.gpus.get(group, 0.0)
-    here = {} if cfg.ship_code else {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    here = {} if cfg.ship_code else {"PYTHONPATH": module_path.for_children()}
     variables = {
         **here,
         **environment(group),

@@ -41,6 +41,9 @@ class NodeRunner:
         """
         import ray
 
+        from programs import module_path
+
+        module_path.arrange()  # Ray puts the directory of the command first
         from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
         try:

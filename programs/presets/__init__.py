@@ -8,10 +8,12 @@ May import: agents, programs, rlstack, rlstack.acting, rlstack.families, rlstack
 rlstack.replay.
 """
 
+from programs import own_modules
 from programs.presets.registry import PRESETS, describe
 from programs.presets.registry import find as preset
 from rlstack.references import import_modules
 
 import_modules(__name__, __path__)
+own_modules.load_entry_points(own_modules.PRESETS)
 
 __all__ = ["PRESETS", "describe", "preset"]

@@ -98,7 +98,7 @@ def read(path: str | Path) -> Run:
     result = read_result(directory)
     if result is None:
         raise ValueError(
-            f"rlstack report: {path} must hold a finished run; its result.json is missing or of "
+            f"{path} must hold a finished run; its result.json is missing or of "
             f"another version. Finish the run with rlstack train --resume {path}."
         )
     lines = jsonl.read(directory.metrics)
@@ -170,7 +170,7 @@ def draw(name: str, runs: Sequence[Run], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            "rlstack report: matplotlib, which draws the curves, is not installed. "
+            "matplotlib, which draws the curves, is not installed. "
             "Install the extra: pip install -e .[report]"
         ) from error
     figure = Figure(figsize=(5, 3.2), layout="constrained")
@@ -201,6 +201,6 @@ def _check_seeds(name: str, runs: Sequence[Run]) -> None:
     seeds = [run.result.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"rlstack report: each seed of a preset must occur once; got {name} with seeds "
+            f"each seed of a preset must occur once; got {name} with seeds "
             f"{', '.join(map(str, seeds))}. Name one directory for each seed."
         )

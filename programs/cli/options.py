@@ -1,0 +1,132 @@
+"""Parses the options of a command; a mistake becomes one line, with a suggestion."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+T = TypeVar("T")
+
+_POWER = re.compile(r"[+-]?\d+(\.\d+)?[eE]\+?\d{1,2}")
+_numbers = ConstructorRegistry()
+
+
+class UsageError(ValueError):
+    """The arguments of a command cannot be parsed."""
+
+
+@_numbers.primitive_rule
+def _integers(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda args: whole_number(args[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole_number(text: str) -> int:
+    """Returns the integer that a text writes in digits or, like 1e5, with a power of ten.
+
+    Raises:
+      ValueError: it is no integer.
+    """
+    if _POWER.fullmatch(text) and float(text).is_integer():
+        digits, _, power = text.lower().partition("e")
+        whole, _, fraction = digits.partition(".")
+        return int(whole + fraction) * 10 ** (int(power) - len(fraction))
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, such as 100000 or 1e5; got {text!r}") from None
+
+
+def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> T:
+    """Returns the options of a command; prints its help if the arguments ask for it.
+
+    Args:
+      options: a dataclass.
+      prog: the command, for the help and for errors.
+      args: its arguments.
+      **settings: further arguments of `tyro.cli`.
+
+    Raises:
+      SystemExit: the help was printed.
+      UsageError: an argument is wrong; the message is one line.
+    """
+    settings["registry"] = _numbers
+    if any(arg in ("-h", "--help") for arg in args):
+        return tyro.cli(options, prog=prog, args=args, **settings)
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+            return tyro.cli(options, prog=prog, args=args, **settings)
+    except SystemExit as stop:
+        if not stop.code:
+            print(shown.getvalue(), end="")
+            raise
+    known = _known(options, prog, settings)
+    raise UsageError(f"{_unknown(args, known) or _first_part(shown.getvalue())} ({prog} --help)")
+
+
+def _known(options: Any, prog: str, settings: dict[str, Any]) -> list[str]:
+    """Returns the names of all options, as the help lists them."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        tyro.cli(options, prog=prog, args=["--help"], **settings)
+    return re.findall(r"^[\s│|]*(?:-\w, )?(--[\w.-]+)", shown.getvalue(), re.MULTILINE)
+
+
+def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
+    """Returns the error for the first option that there is not; "" if there are all."""
+    spellings = {name.replace("_", "-") for name in known}
+    for arg in args:
+        name = arg.partition("=")[0]
+        if name.startswith("--") and name.replace("_", "-") not in spellings:
+            near = nearest_option(name, known)
+            return f"there is no option {name}" + (f"; did you mean {near}?" if near else ";")
+    return ""
+
+
+def nearest_option(name: str, known: Sequence[str]) -> str:
+    """Returns the option that is most like a misspelt one; "" if none is like it.
+
+    Groups may be missing: ``--learning-rate`` is like ``--agent.optimizer.learning-rate``.
+    """
+
+    def likeness(other: str) -> tuple[float, float]:
+        def ratio(left: str, right: str) -> float:
+            return difflib.SequenceMatcher(None, left.lower(), right.lower()).ratio()
+
+        last = ratio(name.rpartition(".")[2].lstrip("-"), other.rpartition(".")[2].lstrip("-"))
+        whole = ratio(name, other)
+        return max(last, whole), whole
+
+    best = max(known, key=likeness, default="")
+    return best if best and likeness(best)[0] > 0.7 else ""
+
+
+def _first_part(text: str) -> str:
+    """Returns the first paragraph of tyro's error as one line, without its frame and its title."""
+    paragraphs: list[list[str]] = [[]]
+    for line in (line.strip() for line in text.splitlines()):
+        inside = line.strip("│| ")
+        if not inside.strip("─-"):  # a rule between paragraphs
+            paragraphs.append([])
+        elif not line.startswith(("╭", "╰")):
+            paragraphs[-1].append(inside)
+    # Without a frame the title is the first paragraph; with one it is part of the frame.
+    found = [paragraph for paragraph in paragraphs if paragraph]
+    chosen = found[0 if "╭" in text else 1 :][:1]
+    message = " ".join(chosen[0]) if chosen else "its arguments cannot be parsed"
+    return message.removeprefix("Error parsing ").removesuffix(".")

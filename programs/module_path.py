@@ -1,0 +1,45 @@
+"""The order in which Python looks for modules: the stack's packages first, the user's last.
+
+`python -m` puts the current directory first. A file `agents.py` there, or a folder of that name,
+would take the place of the stack's package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+_PACKAGES = ("rlstack", "agents", "programs")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def arranged(path: Sequence[str]) -> list[str]:
+    """Returns a module path on which no directory of the user's hides a package of the stack.
+
+    The current directory comes last, and so do directories that have a module with the name of one
+    of the stack's packages. All others stay in their order.
+    """
+    here = os.getcwd()
+    path = list(dict.fromkeys(os.path.abspath(entry) if entry else here for entry in path))
+    users = [p for p in path if p != _ROOT and (p == here or _hides_the_stack(p))]
+    first = [p for p in path if p not in users]
+    if _ROOT not in first:
+        first.append(_ROOT)
+    last = [] if here == _ROOT else [here]
+    return [*first, *(p for p in users if p != here), *last]
+
+
+def _hides_the_stack(directory: str) -> bool:
+    names = (name + ending for name in _PACKAGES for ending in ("", ".py"))
+    return any(os.path.exists(os.path.join(directory, name)) for name in names)
+
+
+def arrange() -> None:
+    """Arranges the module path of this process; the current directory is added if it is missing."""
+    sys.path[:] = arranged(sys.path)
+
+
+def for_children() -> str:
+    """Returns ``PYTHONPATH`` for another process that imports the same modules."""
+    return os.pathsep.join(arranged(sys.path))

@@ -1,0 +1,109 @@
+"""Mistakes and failures: each is one line, which says what to do."""
+
+import pytest
+
+from programs.__main__ import main
+from programs.cli.options import nearest_option, whole_number
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def one_line(capsys, *args, code):
+    """Runs a command that must fail; returns its only line on standard error."""
+    assert main(list(args)) == code
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    (line,) = shown.err.splitlines()
+    assert line.startswith("rlstack")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["--framess", "10"], "no option --framess; did you mean --frames?"),
+        (["--agent.lerning-rate", "1"], "did you mean --agent.optimizer.learning-rate?"),
+        (["--learning-rate=1"], "did you mean --agent.optimizer.learning-rate?"),
+        (["--program.launhc", "ray"], "did you mean --program.launch?"),
+        (["--qqqqqq", "1"], "no option --qqqqqq"),
+        (["--frames", "1e5x"], "--frames: must be a whole number, such as 100000 or 1e5"),
+        (["--frames", "1.5"], "must be a whole number"),
+        (["--topology", "ring"], "'single_process', 'heavy_env'"),
+        (["--agent.discount", "2"], "discount must be in [0, 1]; got 2.0"),
+        (["--frames"], "Missing value for argument '--frames'"),
+        (["extra"], "extra"),
+        (["--module"], "--module must be followed by the name of a module"),
+        (["--module=no_such_module_7"], "there is no such module"),
+    ],
+)
+def test_a_wrong_argument(args, hint, capsys):
+    line = one_line(capsys, "train", "cartpole-ppo", *args, code=1 if "no_such" in args[0] else 2)
+    assert hint in line
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["train", "--frames", "10"], "a preset must come first"),
+        (["train", "--resum", "x"], "did you mean --resume?"),
+        (["eval"], "PATH The directory of the run"),
+        (["eval", "a", "--epsodes", "3"], "did you mean --episodes?"),
+        (["record", "a", "--policy", "gredy"], "'greedy', 'explore'"),
+    ],
+)
+def test_other_commands(args, hint, capsys):
+    assert hint in one_line(capsys, *args, code=2)
+
+
+def test_a_report_names_its_command_once(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    line = one_line(capsys, "report", str(tmp_path), code=1)
+    assert line.count("rlstack report") == 1
+
+
+def test_a_wrong_kind_of_actions(tmp_path, capsys):
+    run_dir = str(tmp_path / "run")
+    main(["train", "cartpole-dqn", "--env.name", "Pendulum-v1", "--run-dir", run_dir])
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.splitlines()[-1].startswith(
+        "rlstack train: q_network: the action must be one discrete choice; got BoundedArray"
+    )
+
+
+FAULTY = """
+def make():
+    return {}["my key"]
+"""
+
+
+def test_an_exception_of_the_users_code_has_its_place(tmp_path, capsys, monkeypatch):
+    (tmp_path / "faulty_env_7.py").write_text(FAULTY)
+    monkeypatch.chdir(tmp_path)
+    args = ["train", "cartpole-ppo", "--env.name", "faulty_env_7:make", "--run-dir", "run"]
+    assert main(args) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    place = f"{tmp_path / 'faulty_env_7.py'}:3"
+    assert f" at {place}: " in line and "KeyError: 'my key' (RLSTACK_TRACEBACK=1 shows" in line
+    monkeypatch.setenv("RLSTACK_TRACEBACK", "1")
+    with pytest.raises(Exception, match="my key"):
+        main([*args[:-1], "run2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12), ("1e5", 100_000), ("2.5E6", 2_500_000), ("-1e+2", -100), ("1_000", 1000)],
+)
+def test_whole_numbers(text, number):
+    assert whole_number(text) == number
+    assert whole_number("12345678901234567890") == 12345678901234567890
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.5", "1.0", "1.25e1", "e5", "1e999", "", "inf", "0x10"])
+def test_other_numbers_are_refused(text):
+    with pytest.raises(ValueError, match="must be a whole number"):
+        whole_number(text)
+
+
+def test_an_option_like_nothing_has_no_suggestion():
+    assert nearest_option("--zzzz", ["--frames", "--seed"]) == ""
