@@ -49,6 +49,12 @@ LEARNER_SAMPLE = 0.2
 ACTOR_ADD = 1.0
 # An actor at the barrier of lock-step, in one call. Well below the deadline of calls (10 s).
 BARRIER_CALL = 5.0
+# An actor that may not act before others have reported, at the end of training; it makes few calls.
+BUDGET_POLL = 0.01
+# An actor that has reported for a round, in one call; with it, reports are still in time.
+ROUND_WAIT = 0.2
+# A pull of params in rounds, which waits for newer params at the learner.
+NEXT_PARAMS = 2.0
 # Pulls of params may fail for this long before acting fails. A learner that has failed ends the
 # program much sooner, and a learner that compiles or saves may delay a pull.
 PARAMS_PULL = 30.0
@@ -118,6 +124,7 @@ RAY_AVOID_HOST = 60.0
 
 assert PHASE_POLL < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
+assert ROUND_WAIT <= REPORT_PERIOD and NEXT_PARAMS < PARAMS_PULL
 assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
 # A node takes another for lost after several attempts, and the learner has time to save.
 assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SAVE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
@@ -215,11 +216,25 @@ class _Stored(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment, spec: Transition) -> _Stored:
-        if not experiment.replay.frame_stack:
-            return cls(experiment.replay, spec, None)
-        stacks = FrameStacks(experiment.replay, experiment.total_envs, spec)
+        cfg = _in_rounds(experiment)
+        if not cfg.frame_stack:
+            return cls(cfg, spec, None)
+        stacks = FrameStacks(cfg, experiment.total_envs, spec)
         return cls(stacks.cfg, stacks.spec, stacks)
 
     def stacked(self, buffer: Any) -> Any:
         """Wraps a buffer or a writer, so that its users see whole stacks."""
         return buffer if self.stacks is None else StackedReplay(self.stacks, buffer)
+
+
+def _in_rounds(experiment: Experiment) -> ReplayConfig:
+    """Returns the config of the replay, with what rounds need in this program."""
+    cfg = experiment.replay
+    if not cfg.min_actors:
+        return cfg
+    # Room for one item of each environment that is late and one of the newest version. With less,
+    # actors would wait for space and report late.
+    cfg = dataclasses.replace(cfg, max_size=max(cfg.max_size, 2 * experiment.total_envs))
+    if experiment.program.pacing == "lock_step":
+        cfg = dataclasses.replace(cfg, grace_seconds=0.0)  # the barrier waits instead
+    return cfg

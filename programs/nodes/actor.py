@@ -24,9 +24,14 @@ from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
 from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inferencer import Inferencer
+from rlstack.acting.params import ParamsPuller
+from rlstack.acting.round_gate import RoundGate
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
+from rlstack.replay.rounds import Reports
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
 from rlstack.types import Array, Transition
+
+_HasNewer = Callable[[int, float], bool]
 
 
 class ActorNode:
@@ -69,15 +74,24 @@ class ActorNode:
             program.wait_for(self._service.is_ready)
         writer = self._replay.writer(self._rank, lambda: memory)
         with make_env(self._env_config(), self._env_seed()) as env:
-            inferencer, close = self._inferencer()
+            inferencer, has_newer, close = self._inferencer()
             try:
-                ids = experiment.env_ids(self._rank)
-                replay = _WaitingReplay(writer, ids, program, experiment.replay.timeout_seconds)
+                ids, cfg = experiment.env_ids(self._rank), experiment.replay
+                replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
                 program.gauges = replay.gauges
                 actor = Actor(env, inferencer, replay)
                 if experiment.program.pacing == "lock_step":
-                    self._act_in_lock_step(actor, writer)
+                    replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
+                    self._act_in_lock_step(actor, replay)
                 else:
+                    if has_newer is not None:
+                        replay.gate = RoundGate(
+                            cfg,
+                            len(ids),
+                            has_newer,
+                            lambda: program.poll().phase != RUNNING,
+                            timing.ROUND_WAIT,
+                        )
                     self._act(actor)
             except (StoppedError, ReplayClosedError):
                 pass  # the learner closes the replay when it ends
@@ -88,17 +102,25 @@ class ActorNode:
 
     def _act(self, actor: Actor) -> None:
         def should_stop() -> bool:
-            self._program.count(env_frames=actor.env_frames)
-            return self._program.poll().phase != RUNNING
+            frames, program = actor.env_frames, self._program
+            program.count(env_frames=frames)
+            state = program.poll()
+            while state.phase == RUNNING and frames >= state.granted:
+                state = program.poll(now=True)
+                if frames >= state.granted:  # others may use up the budget
+                    time.sleep(timing.BUDGET_POLL)
+            return state.phase != RUNNING
 
         actor.run(should_stop, self._program)
 
-    def _act_in_lock_step(self, actor: Actor, writer: ReplayWriter) -> None:
+    def _act_in_lock_step(self, actor: Actor, replay: _WaitingReplay) -> None:
         go_on = True
         while go_on and self._program.poll().phase == RUNNING:
             for _ in range(self._setup.experiment.steps_per_update):
                 self._program.log(actor.step())
-            writer.flush()
+            if not replay.has_reported():
+                continue
+            replay.flush()
             go_on = self._wait_for_learner(actor.env_frames)
             # Reported after the learner has used them, because the last frames end training.
             self._program.count(env_frames=actor.env_frames)
@@ -117,9 +139,13 @@ class ActorNode:
                     return bool(answer == ACT)
         return False
 
-    def _inferencer(self) -> tuple[InferencerLike, Callable[[], None]]:
-        """Returns the inferencer or the service's client, and a function that closes it."""
+    def _inferencer(self) -> tuple[InferencerLike, _HasNewer | None, Callable[[], None]]:
+        """Returns the inferencer or the service's client, and a function that closes it.
+
+        The second value waits for newer params, in rounds; see `RoundGate`.
+        """
         experiment, program = self._setup.experiment, self._program
+        in_rounds = experiment.replay.min_actors > 0
         if self._service is not None:
             client = InferenceClient(
                 self._service,
@@ -128,12 +154,20 @@ class ActorNode:
                 should_stop=lambda: program.poll().phase != RUNNING,
                 timeout=experiment.service.timeout_s,
             )
-            return client, lambda: None
-        params, close = pull_params(experiment.program, self._learner)
+            return client, self._service_has_newer if in_rounds else None, lambda: None
+        params, close = pull_params(experiment.program, self._learner, in_rounds=in_rounds)
+        has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
         key = acting_key(experiment.seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))
         cfg, num_envs = experiment.inferencer, len(ids_here)
-        return Inferencer(cfg, self._agent, params, num_envs, key, ids_here), close
+        return Inferencer(cfg, self._agent, params, num_envs, key, ids_here), has_newer, close
+
+    def _service_has_newer(self, version: int, seconds: float) -> bool:
+        assert self._service is not None
+        try:
+            return bool(self._service.has_newer_params(version, seconds))
+        except UnavailableError:  # it is restarted
+            return False
 
     def _env_config(self) -> EnvConfig:
         """The actors share the cores, unless the config sets the number of workers."""
@@ -154,6 +188,10 @@ class _WaitingReplay:
     """Adds to the program's replay; waits while it is full and the program runs.
 
     It knows the environments' ids in the whole program, and measures how long it waits.
+
+    Attributes:
+      gate: in rounds, stops the actor once it has reported.
+      reports: in rounds and lock-step, where the barrier stops it, knows whether it has reported.
     """
 
     def __init__(
@@ -163,10 +201,15 @@ class _WaitingReplay:
         self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
         self._waited = 0.0
         self._versions: Array | None = None  # of the params that acted last
+        self.gate: RoundGate | None = None
+        self.reports: Reports | None = None
+        self._reported = False
 
     def gauges(self) -> dict[str, float]:
         """Returns the values on writing that reports contain."""
         gauges = {"actor/add_wait_seconds": self._waited}
+        if self.gate is not None:
+            gauges["actor/round_wait_seconds"] = self.gate.waited
         if self._versions is not None:
             gauges["params/version"] = float(self._versions[0])
         return gauges
@@ -182,9 +225,22 @@ class _WaitingReplay:
             try:
                 self._writer.add(ids, transition, timeout=timing.ACTOR_ADD)
                 self._waited += time.monotonic() - started
-                return
+                break
             except ReplayTimeoutError:
                 if self._program.poll().phase != RUNNING:
                     raise StoppedError from None
                 if time.monotonic() > started + self._timeout:
                     raise
+        if self.gate is not None:
+            self.gate.added(env_ids, transition)
+        elif self.reports is not None:
+            self._reported |= self.reports.add(env_ids, transition)
+
+    def has_reported(self) -> bool:
+        """Whether the actor has reported since the last call; outside of rounds, True."""
+        reported, self._reported = self._reported, False
+        return reported or self.reports is None
+
+    def flush(self) -> None:
+        """Waits until everything added can be sampled."""
+        self._writer.flush()

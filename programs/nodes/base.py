@@ -72,6 +72,7 @@ class ProgramState(NamedTuple):
     evaluations: int = 0  # likewise
     train_seconds: float = 0.0  # with timed_frames: see programs.tracking.progress
     timed_frames: int = 0
+    granted: int = 0  # to an actor: frames of its incarnation after which it must report again
 
 
 class CoordinatorClient:

@@ -21,6 +21,7 @@ from programs import timing
 from programs.experiment import Experiment
 from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
 from programs.nodes.ending import NodeLostError
+from programs.tracking.frame_budget import FrameBudget
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
@@ -60,6 +61,8 @@ class Coordinator:
             checkpoint=lambda _: self._increment(checkpoints=1),
         )
         self._state = ProgramState(env_frames=start.env_frames)
+        unroll = experiment.replay.unroll_length * experiment.env.num_envs
+        self._budget = FrameBudget(experiment.frames, unroll)
         self._learner_steps = 0
         self._lost_frames = 0.0
         self._nodes: dict[str, _NodeStatus] = {}
@@ -110,8 +113,10 @@ class Coordinator:
                     self._enter(SAVING)
             known.left = self._state.phase == OVER or "ended" in counts
             self._changed.notify_all()
-            progress = self._periodic.progress(self._state.env_frames)
-            return self._state._replace(**progress._asdict())._asdict()
+            made, total = int(counts.get("env_frames", -1)), self._state.env_frames
+            granted = 0 if made < 0 else self._budget.grant(node, made, total, known.seen)
+            progress = self._periodic.progress(total)
+            return self._state._replace(granted=granted, **progress._asdict())._asdict()
 
     @remote(idempotent=True)
     def alive(self, node: str) -> None:

@@ -15,6 +15,7 @@ from programs.nodes.params import pull_params
 from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inferencer
+from rlstack.acting.params import ParamsPuller
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import TimeStep
 
@@ -51,13 +52,16 @@ class InferenceNode:
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
         self._program.wait_for(learner.replay_name)
-        params, self._close_params = pull_params(program, learner)
+        self._params, self._close_params = pull_params(
+            program, learner, in_rounds=experiment.replay.min_actors > 0
+        )
         key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
-        if program.pacing == "lock_step" and not experiment.env.wait_num:
+        waits_for_all = experiment.replay.min_actors in (0, program.num_actors)
+        if program.pacing == "lock_step" and not experiment.env.wait_num and waits_for_all:
             # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
-        inferencer = Inferencer(cfg, agent, params, len(ids), key, ids)
+        inferencer = Inferencer(cfg, agent, self._params, len(ids), key, ids)
         self._service = InferenceService(cfg, inferencer)
         self._program.gauges = self._service.stats
 
@@ -81,6 +85,11 @@ class InferenceNode:
         own = self._env_ids[rank]
         ids = own if env_ids is None else own[env_ids]
         return self._service.inference(rank, incarnation, ids, timestep)
+
+    @remote(idempotent=True)
+    def has_newer_params(self, version: int, seconds: float) -> bool:
+        """Waits until the next batch would use params newer than a version; see `ParamsPuller`."""
+        return isinstance(self._params, ParamsPuller) and self._params.has_newer(version, seconds)
 
     def run(self) -> None:
         """Serves until the program is over."""

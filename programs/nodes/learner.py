@@ -61,7 +61,11 @@ class LearnerNode:
         if setup.restored is not None:
             self._load(setup.restored)
         self._publisher = ParamsPublisher(self._learner, codec.encode)
-        self._barrier = LockStepBarrier(experiment.program.num_actors)
+        self._updated = threading.Condition()  # notified after each update
+        cfg = experiment.replay
+        self._barrier = LockStepBarrier(
+            experiment.program.num_actors, cfg.min_actors, cfg.grace_seconds
+        )
         self._checkpoints = 0  # due so far
         self._saved_frames = -1
         self._replay_gauges: Mapping[str, Any] = {}
@@ -71,6 +75,19 @@ class LearnerNode:
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
         """Returns (version, encoded params), or None when there is nothing newer."""
         return self._publisher.get(newer_than)
+
+    @remote(idempotent=True)
+    def next_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:
+        """As `get_params`, but waits up to some seconds until there are newer ones."""
+        with self._updated:
+            self._updated.wait_for(lambda: self._learner.version > newer_than, seconds)
+        return self._publisher.get(newer_than)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes the logs of an update, and tells waiting actors of it."""
+        self._program.write(step, logs)
+        with self._updated:
+            self._updated.notify_all()
 
     @remote(idempotent=True)
     def replay_name(self) -> str:
@@ -135,19 +152,23 @@ class LearnerNode:
             return state.phase != RUNNING
 
         with saved_on_failure(self._setup.directory, self._learner):
-            self._learner.run(should_stop, self._program)
+            self._learner.run(should_stop, self)
         if self._poll().phase == RUNNING:
             raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
 
     def _learn_in_lock_step(self) -> None:
         experiment = self._setup.experiment
         start = self._poll(now=True).env_frames
+        # If it does not wait for all actors, one of them may wait for space in the replay.
+        leaves_some = 0 < experiment.replay.min_actors < experiment.program.num_actors
         while (state := self._poll()).phase == RUNNING:
             frames = self._barrier.wait_for_actors(timing.LEARNER_SAMPLE)
-            if frames is None:
+            if frames is None and not leaves_some:
                 continue
             while self._replay.can_sample():
                 self._update(self._replay.sample())
+            if frames is None:
+                continue
             self._read_replay_stats()
             self._save_if_due(state)
             self._barrier.release(go_on=start + frames < experiment.frames)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 
 ACT, WAIT, STOP = "act", "wait", "stop"
 
@@ -13,9 +15,20 @@ class LockStepBarrier:
     Actors may be killed and restarted, and may repeat a call whose answer was lost.
     """
 
-    def __init__(self, num_actors: int) -> None:
-        """Starts the first round."""
-        self._num_actors = num_actors
+    def __init__(
+        self, num_actors: int, min_actors: int | None = None, grace_seconds: float = 0.0
+    ) -> None:
+        """Starts the first round.
+
+        Args:
+          num_actors: of the program.
+          min_actors: number of actors that the learner waits for; None for all.
+          grace_seconds: how long it then waits for the others. An actor that arrives later joins
+            the next round at once.
+        """
+        self._num_actors, self._grace = num_actors, grace_seconds
+        self._min_actors = min_actors or num_actors
+        self._since: float | None = None  # time at which min_actors had arrived
         self._changed = threading.Condition()
         self._arrived: set[int] = set()  # ranks, in this round
         self._frames: dict[tuple[int, int], int] = {}  # of each incarnation of each actor
@@ -52,17 +65,35 @@ class LockStepBarrier:
             return ACT if self._go_on and not self._closed else STOP, self._round
 
     def wait_for_actors(self, timeout: float) -> int | None:
-        """Waits, for the learner; returns all actors' frames, or None if some are missing."""
+        """Waits, for the learner; returns all actors' frames, or None if some are missing.
+
+        With ``min_actors``, nobody is missing once that many have arrived and the others have had
+        the grace period.
+        """
         with self._changed:
-            all_here = self._changed.wait_for(
-                lambda: len(self._arrived) == self._num_actors, timeout
-            )
-            return sum(self._frames.values()) if all_here else None
+            until = time.monotonic() + timeout
+            while (wait := self._seconds_to_wait()) > 0:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(min(wait, left))
+            return sum(self._frames.values())
+
+    def _seconds_to_wait(self) -> float:
+        """Returns the seconds until nobody is missing, if no other actor arrives."""
+        if len(self._arrived) == self._num_actors:
+            return 0.0
+        if len(self._arrived) < self._min_actors:
+            return math.inf
+        if self._since is None:
+            self._since = time.monotonic()
+        return self._since + self._grace - time.monotonic()
 
     def release(self, *, go_on: bool) -> None:
         """Ends the round: all actors act again if `go_on`, else they stop."""
         with self._changed:
             self._arrived.clear()
+            self._since = None
             self._go_on = go_on
             self._round += 1
             self._changed.notify_all()

@@ -200,6 +200,24 @@ class ParamsPuller:
         held = self._held
         return held if held is not None and held[0] > newer_than else None
 
+    def has_newer(self, version: int, timeout: float) -> bool:
+        """Waits until ``get_params`` has params newer than a version; returns whether it has.
+
+        Args:
+          version: the version that the caller has.
+          timeout: the longest wait, in seconds.
+
+        Raises:
+          ParamsError: pulls have failed for longer than ``patience``.
+          ParamsClosedError: after `close`.
+        """
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._closed or (self._held is not None and self._held[0] > version),
+                timeout,
+            )
+        return self.get_params(version) is not None
+
     def stats(self) -> dict[str, float]:
         """Returns counts. ``skipped`` counts versions that were replaced between two pulls."""
         with self._condition:

@@ -90,10 +90,12 @@ class ReplayConfig(Checked):
     Older items are dropped and counted. None: no limit."""
     min_actors: int = 0
     """fifo only. 0: batches have batch_size items. Above 0: batches are *rounds*. An actor has
-    reported when each of its environments has an item of the newest params version. A round is
-    sampled when all actors have reported, or grace_seconds after this many have."""
+    reported when each of its environments has an item of the newest params version; it then waits
+    for newer params. A round is sampled when all actors have reported, or grace_seconds after this
+    many have. It contains their items, and older ones that came too late for an earlier round."""
     grace_seconds: float = 1.0
-    """Seconds that a round waits for the other actors after min_actors have reported."""
+    """Seconds that a round waits for the other actors after min_actors have reported. Raise it if
+    most items come too late for their round (`replay/late` in the logs)."""
     timeout_seconds: float = 300.0
     """Longest time in seconds that `add` or `sample` waits, unless the call gives a timeout."""
     priority_exponent: float = 0.6
@@ -137,6 +139,9 @@ class ReplayConfig(Checked):
             require("max_staleness", fifo, "None unless the sampler is fifo")
             require("max_staleness", self.max_staleness >= 0, "at least 0, or None")
         require("min_actors", fifo or not self.min_actors, "0 unless the sampler is fifo")
+        free = self.min_size == 1 and self.samples_per_insert is None
+        rule = "0 with min_size or samples_per_insert, because actors wait for the next round"
+        require("min_actors", free or not self.min_actors, rule)
         for name in ("min_actors", "grace_seconds"):
             require(name, 0 <= getattr(self, name) < math.inf, "finite and at least 0")
         lasts = 0 < self.timeout_seconds < math.inf

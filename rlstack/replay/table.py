@@ -74,6 +74,7 @@ class ItemTable:
         self._rounds = rounds if cfg.min_actors else None
         self._round: Round | None = None
         self._refused: tuple[int, int, int] | None = None  # state when no round was ready
+        self._full = False  # whether the next round takes whatever there is
         self._late = self._round_actors = 0
 
     # Inserting.
@@ -172,6 +173,7 @@ class ItemTable:
         keys = self.sampler.queued()[planned.take]
         self.sampler.take(keys)
         self._rounds.start_over()
+        self._full = False
         self._late += planned.late
         self._round_actors = planned.actors
         return keys, np.ones(len(keys), np.float32)
@@ -213,8 +215,22 @@ class ItemTable:
             return
         keys = self.sampler.queued()
         starts, env_ids = self.locate(keys)
-        self._round = rounds.decide(env_ids, self._versions(starts, env_ids), self.version, now)
+        versions = self._versions(starts, env_ids)
+        self._round = rounds.decide(env_ids, versions, self.version, now, full=self._full)
         self._refused = state if self._round is None else None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether batches are rounds."""
+        return self._rounds is not None
+
+    def take_full_round(self) -> None:
+        """Makes the next round take all items; for when no writer can add before it is taken."""
+        self._full, self._refused = True, None
+
+    def has_reported(self) -> np.ndarray | bool:
+        """Returns the environments whose actors need not add to the next round, [num_envs] bool."""
+        return False if self._rounds is None else self._rounds.reported
 
     def _drop_stale(self, limit: int) -> None:
         """Drops queued items that are more than ``limit`` versions behind the newest."""

@@ -122,8 +122,18 @@ class RemoteObject:
         args: tuple = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        patient: Callable[[bool], bool] | None = None,
     ) -> Any:
         """Calls a method and waits for its answer, for at most `timeout` seconds.
+
+        Args:
+          method: its name.
+          args: positional arguments.
+          kwargs: keyword arguments.
+          timeout: in seconds; None for this object's.
+          patient: called when the time is over or the connection broke too often, with whether the
+            node answers nevertheless. If it returns True, the same call waits as long again: a call
+            that still runs on the node is not run twice, and its answer is not lost.
 
         Raises:
           RemoteError: the method raised on its node.
@@ -132,7 +142,7 @@ class RemoteObject:
           ClosedError: this object was closed.
           ValueError: an argument cannot be sent, or the answer does not fit its example.
         """
-        call = _Call(self, method, self._timeout if timeout is None else timeout)
+        call = _Call(self, method, self._timeout if timeout is None else timeout, patient)
         body = (args, dict(kwargs or {}))
         if self._methods[method].idempotent:
             return call.run((0, 0, 0), body)
@@ -194,34 +204,64 @@ class RemoteObject:
 class _Call:
     """One call, with its deadline and its retries."""
 
-    def __init__(self, remote: RemoteObject, method: str, timeout: float) -> None:
+    def __init__(
+        self,
+        remote: RemoteObject,
+        method: str,
+        timeout: float,
+        patient: Callable[[bool], bool] | None,
+    ) -> None:
         self._remote, self._method = remote, method
         self._began = time.monotonic()
-        self._timeout = timeout
+        self._timeout, self._patient = timeout, patient
+        self._incarnation: int | None = None  # that may run it; 0 for any, None until known
+        self._may_have_run = self._restarted = False
 
     def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:
         """Calls until there is an answer; `identity` is (0, 0, 0) for an idempotent call."""
-        once, breaks, restarted = identity[0] != 0, 0, "the node was restarted and may have run it"
-        known = self._remote._incarnation or self._hello()
-        incarnation = known if once else 0  # 0: any incarnation may run it
         while True:
-            data = codec.encode((incarnation, *identity, *body))
+            try:
+                return self._try(identity, body)
+            except UnavailableError:
+                if not self._waits_again():
+                    raise
+
+    def _waits_again(self) -> bool:
+        """Asks the caller whether to wait again; then sets a new deadline."""
+        if self._patient is None or self._restarted:
+            return False
+        self._began = time.monotonic()
+        answers = False
+        with contextlib.suppress(UnavailableError):
+            answers = self._hello() > 0
+        self._began = time.monotonic()
+        return self._patient(answers)
+
+    def _try(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:
+        """Calls until there is an answer or the deadline has passed."""
+        once, breaks = identity[0] != 0, 0
+        if self._incarnation is None:
+            known = self._remote._incarnation or self._hello()
+            self._incarnation = known if once else 0
+        while True:
+            data = codec.encode((self._incarnation, *identity, *body))
             code, answer = self._send(self._method, data)
             if code == "OK":
                 kind, value, *_ = self._read(answer)
                 if kind == OK:
                     return self._result(value)
-                if breaks:
-                    raise self._unavailable(restarted)
+                if self._may_have_run:
+                    raise self._was_restarted()
                 # The node refused the call, because it was addressed to an earlier incarnation: it
                 # has not run.
-                incarnation = self._remote._incarnation = value
+                self._incarnation = self._remote._incarnation = value
                 continue
             breaks += 1
+            self._may_have_run = True
             if breaks > self._remote._retries:
                 raise self._unavailable(f"the connection broke {breaks} times: {answer}")
-            if self._hello() != incarnation and once:
-                raise self._unavailable(restarted)
+            if self._hello() != self._incarnation and once:
+                raise self._was_restarted()
 
     def _hello(self) -> int:
         """Waits until the node answers, and returns its incarnation."""
@@ -249,6 +289,7 @@ class _Call:
         if code == "DEADLINE_EXCEEDED":
             if remote._find is not None:  # there is no other sign of an unreachable host
                 remote._drop_channel(channel)
+            self._may_have_run |= method != HELLO
             late = "it could not be reached" if method == HELLO else "it may still run there"
             raise self._unavailable(f"the deadline has passed; {late}")
         if code == "UNAVAILABLE":
@@ -284,6 +325,10 @@ class _Call:
 
     def _seconds_left(self) -> float:
         return self._began + self._timeout - time.monotonic()
+
+    def _was_restarted(self) -> UnavailableError:
+        self._restarted = True
+        return self._unavailable("the node was restarted and may have run it")
 
     def _unavailable(self, reason: str) -> UnavailableError:
         waited = time.monotonic() - self._began

@@ -21,6 +21,7 @@ import collections
 import functools
 import secrets
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +33,9 @@ HELLO = "rpc_hello"  # returns the incarnation; Courier's node hides names with 
 _MARK = "_remote_method"
 _PASSED_ON = ("run", "set_courier_server")  # Launchpad calls these in the node; never remote
 _MAX_TRACEBACK = 20_000  # characters
-_MAX_CLIENTS = 1024
+_ANSWERS_KEPT = 600.0  # seconds after a client's last call; no call is repeated after so long
+_NUMBERS_KEPT = 86_400.0  # seconds; a message that comes later is not recognised as a repetition
+_MAX_CLIENTS = 100_000
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -200,35 +203,74 @@ class _Call:
 class _Client:
     """The calls of one client."""
 
-    def __init__(self) -> None:
-        self.settled = 0  # calls with lower numbers have been acknowledged
+    def __init__(self, settled: int = 0) -> None:
+        self.settled = settled  # calls with lower numbers have been acknowledged
         self.calls: dict[int, _Call] = {}
+        self.seen = 0.0  # time of the last call
 
 
 class _Memory:
-    """The calls that may still be repeated, by client and number."""
+    """The calls that may still be repeated, by client and number.
+
+    A client that has made no call for long keeps only the number of its last one, so that a message
+    that was delayed for hours still does not run again. New clients are refused if there are too
+    many; forgetting others instead would let their calls run twice.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Both in the order of the last call.
         self._clients: collections.OrderedDict[int, _Client] = collections.OrderedDict()
+        self._silent: collections.OrderedDict[int, tuple[int, float]] = collections.OrderedDict()
 
     def call(self, client_id: int, number: int, settled: int) -> tuple[_Call, bool]:
         """Returns a call, and whether it is new. The caller must run a new call.
 
         Raises:
-          ValueError: the client has already acknowledged the answer.
+          ValueError: the client has already acknowledged the answer, or made no call for so long
+            that the answer is no longer kept.
+          RuntimeError: there are too many clients.
         """
         with self._lock:
-            client = self._clients.setdefault(client_id, _Client())
+            now = time.monotonic()
+            client = self._clients.get(client_id) or self._admit(client_id)
+            client.seen = now
             self._clients.move_to_end(client_id)
+            self._forget(now)
             if number < client.settled:
                 raise ValueError(f"Service: call {number} was repeated after its acknowledgement.")
             if settled > client.settled:
                 client.settled = settled
                 client.calls = {n: c for n, c in client.calls.items() if n >= settled}
-            while len(self._clients) > _MAX_CLIENTS:
-                self._clients.popitem(last=False)
             if number in client.calls:
                 return client.calls[number], False
             client.calls[number] = call = _Call()
             return call, True
+
+    def _admit(self, client_id: int) -> _Client:
+        """Returns the record of a client that is new, or was silent."""
+        settled, _ = self._silent.pop(client_id, (0, 0.0))
+        if len(self._clients) + len(self._silent) >= _MAX_CLIENTS:
+            raise RuntimeError(
+                f"Service: at most {_MAX_CLIENTS} clients may call within a day. Use one "
+                "RemoteObject for many calls."
+            )
+        client = self._clients[client_id] = _Client(settled)
+        return client
+
+    def _forget(self, now: float) -> None:
+        """Drops what can no longer be needed; the oldest come first, so most calls look at one."""
+        while (first := next(iter(self._clients.items())))[1].seen < now - _ANSWERS_KEPT:
+            client_id, client = first
+            if not all(call.done.is_set() for call in client.calls.values()):
+                client.seen = now  # still running
+                self._clients.move_to_end(client_id)
+                continue
+            del self._clients[client_id]
+            last = max(client.calls, default=client.settled - 1)
+            self._silent[client_id] = max(client.settled, last + 1), client.seen
+        while self._silent:
+            client_id, (_, seen) = next(iter(self._silent.items()))
+            if seen >= now - _NUMBERS_KEPT:
+                break
+            del self._silent[client_id]

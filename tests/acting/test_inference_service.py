@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
+from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import (
     ServiceConfig,
-    padded_sizes,
 )
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller

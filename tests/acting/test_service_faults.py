@@ -1,15 +1,21 @@
 """The inference service: restarted clients, wrong requests, failures and closing."""
 
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from rlstack import rpc
+from rlstack.acting.inference import Inference
+from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inference_service import (
     InferenceError,
+    InferenceService,
     ServiceConfig,
 )
 from rlstack.acting.request_queue import ServiceClosedError, StaleIncarnationError
+from rlstack.rpc import RemoteObject, StoppedError, codec
 from tests.acting.services import (
     PATIENT,
     Call,
@@ -278,3 +284,46 @@ def test_an_interrupted_caller_tells_those_it_acted_for(serve):
 def test_configs_out_of_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ServiceConfig(**wrong)
+
+
+# The first batch, which is compiled and may take long.
+
+
+def test_a_first_batch_that_is_compiled_for_long_is_no_fault(serve):
+    source = Source()
+    service = serve(ServiceConfig(timeout_s=0.2, live_s=1000), source=source)
+    source.gate.clear()  # as if XLA compiled
+    first = Call(ask, service, "a", [0])
+    while source.calls < 1:
+        time.sleep(0.001)
+    behind = Call(ask, service, "b", [1])
+    time.sleep(0.7)
+    assert first.is_alive() and behind.is_alive()
+    source.gate.set()
+    assert counts(first.result()) == counts(behind.result()) == [1]
+
+
+@pytest.mark.reference
+def test_a_call_that_is_sent_again_gets_the_answer_of_the_first(serve):
+    pytest.importorskip("courier")
+    codec.register(Inference)
+    source, stopped = Source(), threading.Event()
+    service = serve(source=source)
+    with rpc.serve(service) as server:
+        node = RemoteObject(server.address, InferenceService, name="inferencer", timeout=0.2)
+        client = InferenceClient(node, "a", 0, stopped.is_set, timeout=0.5)
+        source.gate.clear()
+        call = Call(client.inference, np.array([0]), steps([MID]))
+        time.sleep(1.2)  # several deadlines of the call, and the whole wait for a lost service
+        assert call.is_alive()
+        source.gate.set()
+        assert counts(call.result()) == [1]
+        assert counts(client.inference(np.array([0]), steps([MID]))) == [2]  # it has acted once
+        source.gate.clear()
+        call = Call(client.inference, np.array([0]), steps([MID]))
+        time.sleep(0.3)
+        stopped.set()
+        with pytest.raises(StoppedError):
+            call.result()
+        source.gate.set()
+        node.close()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstack.replay import InProcessReplay, ReplayTimeoutError, memory, table
-from rlstack.replay.rounds import Rounds
-from tests.replay.replay_model import MID, config, drawn, feed, make_transition
+from rlstack.replay.rounds import Reports, Rounds
+from tests.replay.replay_model import LAST, MID, config, drawn, feed, make_transition
 
 
 def decide(rounds, items, newest, now):
@@ -137,3 +137,66 @@ def test_more_than_the_memory_is_refused_before_it_is_taken(monkeypatch):
     with pytest.raises(ValueError, match=r"must fit into what is free of memory; got 10,000"):
         feed(InProcessReplay(config(max_size=1000), 4, seed=0), 4, 0, 1)
     feed(InProcessReplay(config(max_size=8), 4, seed=0), 4, 0, 1)
+
+
+def test_a_full_round_takes_what_there_is():
+    rounds = Rounds(min_actors=2, grace_seconds=1.0, num_actors=2, num_envs=4)
+    items = [(0, 0), (2, 0), (2, 1), (0, 1), (0, 1)]
+    assert decide(rounds, items, 1, 0.0) is None
+    envs, versions = (np.array(column, np.int64) for column in zip(*items, strict=True))
+    went = rounds.decide(envs, versions, 1, 0.0, full=True)
+    assert (went.take.tolist(), went.actors, went.late) == ([0, 1, 2, 3], 0, 2)
+    went = rounds.decide(envs[:1], versions[:1], 1, 0.0, full=True)
+    assert went.take.tolist() == [0]  # less than an actor's environments, but all there is
+
+
+def report(reports, buffer, envs, step, version, step_type=MID):
+    """Adds a step to both; returns whether it has completed a report."""
+    n = len(envs)
+    transition = make_transition(envs, [step] * n, [step_type] * n, [version] * n)
+    buffer.add(np.array(envs), transition)
+    return reports.add(np.array(envs), transition)
+
+
+def test_an_actor_knows_of_its_own_report_what_the_learner_knows():
+    cfg = rounds_config(min_actors=1, grace_seconds=0.0, starts="not_last", context=1)
+    reports, buffer = Reports(cfg, 2), InProcessReplay(cfg, 2, seed=0)
+    versions = [0, 0, 4, 4, 5, 5, 6, 6, 7, 7, 8]  # items are 0..3, 3..6, 6..9
+    told = [report(reports, buffer, [0, 1], t, versions[t]) for t in range(4)]
+    assert told == [False, False, False, True] and reports.version == 4
+    # The next item of environment 1 starts (after its context) at the end of an episode.
+    for t in range(4, 7):
+        step_type = LAST if t == 4 else MID
+        assert not report(reports, buffer, [1], t, versions[t], step_type)
+        assert report(reports, buffer, [0], t, versions[t]) is False
+    assert reports.version == 4
+    for t in range(7, 10):
+        complete = report(reports, buffer, [1], t, versions[t])
+    assert complete and reports.version == 5  # of environment 0, which is behind
+    assert buffer.stats()["inserts"] == 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_a_report_is_what_makes_a_round_ready(data):
+    """An actor that stops at each report until there is a newer version never adds in vain."""
+    num_envs = data.draw(st.integers(1, 3))
+    cfg = rounds_config(min_actors=1, grace_seconds=0.0, unroll_length=2)
+    reports, buffer = Reports(cfg, num_envs), InProcessReplay(cfg, num_envs, seed=0)
+    newest, steps = 0, [0] * num_envs
+    buffer.set_params_version(0)
+    for _ in range(60):
+        envs = sorted(data.draw(st.sets(st.integers(0, num_envs - 1), min_size=1)))
+        steps_now = [steps[env] for env in envs]
+        n = len(envs)
+        transition = make_transition(envs, steps_now, [MID] * n, [newest] * n)
+        for env in envs:
+            steps[env] += 1
+        buffer.add(np.array(envs), transition)
+        reports.add(np.array(envs), transition)
+        assert (reports.version >= newest) == buffer.can_sample()
+        if buffer.can_sample():
+            buffer.sample()
+            newest += 1
+            buffer.set_params_version(newest)
+    assert buffer.stats()["dropped"] == 0

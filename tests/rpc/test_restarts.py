@@ -49,6 +49,55 @@ def test_a_node_restarted_between_calls_and_one_that_comes_late(processes, tmp_p
         assert client.add(3) == 6
 
 
+@pytest.mark.timeout(60)
+def test_a_patient_caller_gets_the_answer_of_the_call_that_took_too_long():
+    pytest.importorskip("courier")
+    node, asked = Node(), []
+    with serve(node) as server, RemoteObject(server.address, Node, name="n", timeout=0.3) as client:
+
+        def patient(answers):
+            asked.append(answers)
+            if len(asked) == 3:
+                node.gate.set()
+            return True
+
+        assert client.call("wait", patient=patient) is True
+        assert asked == [True] * 3
+        assert node.runs == ["wait"]
+        node.gate.clear()
+        with pytest.raises(UnavailableError, match="it may still run there"):
+            client.call("wait", patient=lambda answers: False)
+        node.gate.set()
+
+
+@pytest.mark.timeout(60)
+def test_a_patient_caller_waits_for_a_node_that_starts_but_repeats_nothing_after_a_restart(
+    processes, tmp_path
+):
+    port, answered = free_port(), []
+
+    def patient(answers):
+        answered.append(answers)
+        return True
+
+    with RemoteObject(f"localhost:{port}", Node, name="replay", timeout=0.5) as client:
+        early = in_thread(lambda: client.call("add", (2,), patient=patient))
+        wait_until(lambda: len(answered) >= 2)
+        assert not any(answered)
+        first = processes(port, tmp_path)
+        assert early.result(25) == 2
+        lost = in_thread(lambda: client.call("slow_once", (60.0,), patient=patient))
+        log = tmp_path / "log"
+        wait_until(log.exists)
+        first.kill()
+        first.wait(5)
+        processes(port, tmp_path)
+        error = lost.exception(25)
+        assert isinstance(error, UnavailableError)
+        assert "was restarted and may have run it" in str(error)
+        assert log.read_text() == "once\n"
+
+
 @pytest.mark.timeout(30)
 def test_a_node_that_moved_is_found_at_its_new_address():
     """As after a restart on another host; the old address may refuse connections, or not answer."""

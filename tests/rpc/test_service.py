@@ -1,6 +1,7 @@
 """The answers of a service, without a transport: at most once where needed, clear errors."""
 
 import concurrent.futures
+import threading
 import time
 
 import pytest
@@ -89,11 +90,64 @@ def test_a_service_runs_nothing_that_was_meant_for_another_incarnation():
     assert node.runs == []
 
 
-def test_strange_clients_are_remembered_up_to_a_bound():
-    service = Service(Node())
-    for client in range(1500):
-        call(service, "add", (1,), identity=(0, client, 1, 1))
-    assert len(service._memory._clients) == 1024
+def test_no_number_of_clients_makes_a_call_run_twice():
+    node = Node()
+    service = Service(node)
+    for _ in range(2):  # each client repeats its call after all others have made theirs
+        for client in range(1, 3001):
+            call(service, "add", (1,), identity=(0, client, 1, 1))
+    assert len(node.runs) == 3000
+
+
+def test_too_many_clients_are_refused_and_the_others_are_served(monkeypatch):
+    monkeypatch.setattr("rlstack.rpc.service._MAX_CLIENTS", 5)
+    node = Node()
+    service = Service(node)
+    answers = [call(service, "add", (1,), identity=(0, c, 1, 1)) for c in range(1, 7)]
+    assert [answer[0] for answer in answers] == [OK] * 5 + [ERROR]
+    assert "at most 5 clients" in answers[-1][2]
+    assert call(service, "add", (1,), identity=(0, 1, 2, 2)) == (OK, 6)
+    assert len(node.runs) == 6
+
+
+class Counter:
+    def __init__(self):
+        self.runs, self.gate = [], threading.Event()
+
+    @remote()
+    def run_once(self, name, waits=False):
+        self.runs.append(name)
+        return self.gate.wait(20) if waits else name
+
+
+def test_a_silent_client_keeps_its_number_but_not_its_answer(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("rlstack.rpc.service.time.monotonic", lambda: now[0])
+    node = Counter()
+    service = Service(node)
+    memory = service._memory
+
+    def run(name, client, number, waits=False):
+        return call(service, "run_once", (name, waits), identity=(0, client, number, number))
+
+    run("a", 1, 7)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, "b", 2, 1, waits=True)
+        while len(node.runs) < 2:
+            time.sleep(0.01)
+        now[0] = 700.0
+        run("c", 3, 1)
+        assert set(memory._clients) == {2, 3}  # a call that still runs is kept
+        assert run("a", 1, 7)[:2] == (ERROR, "ValueError")
+        assert run("d", 1, 8) == (OK, "d")
+        node.gate.set()
+        assert running.result(5) == run("b", 2, 1) == (OK, True)
+    now[0] = 90_000.0
+    run("e", 4, 1)
+    now[0] = 150_000.0
+    run("f", 5, 1)
+    assert (set(memory._clients), set(memory._silent)) == ({5}, {4})
+    assert node.runs == ["a", "b", "c", "d", "e", "f"]
 
 
 @pytest.mark.parametrize(

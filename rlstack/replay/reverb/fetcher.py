@@ -177,7 +177,7 @@ class ItemQueue:
       capacity: number of items that the table can hold.
       by_version: whether the params version or the environment of an item matters.
       in_rounds: whether batches are rounds.
-      stale: number of items dropped because they were too old or blocked a round.
+      stale: number of items dropped because they were too old.
       late: number of items of older versions in rounds.
       round_actors: number of actors that had reported for the last round.
     """
@@ -210,25 +210,14 @@ class ItemQueue:
         now = time.monotonic()
         self._round = self._rounds.decide(env_ids, versions, self._maxima.version, now)
         if self._round is None:
-            self._drop_blocking(env_ids, versions)
-            return 0
-        return len(self._round.take)
-
-    def _drop_blocking(self, env_ids: np.ndarray, versions: np.ndarray) -> None:
-        """Drops one item if the queue is full and no grace period is running.
-
-        Otherwise no further item could arrive. An item blocks the round if it is not of the newest
-        version, or if it is not the first one of its environment. Such items arrived too late for
-        the last round, or came from an actor that runs ahead.
-        """
-        items = self.held
-        if len(items) < self.capacity or self._rounds.waits_for_time:
-            return
-        spare = versions < self._maxima.version
-        spare[np.setdiff1d(np.arange(len(items)), np.unique(env_ids, return_index=True)[1])] = True
-        if spare.any():
-            del items[int(np.argmax(spare))]
-            self.stale += 1
+            # No further item could arrive, so the round takes what there is.
+            full = len(self.held) >= self.capacity and not self._rounds.waits_for_time
+            if not full:
+                return 0
+            self._round = self._rounds.decide(
+                env_ids, versions, self._maxima.version, now, full=True
+            )
+        return 0 if self._round is None else len(self._round.take)
 
     def take(self, size: int) -> list[RawItem]:
         """Takes the oldest items, or the planned round."""

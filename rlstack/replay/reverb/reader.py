@@ -208,7 +208,7 @@ class ReverbReader:
                 size = self._queue.plan_round()
                 if not size:
                     if self._prefetch:
-                        fetcher.want(self._queue.capacity)  # dropped items make room for others
+                        fetcher.want(self._queue.capacity)
                     return "round"
             missing = size - fetcher.count
             if cfg.sampler == "fifo" and cfg.samples_per_insert is not None:

@@ -122,19 +122,25 @@ class SharedMemReader:
     def drop_oldest(self, waits: np.ndarray | bool = False) -> bool:
         """Drops the oldest fifo items if all writers wait while no batch can be drawn.
 
+        Rounds drop nothing: the next round takes all items. An actor that has reported counts as a
+        writer that waits, because it adds nothing more until it has newer params.
+
         Args:
           waits: environments with a writer that waits and has not published this, [num_envs] bool.
+            Their writer's thread may be the reader's own, so a round would not help it.
 
         Returns:
-          Whether items were dropped.
+          Whether items were dropped, or a round may now be drawn.
         """
         table, numbers, sampler = self._table, self._numbers, self._table.sampler
         if not isinstance(sampler, Fifo) or self.asked is None:
             return False
         self.publish()
         # A writer that has seen the newest NEWS and still waits is blocked until something changes.
-        stuck = (numbers.blocked == 1 + numbers.head[NEWS]) | (numbers.blocked == DEAD) | waits
-        if not stuck.all():
+        waiting = (numbers.blocked == 1 + numbers.head[NEWS]) | waits
+        if not (waiting | (numbers.blocked == DEAD) | table.has_reported()).all():
+            return False
+        if table.in_rounds and not waiting.any():  # the others may still report
             return False
         memory_fence()
         self.poll()
@@ -144,6 +150,9 @@ class SharedMemReader:
         keys = sampler.queued().copy()
         if not keys.size or not table.blocking_rule(self.asked):
             return False
+        if table.in_rounds and waits is False:
+            table.take_full_round()
+            return True
         starts, env_ids = table.locate(keys)
         full = table.counter.steps[env_ids] >= starts + self._steps_held
         keys = keys[full] if full.any() else keys[: self._num_envs]

@@ -109,3 +109,23 @@ def test_closing_releases_all_waiting_actors(pool):
     barrier.close()
     assert waits.result(2.0)[0] == STOP
     assert barrier.arrive(1, 0, 10, -1, 20.0)[0] == STOP
+
+
+def test_with_min_actors_the_learner_goes_on_without_a_late_actor(pool):
+    barrier = LockStepBarrier(3, min_actors=2, grace_seconds=0.3)
+    early = [pool.submit(barrier.arrive, rank, 0, 10, -1, 5.0) for rank in (0, 1)]
+    begun = time.monotonic()
+    assert barrier.wait_for_actors(0.1) is None  # the grace period
+    assert barrier.wait_for_actors(5.0) == 20
+    assert 0.25 < time.monotonic() - begun < 3.0
+    barrier.release(go_on=True)
+    assert [actor.result(5.0) for actor in early] == [(ACT, 1)] * 2
+    # The third actor began in the first round. It joins the second one at once.
+    assert barrier.arrive(2, 0, 7, 0, 0.0) == (ACT, 1)
+    assert barrier.wait_for_actors(0.0) is None
+    rest = [pool.submit(barrier.arrive, rank, 0, 20, 1, 5.0) for rank in (0, 1, 2)]
+    begun = time.monotonic()
+    assert barrier.wait_for_actors(5.0) == 60  # all are here, so there is no grace period
+    assert time.monotonic() - begun < 0.25
+    barrier.release(go_on=True)
+    assert [actor.result(5.0) for actor in rest] == [(ACT, 2)] * 3

@@ -190,3 +190,33 @@ def test_a_round_goes_when_its_actors_have_reported_and_the_grace_is_over(make):
     assert len(drawn(buffer.sample())) == 8
     assert time.monotonic() - start < 0.15
     assert (buffer.stats()["round_actors"], buffer.stats()["late"]) == (3, 2)
+
+
+@pytest.mark.timeout(30)
+def test_actors_that_wait_for_space_make_a_round_instead_of_losing_items(make):
+    """As in an asynchronous pool of which one environment is much slower than another."""
+    buffer = make(4, "fifo", num_actors=2, max_size=8, min_actors=2, grace_seconds=0.0)
+    actors = [buffer.handle().writer(rank, 2) for rank in range(2)]
+    for t in range(4):  # actor 0 reports, and waits for newer params
+        actors[0].add(np.array([0, 1]), make_transition([0, 1], [t] * 2, [MID] * 2, [0] * 2))
+    full, end = threading.Event(), threading.Event()
+
+    def add():
+        t = 0
+        while not end.is_set():
+            try:
+                actors[1].add(np.array([2]), make_transition([2], [t], [MID], [0]), timeout=0.2)
+                t += 1
+            except ReplayTimeoutError:
+                full.set()
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    assert full.wait(10)
+    sample = buffer.sample(timeout=10)
+    end.set()
+    thread.join(5)
+    stats = buffer.stats()
+    assert (stats["dropped"], stats["dropped_stale"]) == (0, 0)
+    assert len(sample.keys) >= 4 and (0, 0) in drawn(sample) and (2, 0) in drawn(sample)
+    buffer.close()
