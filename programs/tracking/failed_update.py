@@ -23,12 +23,15 @@ def saved_on_failure(directory: RunDir, learner: Learner) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        path = directory.dump(learner.version + 1)
-        with open(path / _FILE, "wb") as file:
-            pickle.dump({**error.before, "batch": error.batch}, file)
-        raise NonFiniteError(
-            f"{error} To make that update again: rlstack rerun {path}", error.before, error.batch
-        ) from error
+        try:
+            path = directory.dump(learner.version + 1)
+            with open(path / _FILE, "wb") as file:
+                pickle.dump({**error.before, "batch": error.batch}, file)
+        except OSError as refused:  # the NaN is still what ended the run
+            text = f"Its inputs could not be saved in {directory.path}: {refused.strerror}."
+        else:
+            text = f"To make that update again: rlstack rerun {path}"
+        raise NonFiniteError(f"{error} {text}", error.before, error.batch) from error
 
 
 def load(dump_dir: Path) -> dict[str, object]:

@@ -188,6 +188,20 @@ def test_an_interruption_saves_but_does_not_judge(desk):
     assert not desk.directory.result.exists()
 
 
+def test_the_result_adds_up_the_time_of_all_commands_of_a_run(tmp_path):
+    desk = Desk(tmp_path)
+    start = Progress(env_frames=600, train_seconds=50.0, timed_frames=600)
+    desk.coordinator = Coordinator(preset("cartpole-ppo"), desk.directory, desk.logger, start)
+    answer = desk.report("learner", env_frames=400, learner_steps=3)
+    assert (answer["env_frames"], answer["timed_frames"]) == (1000, 1000)
+    assert 50.0 < answer["train_seconds"] < 60.0
+    desk.coordinator.saved()
+    desk.coordinator.judged(1000, np.array([5.0]), np.array([5]), last=True)
+    result = json.loads(desk.directory.result.read_text())
+    assert 50.0 < result["wall_seconds"] < 60.0
+    assert result["frames_per_second"] == pytest.approx(1000 / result["wall_seconds"])
+
+
 def test_an_interruption_while_the_last_params_are_judged_ends_that(desk):
     desk.report("learner", learner_steps=1)
     desk.report(env_frames=1000)

@@ -156,6 +156,8 @@ def test_two_commands_do_not_share_a_run_directory(run_dir):
         train.run(small(), new, stream=io.StringIO())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_checkpoint_that_says_no_time_is_resumed(run_dir):
     path = checkpoint.latest(run_dir / "checkpoints")
     frames = checkpoint.read_metadata(path)["env_frames"]
@@ -178,6 +180,8 @@ def test_a_report_reads_metrics_after_a_full_disk(run_dir, caplog):
     assert "line 2 is incomplete" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(150)
 def test_of_two_resumes_at_once_one_is_refused(run_dir):
     shutil.copy(run_dir / "result.json", run_dir.parent / "result.json")
