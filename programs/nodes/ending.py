@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from programs.nodes.supervisor import End
+from programs.tracking.run_lock import ClaimLostError
 from rlstack.acting.params import ParamsClosedError, ParamsError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
@@ -23,8 +24,10 @@ class EndedEarlyError(RuntimeError):
     """A node ended although nobody had told it to."""
 
 
-# What a node raises if another node has failed or is ending.
+# What a node raises if another node has failed or is ending, or if its command was killed and the
+# next one has the run directory.
 _SECONDARY = (
+    ClaimLostError,
     ClosedError,
     EndedEarlyError,
     ParamsClosedError,
