@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,9 +85,24 @@ class EnvConfig(Checked):
     num_workers: int = 0
     """Number of threads or processes of the pool. 0 chooses by the number of cores."""
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """Arguments for the constructor of the environment, as names and values."""
+    """Arguments for the constructor of the environment, as names and values. They are added to
+    those of the preset; the value None removes one."""
     eval_options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """Arguments that differ in evaluation, such as whole episodes instead of single lives."""
+    check_finite: bool = True
+    """Whether a reward or an observation that is NaN or infinite ends the run with an error that
+    names the environment. Turn it off for environments that mean something by infinity."""
+    step_timeout: float = 60.0
+    """Seconds without a finished step after which a worker process is restarted (type process) or
+    the run ends (thread). Raise it for slower steps; lower it to notice hangs sooner."""
+    start_timeout: float = 120.0
+    """Longest time in seconds for a worker process to build its environments (type process)."""
+    max_restarts: int = 10
+    """How many worker processes of a pool may restart within restart_window before the run ends
+    with the last one's error (type process)."""
+    restart_window: float = 300.0
+    """Seconds of work after which a restart is forgotten (type process). Hangs and starts do not
+    count as work."""
     opponents: OpponentsConfig = OpponentsConfig()
     """Opponents in training. num_envs counts only the places that the learner plays."""
     eval_opponents: OpponentsConfig = OpponentsConfig()
@@ -94,6 +110,9 @@ class EnvConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_envs")
+        self.require_at_least(0, "max_restarts")
+        for field in ("step_timeout", "start_timeout", "restart_window"):
+            self.require(field, 0 < getattr(self, field) < math.inf, "positive seconds")
         fits = 0 <= self.wait_num <= self.num_envs
         self.require("wait_num", fits, f"in 0..num_envs ({self.num_envs})")
 

@@ -1,4 +1,7 @@
-"""Checks of configs, with error messages of one form."""
+"""Checks of configs, with error messages of one form, and the errors that several packages raise.
+
+Worker processes of environments import this module, so it must not import JAX.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +27,19 @@ class Checked:
         """Raises the same error unless the field is one of ``names``."""
         names = tuple(names)
         self.require(field, getattr(self, field) in names, f"one of {', '.join(names)}")
+
+
+class EnvError(ValueError):
+    """An environment breaks the rules of its interface, so restarting it does not help."""
+
+
+class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
+    """An environment raised an exception or does not answer; the message names the environment."""
+
+
+class WrongKindError(TypeError, ValueError):
+    """An object that the user gave, or an action of the environment, is of the wrong kind.
+
+    It is a TypeError as in Python, and a ValueError like the other mistakes in a config, which
+    commands report in one line.
+    """

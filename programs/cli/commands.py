@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from programs.cli import env_options
 from programs.cli.options import UsageError, parse
 from programs.experiment import Experiment, Option, use_modules
 from programs.presets import PRESETS, describe, preset
@@ -22,6 +23,7 @@ from programs.run.launch import ProgramError
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import by_opponent
+from rlstack.checks import EnvCrash
 from rlstack.references import nearest
 
 
@@ -74,7 +76,7 @@ def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 def _describe(error: Exception) -> str:
     """Returns an error as text; with its kind and place if the stack does not raise it itself."""
-    if isinstance(error, ValueError | OSError | ArithmeticError | ProgramError):
+    if isinstance(error, ValueError | OSError | ArithmeticError | ProgramError | EnvCrash):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK):
@@ -139,12 +141,14 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
         resumed = parse(_ResumeOptions, "rlstack train", args)
         return _print_result(train.resume(resumed.resume, frames=resumed.frames))
     name, *rest = args
+    base = dataclasses.replace(preset(name), modules=modules)
+    rest, experiment = env_options.join(_expand_short_options(rest), base)
     chosen = parse(
         _TrainOptions,
         f"rlstack train {name}",
-        _expand_short_options(rest),
+        rest,
         description=describe(name),
-        default=_TrainOptions(dataclasses.replace(preset(name), modules=modules)),
+        default=_TrainOptions(experiment),
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
     return _print_result(train.run(chosen.experiment, chosen.run_dir))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agents import AGENTS
 from programs.components.seeds import role_key
@@ -12,16 +14,19 @@ from programs.experiment import Experiment
 from rlstack import exploration
 from rlstack.acting.evaluator import Evaluator
 from rlstack.agent import Agent
+from rlstack.checks import WrongKindError
 from rlstack.families.normalised import normalised
 from rlstack.references import load_object, nearest
 from rlstack.types import EnvSpec
 
-if TYPE_CHECKING:
-    pass
-
 
 def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
-    """Makes the agent, with its exploring policy or, for evaluation, the greedy one."""
+    """Makes the agent, with its exploring policy or, for evaluation, the greedy one.
+
+    Raises:
+      ValueError: the agent, its network or its policy does not fit the environment.
+      WrongKindError: the network or policy factory of the config is not such a function.
+    """
     cfg = experiment.agent
     if type(cfg) not in AGENTS:
         raise ValueError(
@@ -31,7 +36,7 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         )
     entry = AGENTS[type(cfg)]
     network = (
-        load_object(experiment.network_factory)
+        _Factory("network_factory", experiment.network_factory)
         if experiment.network_factory
         else functools.partial(entry.network, cfg=experiment.network)
     )
@@ -39,11 +44,43 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     if greedy:
         policy = exploration.Greedy
     elif experiment.policy_factory:
-        policy = load_object(experiment.policy_factory)
+        policy = _Factory("policy_factory", experiment.policy_factory)
     else:
         policy = functools.partial(entry.policy, cfg, experiment.total_envs)
     agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
     return normalised(agent, experiment.normalisation)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Factory:
+    """A user's factory, with checks of what it is and what it returns; it can be pickled."""
+
+    field: str  # of the experiment
+    reference: str  # "module:callable"
+
+    def __call__(self, *arguments: object) -> Any:
+        factory, wanted = load_object(self.reference), _FACTORIES[self.field]
+        rule = f"Experiment: {self.field} {self.reference} must be a function {wanted}"
+        if not callable(factory):
+            raise WrongKindError(f"{rule}; got {type(factory).__name__} {factory!r:.80}.")
+        try:
+            inspect.signature(factory).bind(*arguments)
+        except TypeError as error:
+            raise WrongKindError(f"{rule}; it does not take these arguments: {error}.") from None
+        except ValueError:  # written in C, without a signature
+            pass
+        made = factory(*arguments)
+        # Networks are NamedTuples of functions, policies are functions.
+        fits = hasattr(made, "_fields") if arguments else callable(made)
+        if not fits:
+            raise WrongKindError(f"{rule}; it returned {type(made).__name__} {made!r:.80}.")
+        return made
+
+
+_FACTORIES = {
+    "network_factory": "(obs_spec, action_spec) -> Network or PolicyAndCritic of rlstack.networks",
+    "policy_factory": "() -> Policy of rlstack.exploration",
+}
 
 
 def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from programs.components import opponents
 from programs.components.seeds import role_seed
@@ -58,18 +59,16 @@ def check_opponents(experiment: Experiment) -> None:
 
 
 def _make_pool(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
-    workers = cfg.num_workers or None
-    options = dict(cfg.options)
+    more: dict[str, Any] = {
+        "seed": seed,
+        "options": dict(cfg.options),
+        "num_workers": cfg.num_workers or None,
+        "max_restarts": cfg.max_restarts,
+        "restart_window": cfg.restart_window,
+        "step_timeout": cfg.step_timeout,
+        "start_timeout": cfg.start_timeout,
+        "check_finite": cfg.check_finite,
+    }
     if cfg.wait_num:
-        return AsyncEnv(
-            cfg.name,
-            cfg.num_envs,
-            cfg.wait_num,
-            cfg.type,
-            seed=seed,
-            options=options,
-            num_workers=workers,
-        )
-    return SyncEnv(
-        cfg.name, cfg.num_envs, cfg.type, seed=seed, options=options, num_workers=workers
-    )
+        return AsyncEnv(cfg.name, cfg.num_envs, cfg.wait_num, cfg.type, **more)
+    return SyncEnv(cfg.name, cfg.num_envs, cfg.type, **more)

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from programs import timing
-from programs.nodes.base import OVER
+from programs.nodes.base import JUDGING, OVER
 from programs.nodes.coordinator import Coordinator
 from programs.nodes.failures import read_failures, restart_line
 from programs.tracking.display import ProgressDisplay
@@ -94,4 +94,5 @@ class ProgramMonitor:
                 continue
             self._has_answered = True
             self._display.write_nodes(status["nodes"])
+            self._display.write_activity("evaluating" if status["phase"] == JUDGING else "")
             self._display.write(status["env_frames"], status["logs"])

@@ -141,10 +141,11 @@ class Coordinator:
         lengths: np.ndarray,
         last: bool,
         opponents: Sequence[str] = (),
+        cut: int = 0,
     ) -> None:
         """The evaluator calls this after each evaluation; the last one becomes the result."""
         with self._lock, self._own_failures():
-            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents))
+            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents), cut)
             self._logger.write(env_frames, as_logs(evaluation))
             if last:
                 frames, steps = self._state.env_frames, self._learner_steps

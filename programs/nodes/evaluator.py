@@ -59,4 +59,6 @@ class EvaluatorNode:
         _, encoded = self._learner.get_params(-1)
         with make_evaluation_env(self._setup.experiment) as env:
             found = self._evaluator.evaluate(codec.decode(encoded), env)
-        self._coordinator.judged(env_frames, found.returns, found.lengths, last, found.opponents)
+        self._coordinator.judged(
+            env_frames, found.returns, found.lengths, last, found.opponents, found.cut
+        )

@@ -119,10 +119,14 @@ class Offline:
         drawn = {f"dataset/{name}": value for name, value in self.windows.stats().items()}
         return {"learner/steps": self.learner.version, **drawn}
 
-    def evaluate(self) -> Evaluation:
-        """Evaluates the current params with the greedy policy."""
+    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+        """Evaluates the current params with the greedy policy.
+
+        Args:
+          progress: called after each step with the number of episodes that ended, and of all.
+        """
         with make_evaluation_env(self.experiment) as env:
-            return self._evaluator.evaluate(self.learner.params, env)
+            return self._evaluator.evaluate(self.learner.params, env, progress)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -78,12 +78,17 @@ class SingleProcess:
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
         replay = {f"replay/{name}": value for name, value in self.replay.stats().items()}
-        return {"learner/steps": self.learner.version, **replay}
+        env = {f"env/{name}": value for name, value in self.env.stats().items()}
+        return {"learner/steps": self.learner.version, **replay, **env}
 
-    def evaluate(self) -> Evaluation:
-        """Evaluates the current params with the greedy policy, in separate environments."""
+    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+        """Evaluates the current params with the greedy policy, in separate environments.
+
+        Args:
+          progress: called after each step with the number of episodes that ended, and of all.
+        """
         with make_evaluation_env(self.experiment) as env:
-            return self._evaluator.evaluate(self.learner.params, env)
+            return self._evaluator.evaluate(self.learner.params, env, progress)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -34,6 +35,7 @@ from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.evaluator import Evaluation, as_logs
+from rlstack.checks import EnvCrash, EnvError
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
@@ -186,7 +188,7 @@ def _run_in_process(
             loop.announce(display.stream)
             if start_from is not None:
                 loop.load(checkpoint.restore(start_from, loop.template()))
-            result = _train(experiment, directory, loop, logger, start)
+            result = _train(experiment, directory, loop, logger, display, start)
         finally:
             loop.close()
     finally:
@@ -200,6 +202,7 @@ def _train(
     directory: RunDir,
     loop: SingleProcess | Offline,
     logger: Fanout,
+    display: ProgressDisplay,
     start: Progress,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
@@ -213,15 +216,49 @@ def _train(
             before_rename=directory.check_claim,
         )
 
+    def evaluation() -> Evaluation:
+        def show(ended: int, total: int) -> None:
+            display.write_activity(f"evaluating, {ended}/{total} episodes")
+
+        display.write_activity("evaluating")
+        try:
+            return loop.evaluate(show)
+        finally:
+            display.write_activity("")
+
     def evaluate(frames: int) -> None:
-        logger.write(frames, as_logs(loop.evaluate()))
+        logger.write(frames, as_logs(evaluation()))
 
     periodic = PeriodicActions(experiment, logger, start=start, evaluate=evaluate, checkpoint=save)
     before = loop.learner.version
     with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
-        with failed_update.saved_on_failure(directory, loop.learner):
+        with (
+            failed_update.saved_on_failure(directory, loop.learner),
+            _saved_before_env_errors(directory, loop, periodic),
+        ):
             loop.train(periodic, stop=lambda: stop_signals.received is not None)
         periodic.finish(loop.env_frames, loop.stats())
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    return periodic.result(loop.evaluate(), loop.env_frames, loop.learner.version)
+    return periodic.result(evaluation(), loop.env_frames, loop.learner.version)
+
+
+@contextlib.contextmanager
+def _saved_before_env_errors(
+    directory: RunDir, loop: SingleProcess | Offline, periodic: PeriodicActions
+) -> Iterator[None]:
+    """Writes the last logs and a checkpoint if an environment fails during training.
+
+    Raises:
+      EnvError, EnvCrash: the environment's error, which then says that the run can be resumed.
+    """
+    try:
+        yield
+    except (EnvError, EnvCrash) as error:
+        periodic.finish(loop.env_frames, loop.stats())
+        if checkpoint.latest(directory.checkpoints) is None:
+            raise
+        raise type(error)(
+            f"{error}\nThe run is saved at frame {loop.env_frames:,}. To continue it: "
+            f"rlstack train --resume {directory.path}"
+        ) from error

@@ -64,6 +64,7 @@ class ProgressDisplay:
         self._frames = start_frames
         self._logs: dict[str, Scalar] = {}
         self._nodes: Mapping[str, NodeState] = {}
+        self._activity = ""
         self._history: deque[tuple[float, int]] = deque([(clock(), start_frames)])
         self._shown_at: float | None = None
         self._pending = False
@@ -95,8 +96,18 @@ class ProgressDisplay:
         while len(self._history) > 2 and self._history[1][0] < now - _RATE_WINDOW:
             self._history.popleft()
         self._pending = True
-        if not self._closed and (self._shown_at is None or now - self._shown_at >= self._period):
-            self._show(now)
+        self._show_if_due(now)
+
+    def write_activity(self, text: str) -> None:
+        """Shows what the program does other than training, such as "evaluating"; "" for nothing."""
+        started = bool(text) and not self._activity
+        if text != self._activity and self._terminal:
+            self._pending = True  # the display stays on the screen, so it must show the end too
+        self._activity = text
+        if started and not self._closed:
+            self._show(self._clock())
+        elif text:
+            self._show_if_due(self._clock())
 
     def write_nodes(self, nodes: Mapping[str, NodeState]) -> None:
         """Takes the state of each node of a program: node name -> column name -> value."""
@@ -134,9 +145,14 @@ class ProgressDisplay:
             f"{self.frames_per_second():,.0f} frames/s",
             *(f"{name} {_number(value)}" for name, value in self._shown_logs()),
             f"{self._time_left()} left",
+            *([self._activity] if self._activity else []),
             *self._problems(),
         ]
         return " | ".join(parts)
+
+    def _show_if_due(self, now: float) -> None:
+        if not self._closed and (self._shown_at is None or now - self._shown_at >= self._period):
+            self._show(now)
 
     def _show(self, now: float) -> None:
         self._shown_at = now
@@ -170,6 +186,8 @@ class ProgressDisplay:
             f"{self.frames_per_second():,.0f} frames/s",
             f"{self._time_left()} left",
         )
+        if self._activity:
+            head.add_row("", self._activity)
         body = Table.grid(padding=(0, 2))
         for name, value in self._shown_logs():
             body.add_row(name, _number(value))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,9 @@ from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.checks import Checked
-from rlstack.types import Logs, Params, PRNGKey, StepType
+from rlstack.types import Logs, Params, PRNGKey, StepType, TimeStep
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +28,12 @@ class EvaluatorConfig(Checked):
     """Number of environments in parallel. Each plays the same number of episodes."""
     period: int = 0
     """Environment steps between evaluations during training. 0 evaluates at the end only."""
+    max_steps: int = 30_000
+    """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
+    environment may never end it. The default is above the 27,000 steps of Atari's longest."""
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "episodes", "num_envs")
+        self.require_at_least(1, "episodes", "num_envs", "max_steps")
         self.require_at_least(0, "period")
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)
@@ -38,6 +45,7 @@ class Evaluation(NamedTuple):
     returns: np.ndarray  # [episodes] float64, undiscounted
     lengths: np.ndarray  # [episodes] int64, in steps
     opponents: tuple[str, ...] = ()  # [episodes] the opponent of each; empty without opponents
+    cut: int = 0  # number of episodes that were longer than max_steps
 
 
 def by_opponent(evaluation: Evaluation) -> dict[str, float]:
@@ -50,8 +58,13 @@ def by_opponent(evaluation: Evaluation) -> dict[str, float]:
 
 
 def as_logs(evaluation: Evaluation) -> Logs:
-    """Returns the mean returns over all episodes and against each opponent, by name."""
+    """Returns the mean returns over all episodes and against each opponent, by name.
+
+    If episodes were cut, their number is among the logs.
+    """
     logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
+    if evaluation.cut:
+        logs["evaluator/cut_episodes"] = np.asarray(evaluation.cut)
     for name, mean in by_opponent(evaluation).items():
         logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
     return logs
@@ -84,13 +97,16 @@ class Evaluator:
         self.agent = agent
         self._num_envs = cfg.num_envs
         self._episodes_per_env = cfg.episodes // cfg.num_envs
+        self._max_steps = cfg.max_steps
         self._source = _EvaluatedParams()
         self._inferencer = Inferencer(
             InferencerConfig(), agent, self._source, cfg.num_envs, rng_key
         )
         self._fresh = self._inferencer.save()
 
-    def evaluate(self, params: Params, env: Any) -> Evaluation:
+    def evaluate(
+        self, params: Params, env: Any, progress: Callable[[int, int], None] | None = None
+    ) -> Evaluation:
         """Plays ``episodes`` episodes.
 
         For comparable results, evaluate params in environments of the same seed.
@@ -99,6 +115,7 @@ class Evaluator:
           params: the params to evaluate.
           env: a `rlstack.envs.SyncEnv` of ``num_envs``, perhaps with opponents; the caller closes
             it.
+          progress: called after each step with the number of episodes that ended, and of all.
 
         Raises:
           ValueError: the pool does not have ``num_envs`` environments.
@@ -110,22 +127,85 @@ class Evaluator:
             )
         self._source.params = params
         self._inferencer.load(self._fresh)
-        returns: list[list[float]] = [[] for _ in range(self._num_envs)]
-        lengths: list[list[int]] = [[] for _ in range(self._num_envs)]
-        episode_return = np.zeros(self._num_envs)
-        length = np.zeros(self._num_envs, np.int64)
+        tally = _Tally(self._num_envs, self._episodes_per_env, self._max_steps)
         timestep = env.reset()
-        while min(map(len, returns)) < self._episodes_per_env:
-            episode_return += timestep.reward
-            length += timestep.step_type != StepType.FIRST
-            for i in np.flatnonzero(timestep.step_type == StepType.LAST):
-                if len(returns[i]) < self._episodes_per_env:
-                    returns[i].append(episode_return[i])
-                    lengths[i].append(length[i])
-                episode_return[i] = length[i] = 0
+        while True:
+            tally.add(timestep)
+            if progress is not None:
+                progress(tally.ended, tally.total)
+            if tally.ended == tally.total:
+                break
+            if tally.only_cut_remain:  # an environment is reset with all others or by itself
+                tally.start_again()
+                timestep = env.reset()
+                continue
             action = self._inferencer.inference(None, timestep).agent_output.action
             timestep = env.step(action)
+        if tally.cut:
+            _log.warning(
+                "evaluation: %d of %d episodes were cut after evaluator.max_steps (%d) steps and "
+                "count with their returns so far; raise it if episodes are longer",
+                tally.cut,
+                tally.total,
+                self._max_steps,
+            )
         met = [
             name for name in getattr(env, "opponents", ()) for _ in range(self._episodes_per_env)
         ]
-        return Evaluation(np.concatenate(returns), np.concatenate(lengths), tuple(met))
+        returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
+        return Evaluation(returns, lengths, tuple(met), tally.cut)
+
+
+class _Tally:
+    """The episodes of one evaluation.
+
+    Attributes:
+      returns: of the episodes of each environment.
+      lengths: likewise.
+      ended: number of episodes that count.
+      total: number of episodes to play.
+      cut: number of episodes that were cut.
+    """
+
+    def __init__(self, num_envs: int, episodes_per_env: int, max_steps: int) -> None:
+        self.returns: list[list[float]] = [[] for _ in range(num_envs)]
+        self.lengths: list[list[int]] = [[] for _ in range(num_envs)]
+        self.ended, self.total, self.cut = 0, num_envs * episodes_per_env, 0
+        self._episodes_per_env, self._max_steps = episodes_per_env, max_steps
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+        self._is_cut = np.zeros(num_envs, bool)  # whether the episode goes on but counts already
+
+    @property
+    def only_cut_remain(self) -> bool:
+        """Whether every environment that must play more episodes is in one that was cut."""
+        return bool(self._is_cut.any()) and all(
+            cut or len(found) == self._episodes_per_env
+            for cut, found in zip(self._is_cut, self.returns, strict=True)
+        )
+
+    def add(self, timestep: TimeStep) -> None:
+        """Takes one step of every environment."""
+        step_type = np.asarray(timestep.step_type)
+        self._return += timestep.reward
+        self._length += step_type != StepType.FIRST
+        over = step_type == StepType.LAST
+        for i in np.flatnonzero(over | (self._length >= self._max_steps)):
+            if not self._is_cut[i]:
+                self._end(i, cut=not over[i])
+            if over[i]:
+                self._return[i] = self._length[i] = 0
+                self._is_cut[i] = False
+
+    def _end(self, i: int, cut: bool) -> None:
+        self._is_cut[i] = cut
+        if len(self.returns[i]) < self._episodes_per_env:
+            self.returns[i].append(self._return[i])
+            self.lengths[i].append(self._length[i])
+            self.ended += 1
+            self.cut += cut
+
+    def start_again(self) -> None:
+        """Forgets the episodes in progress."""
+        self._return[:] = self._length[:] = 0
+        self._is_cut[:] = False

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import WrongKindError
 from rlstack.types import Array, PyTree
 
 
@@ -39,7 +40,7 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
       where: the name of the caller, for the error message.
 
     Raises:
-      TypeError: the spec is not such an array.
+      WrongKindError: the spec is not such an array.
     """
     low: PyTree = getattr(action_spec, "minimum", None)
     high: PyTree = getattr(action_spec, "maximum", None)
@@ -50,7 +51,7 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
         or len(action_spec.shape) != 1
         or not (np.isfinite(low).all() and np.isfinite(high).all() and np.all(low < high))
     ):
-        raise TypeError(
+        raise WrongKindError(
             f"{where}: the action must be one float array of rank 1 with finite bounds; got "
             f"{action_spec}. Bound the action in an environment adapter, or use ppo."
         )

@@ -8,10 +8,10 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import EnvError
 from rlstack.entity.environment import Action, Environment, Observation
 from rlstack.entity.padded import ActionContext, Padded, PaddedCodec
 from rlstack.entity.validator import Validator
-from rlstack.envs.adapters import EnvError
 
 _MAX_RESETS = 100  # consecutive episodes that may be over at their first observation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from rlstack.envs.adapters import EnvError
+from rlstack.checks import EnvError
 
 
 def refuse(where: str, what: str, rule: str, got: object, fix: str) -> NoReturn:

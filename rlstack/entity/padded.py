@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import EnvError
 from rlstack.entity.environment import (
     Action,
     CategoricalAction,
@@ -46,7 +47,6 @@ from rlstack.entity.spaces import (
     SelectEntity,
     Slots,
 )
-from rlstack.envs.adapters import EnvError
 
 Padded = dict[str, dict[str, np.ndarray]]
 """The arrays of one observation: by entry, then by entity type or action type."""

@@ -16,6 +16,8 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import EnvError
+from rlstack.envs.dtypes import narrow_spec
 from rlstack.envs.nest import Nest, Tree
 
 if TYPE_CHECKING:
@@ -29,10 +31,6 @@ Announce: TypeAlias = Callable[[list[np.ndarray] | None, bool], None]
 Options: TypeAlias = dict[str, Any]  # keyword arguments of a builder
 
 _log = logging.getLogger(__name__)
-
-
-class EnvError(ValueError):
-    """An environment breaks the rules of its interface, so restarting it does not help."""
 
 
 class Outcome(NamedTuple):
@@ -49,8 +47,8 @@ class SingleEnv(Protocol):
     """One environment, without auto-reset.
 
     Attributes:
-      observation_spec: tree of specs; float64 becomes float32.
-      action_spec: tree of specs; float64 becomes float32, and discrete actions start at 0.
+      observation_spec: tree of specs; dtypes of 64 bits become those of 32 bits.
+      action_spec: the same, and discrete actions start at 0.
     """
 
     observation_spec: Tree
@@ -129,17 +127,20 @@ class _DmEnv:
         observation = Nest(env.observation_spec())
         self._action = Nest(env.action_spec())
         self.observation_spec = observation.unflatten(
-            [_narrow(s, where) for s in observation.leaves]
+            [
+                _checked(s, f"{where}: observation{path}")
+                for s, path in zip(observation.leaves, observation.paths, strict=True)
+            ]
         )
-        self.action_spec = self._action.unflatten([self._from_zero(s) for s in self._action.leaves])
+        self.action_spec = self._action.unflatten(
+            [
+                _checked(s, f"{where}: action{path}", acting=True)
+                for s, path in zip(self._action.leaves, self._action.paths, strict=True)
+            ]
+        )
         self.announce: Announce | None = self._announce if hasattr(env, "announce") else None
         self.interrupt = getattr(env, "interrupt", None)
         self._has_metrics = hasattr(env, "last_metrics")
-
-    def _from_zero(self, spec: specs.Array) -> specs.Array:
-        if isinstance(spec, specs.DiscreteArray):
-            return specs.DiscreteArray(spec.num_values, np.int32, spec.name)
-        return _narrow(spec, self._where)
 
     def reset(self, seed: int | None) -> Tree:
         del seed  # the builder has received it
@@ -171,21 +172,13 @@ class _DmEnv:
         self._env.close()
 
 
-def _narrow(spec: object, where: str) -> specs.Array:
-    """Returns ``spec`` with float64 as float32; raises EnvError unless it is an array spec."""
+def _checked(spec: object, where: str, *, acting: bool = False) -> specs.Array:
+    """Returns ``spec`` with dtypes of 32 bits; raises EnvError unless it is an array spec."""
     if not isinstance(spec, specs.Array) or isinstance(spec, specs.StringArray):
         raise EnvError(f"{where}: specs must be dm_env.specs arrays of numbers; got {spec!r:.200}.")
-    if spec.dtype != np.float64:
-        return spec
-    if isinstance(spec, specs.BoundedArray):
-        return specs.BoundedArray(
-            spec.shape,
-            np.float32,
-            np.asarray(spec.minimum, np.float32),
-            np.asarray(spec.maximum, np.float32),
-            spec.name,
-        )
-    return specs.Array(spec.shape, np.float32, spec.name)
+    if acting and isinstance(spec, specs.DiscreteArray):
+        spec = specs.DiscreteArray(spec.num_values, np.int64, spec.name)
+    return narrow_spec(spec, where)
 
 
 class _GymnasiumEnv:
@@ -198,10 +191,16 @@ class _GymnasiumEnv:
         self._observation = Nest(_leaf_spaces(env.observation_space, f"{where}: observation_space"))
         self._action = Nest(_leaf_spaces(env.action_space, f"{where}: action_space"))
         self.observation_spec = self._observation.unflatten(
-            [_space_spec(s, False) for s in self._observation.leaves]
+            [
+                narrow_spec(_space_spec(s, False), f"{where}: observation_space{path}")
+                for s, path in zip(self._observation.leaves, self._observation.paths, strict=True)
+            ]
         )
         self.action_spec = self._action.unflatten(
-            [_space_spec(s, True) for s in self._action.leaves]
+            [
+                narrow_spec(_space_spec(s, True), f"{where}: action_space{path}")
+                for s, path in zip(self._action.leaves, self._action.paths, strict=True)
+            ]
         )
         self._casts = [_action_cast(s) for s in self._action.leaves]
         self._starts = [_start(s) for s in self._observation.leaves]
@@ -272,23 +271,23 @@ def _leaf_spaces(space: spaces.Space, where: str) -> Tree:
 
 
 def _space_spec(space: LeafSpace, acting: bool) -> specs.Array:
+    """Returns the space as a spec; discrete values start at 0."""
     from gymnasium import spaces
 
+    # Actions are counted from 0 in int32, whatever the space adds to them.
+    integer = np.int64 if acting else space.dtype
     if isinstance(space, spaces.Discrete):
-        return specs.DiscreteArray(int(space.n), np.int32 if acting else space.dtype)
+        return specs.DiscreteArray(int(space.n), integer)
     if isinstance(space, spaces.MultiDiscrete):
-        integer = np.int32 if acting else space.dtype
         return specs.BoundedArray(space.shape, integer, np.zeros_like(space.nvec), space.nvec - 1)
     if isinstance(space, spaces.MultiBinary):
         return specs.BoundedArray(space.shape, space.dtype, 0, 1)
-    dtype: np.dtype = np.dtype("float32" if space.dtype == np.float64 else space.dtype)
-    low: np.ndarray = space.low
-    high: np.ndarray = space.high
+    dtype, low, high = np.dtype(space.dtype), np.asarray(space.low), np.asarray(space.high)
     if np.isinf(low).all() and np.isinf(high).all():
         return specs.Array(space.shape, dtype)
     if (low == low.flat[0]).all() and (high == high.flat[0]).all():
         low, high = np.asarray(low.flat[0]), np.asarray(high.flat[0])
-    return specs.BoundedArray(space.shape, dtype, np.asarray(low, dtype), np.asarray(high, dtype))
+    return specs.BoundedArray(space.shape, dtype, low, high)
 
 
 def _start(space: LeafSpace) -> int | np.ndarray:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from dm_env import specs
 
-from rlstack.envs.adapters import EnvBuilder, EnvError, Options, Outcome, make_env
+from rlstack.checks import EnvCrash, EnvError
+from rlstack.envs.adapters import EnvBuilder, Options, Outcome, make_env
+from rlstack.envs.dtypes import changed_by_cast, too_wide
 from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, Tree
 
@@ -18,10 +21,6 @@ FIRST, MID, LAST = 0, 1, 2
 
 SpecSignature = list[tuple[str, tuple[int, ...], str]]  # path, shape and dtype of every leaf
 Result = TypeVar("Result")
-
-
-class EnvCrash(RuntimeError):  # noqa: N818 (it crashed; the message has the error)
-    """An environment raised an exception, which is chained; the message names the environment."""
 
 
 class TimestepBuffer(NamedTuple):
@@ -58,7 +57,7 @@ class AutoResetEnv:
           EnvError: the environment breaks the rules of its interface.
           EnvCrash: the builder raised an exception.
         """
-        self.where = f"Env {env_id} ({_name(builder)})"
+        self.where = f"Env {env_id} ({builder_name(builder)})"
         self._env = self._call("the builder", make_env, builder, options, seed, self.where)
         self.observation = Nest(self._env.observation_spec)
         self.action = Nest(self._env.action_spec)
@@ -129,7 +128,7 @@ class AutoResetEnv:
             raise
         except Exception as error:
             text = f"{self.where}: {what} raised {type(error).__name__}: {error}"
-            raise EnvCrash(text) from error
+            raise EnvCrash(f"{text}{_place(error)}") from error
 
     def _scalar(self, name: str, value: Tree) -> float:
         if type(value) is float and math.isfinite(value):  # the common case, checked fast
@@ -173,6 +172,9 @@ class AutoResetEnv:
                     f"{array.shape}."
                 )
             target[row] = array
+            if changed_by_cast(array, target[row]):
+                where = f"{self.where}: observation{self.observation.paths[i]}"
+                raise too_wide(where, target.dtype, array)
 
 
 def build_all(
@@ -221,6 +223,17 @@ def spec_signature(env: AutoResetEnv) -> SpecSignature:
     ]
 
 
-def _name(builder: EnvBuilder) -> str:
+def _place(error: Exception) -> str:
+    """Returns the line of code that raised an error, unless it is a line of this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename == __file__:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def builder_name(builder: str | EnvBuilder) -> str:
+    """Returns the name of an environment in messages."""
+    if isinstance(builder, str):
+        return builder
     name = getattr(builder, "name", None) or getattr(builder, "__name__", None)
     return str(name or type(builder).__name__)

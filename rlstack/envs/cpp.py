@@ -30,6 +30,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.envs.backend import PoolConfig
+from rlstack.envs.dtypes import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
@@ -113,7 +114,11 @@ class CppBackend:
         self._shifts = [
             (i, _offset(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and _offset(f)
         ]
-        self._narrow = [i for i, f in enumerate(obs_fields) if f.dtype == np.float64]
+        self._narrow = [
+            (i, narrow(f.dtype), f"CppBackend: {name}: observation{path}")
+            for i, (f, path) in enumerate(zip(obs_fields, self._observation.paths, strict=True))
+            if narrow(f.dtype) != f.dtype
+        ]
         self._obs_at = [self._position[f] for f in self._observation.leaves]
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
@@ -192,10 +197,12 @@ class CppBackend:
         if self._observation.bare and not self._narrow and not self._shifts:
             return ids, TimeStep(step_type, reward, discount, rows[self._obs_at[0]])
         leaves = [rows[i] for i in self._obs_at]
-        for i in self._narrow:
-            leaves[i] = leaves[i].astype(np.float32)
         for i, shift in self._shifts:
             leaves[i] = leaves[i] - leaves[i].dtype.type(shift)
+        for i, dtype, where in self._narrow:
+            wide, leaves[i] = leaves[i], leaves[i].astype(dtype)
+            if changed_by_cast(wide, leaves[i]):
+                raise too_wide(where, dtype, wide)
         return ids, TimeStep(step_type, reward, discount, self._observation.unflatten(leaves))
 
     def _truncated(self, rows: list[np.ndarray], ids: np.ndarray) -> np.ndarray:
@@ -344,12 +351,10 @@ def _offset(field: Field) -> int:
 
 
 def _to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
-    """Returns EnvPool's field as a dm_env spec of one environment, with float64 as float32."""
-    dtype, shape = np.dtype(field.dtype), tuple(n for n in field.shape if n != -1)
+    """Returns EnvPool's field as a dm_env spec of one environment, with dtypes of 32 bits."""
+    dtype, shape = narrow(field.dtype), tuple(n for n in field.shape if n != -1)
     if _is_discrete(field):
         return specs.DiscreteArray(int(field.maximum - field.minimum) + 1, dtype, name)
-    if dtype == np.float64:
-        dtype = np.dtype(np.float32)
     if np.issubdtype(dtype, np.floating):
         low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
         # EnvPool reports unset bounds as the type's limits, the lower one as its smallest
@@ -361,4 +366,5 @@ def _to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
         return specs.BoundedArray(shape, dtype, low.astype(dtype), high.astype(dtype), name)
     if dtype == np.bool_ and not acting:
         return specs.BoundedArray(shape, dtype, False, True, name)
-    return specs.BoundedArray(shape, dtype, field.minimum, field.maximum, name)
+    spec = specs.BoundedArray(shape, field.dtype, field.minimum, field.maximum, name)
+    return narrow_spec(spec, name)

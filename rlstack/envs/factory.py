@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rlstack.checks import WrongKindError
 from rlstack.envs import cpp
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
@@ -26,13 +28,13 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
 
     Raises:
       ValueError: unknown name or type.
-      TypeError: ``name_or_builder`` is neither a name nor callable.
+      WrongKindError: ``name_or_builder`` is neither a name nor callable.
     """
     if type_ not in (*TYPES, "async"):
         raise ValueError(f"Env pool: type must be one of {TYPES}; got {type_!r}.")
     named = isinstance(name_or_builder, str)
     if not named and not callable(name_or_builder):
-        raise TypeError(
+        raise WrongKindError(
             "Env pool: name_or_builder must be a name or a callable that builds an environment; "
             f"got {type(name_or_builder).__name__}."
         )
@@ -40,7 +42,7 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
         return cpp.CppBackend(str(name_or_builder), config)
     if type_ == "cpp":
         if not named:
-            raise TypeError(
+            raise WrongKindError(
                 "Env pool: type='cpp' needs the name of an EnvPool environment; got a builder. "
                 "Use another type, or 'auto'."
             )
@@ -108,13 +110,21 @@ def resolve(name: str) -> EnvBuilder:
                 f"{attribute!r}."
             )
         return GymnasiumBuilder(name)
-    if name not in gymnasium.registry:
-        raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
-    return GymnasiumBuilder(name)
+    if name in gymnasium.registry:
+        return GymnasiumBuilder(name)
+    if name in cpp.names():
+        raise ValueError(
+            f"Env pool: {name!r} must run with type='cpp', because only EnvPool has it; the "
+            f"installed Gymnasium has not.{_hint(name, gymnasium.registry)}"
+        )
+    raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
 
 
-def _unknown(name: str, known: list[str], where: str) -> str:
+def _unknown(name: str, known: Iterable[str], where: str) -> str:
+    return f"Env pool: the name must be an id of {where}; got {name!r}.{_hint(name, known)}"
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
     folded = {k.lower(): k for k in known}
     near = [folded[k] for k in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
-    hint = f" Did you mean {', '.join(near)}?" if near else ""
-    return f"Env pool: the name must be an id of {where}; got {name!r}.{hint}"
+    return f" Did you mean {', '.join(near)}?" if near else ""

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlstack.envs.adapters import EnvBuilder, Options
-from rlstack.envs.backend import Backend, PoolConfig, action_checks, check_ids
+from rlstack.envs.auto_reset import builder_name
+from rlstack.envs.backend import Backend, FiniteCheck, PoolConfig, action_checks, check_ids
 from rlstack.envs.factory import make_backend
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
@@ -32,6 +33,8 @@ class Pool:
         self.env_ids.setflags(write=False)
         self._config = config
         self._nest, self._checks = action_checks(self._backend, copy=not self.is_sync)
+        self._check = FiniteCheck(builder_name(name_or_builder), self.spec.observation)
+        self._checks_finite = config.check_finite
         self._failed = False
 
     def _open(self, where: str) -> Backend:
@@ -42,6 +45,12 @@ class Pool:
                 f"{where}: the pool must be usable; it failed earlier. Close it and make a new one."
             )
         return self._backend
+
+    def _received(self, backend: Backend) -> tuple[np.ndarray, TimeStep]:
+        env_ids, timestep = backend.recv()
+        if self._checks_finite:
+            self._check(env_ids, timestep)
+        return env_ids, timestep
 
     def _checked(self, actions: PyTree, rows: int) -> list[np.ndarray]:
         leaves = [actions] if self._nest.bare else self._nest.flatten(actions, "Env pool: action")
@@ -64,7 +73,7 @@ class Pool:
 
     def stats(self) -> dict[str, int]:
         """Returns counters since construction, such as ``restarts`` of worker processes."""
-        return self._open("stats").stats()
+        return (self._backend or self._open("stats")).stats()  # also of a pool that failed
 
     def close(self) -> None:
         """Ends threads and processes and frees memory; safe to call twice."""
@@ -117,7 +126,8 @@ class SyncEnv(Pool):
           num_workers: number of threads or processes; by default one per core, or up to 32 for
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
-          **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
+          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout`` and
+            ``check_finite`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a size, seed or option out of range.
@@ -144,7 +154,7 @@ class SyncEnv(Pool):
         if self._in_flight:
             backend.recv()
         backend.reset()
-        timestep = backend.recv()[1]
+        timestep = self._received(backend)[1]
         self._failed, self._started, self._in_flight = False, True, False
         return timestep
 
@@ -190,12 +200,13 @@ class SyncEnv(Pool):
 
         Raises:
           RuntimeError: called without ``send``, after ``close``, or an environment failed.
+          EnvError: a reward or an observation is not finite.
         """
         if not self._in_flight or self._backend is None or self._failed:
             self._open("SyncEnv.recv")
             raise RuntimeError("SyncEnv.recv: send must come first.")
         self._failed = True
-        timestep = self._backend.recv()[1]
+        timestep = self._received(self._backend)[1]
         self._failed, self._in_flight = False, False
         return timestep
 
@@ -243,7 +254,8 @@ class AsyncEnv(Pool):
           num_workers: number of threads or processes; by default one per core, or up to 32 for
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
-          **limits: ``max_restarts``, ``step_timeout`` and ``start_timeout`` of ``PoolConfig``.
+          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout`` and
+            ``check_finite`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a number or option out of range.
@@ -287,6 +299,7 @@ class AsyncEnv(Pool):
         Raises:
           RuntimeError: fewer than ``wait_num`` are in flight, the pool is closed, or an
             environment failed.
+          EnvError: a reward or an observation is not finite.
         """
         backend = self._open("AsyncEnv.recv")
         if self._count < self.wait_num:
@@ -296,7 +309,7 @@ class AsyncEnv(Pool):
                 f"{self._count} are. {way_out}."
             )
         self._failed = True
-        env_ids, timestep = backend.recv()
+        env_ids, timestep = self._received(backend)
         self._failed = False
         self._in_flight[env_ids] = False
         self._count -= self.wait_num

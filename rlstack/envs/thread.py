@@ -1,7 +1,7 @@
 """Environments stepped by threads: for environments that wait, or that release Python's lock.
 
-``recv`` raises the exception of an environment, with the environment's id. The pool has then failed
-and can only be closed.
+``recv`` raises the exception of an environment, with the environment's id, and an error if no step
+ends within ``step_timeout``. The pool has then failed and can only be closed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import time
 
 import numpy as np
 
+from rlstack.checks import EnvCrash
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.auto_reset import (
     AutoResetEnv,
     TimestepBuffer,
     build_all,
+    builder_name,
     close_all,
     empty_buffer,
 )
@@ -29,6 +31,8 @@ from rlstack.types import TimeStep
 # These threads mostly wait, so there may be more threads than cores.
 _MAX_THREADS = 32
 _CLOSE_SECONDS = 5.0
+# A pool waits longer than an environment that observes the same limit itself, such as a game.
+_PATIENCE = 1.1
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class ThreadBackend:
     def __init__(self, builder: EnvBuilder, config: PoolConfig):
         """Builds the environments in the caller's thread and starts the pool's threads."""
         self._size, self._wait = config.size, config.wait_num
+        self._name = builder_name(builder)
         self._envs = build_all(
             builder, config.options, {i: config.seed + i for i in range(config.size)}
         )
@@ -54,11 +59,21 @@ class ThreadBackend:
         self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._done: queue.SimpleQueue = queue.SimpleQueue()
+        self._step_timeout = config.step_timeout
         number = min(config.num_workers or _MAX_THREADS, config.size)
+        self._busy: list[int | None] = [None] * number  # the environment that each thread steps
         self._threads = [
             threading.Thread(
                 target=_work,
-                args=(self._envs, self._buffer, self._metrics, self._tasks, self._done),
+                args=(
+                    self._envs,
+                    self._buffer,
+                    self._metrics,
+                    self._tasks,
+                    self._done,
+                    self._busy,
+                    i,
+                ),
                 name=f"rlstack-env-{i}",
                 daemon=True,  # a pool that was not closed must not keep the program running
             )
@@ -89,12 +104,15 @@ class ThreadBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          EnvCrash: an environment raised an exception.
+          EnvCrash: an environment raised an exception, or hangs.
         """
         found: list[int] = []
         failure: BaseException | None = None
         for _ in range(self._wait):
-            i, error = self._done.get()
+            try:
+                i, error = self._done.get(timeout=_PATIENCE * self._step_timeout)
+            except queue.Empty:
+                raise self._hanging() from None
             found.append(i)
             failure = failure or error
         if failure is not None:
@@ -109,6 +127,14 @@ class ThreadBackend:
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the numbers of the last episodes of these environments, by name."""
         return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
+
+    def _hanging(self) -> EnvCrash:
+        ids = sorted(i for i in self._busy if i is not None)
+        return EnvCrash(
+            f"Env {', '.join(map(str, ids))} ({self._name}): a step must end within "
+            f"step_timeout={self._step_timeout:g} s; it did not. Raise step_timeout if steps are "
+            "slow; use type='process' for environments that hang, because their workers restart."
+        )
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""
@@ -147,9 +173,12 @@ def _work(
     metrics: dict[int, dict[str, float]],
     tasks: queue.SimpleQueue,
     done: queue.SimpleQueue,
+    busy: list[int | None],
+    number: int,
 ) -> None:
     while (task := tasks.get()) is not None:
         i, action = task
+        busy[number] = i
         error: BaseException | None = None
         try:
             if action is None:
@@ -158,4 +187,5 @@ def _work(
                 metrics[i] = found
         except BaseException as caught:  # a SystemExit must not hang the caller
             error = caught
+        busy[number] = None
         done.put((i, error))

@@ -21,7 +21,37 @@ __all__ = [
 ]
 
 
-class Catch(dm_env.Environment):
+class _Episodic(dm_env.Environment):
+    """A dm_env environment that starts an episode in `step` too, before the first and after LAST.
+
+    dm_env requires this. Subclasses implement `_restart` and `_advance`.
+    """
+
+    _over = True
+
+    def reset(self) -> dm_env.TimeStep:
+        """Starts an episode."""
+        self._over = False
+        return dm_env.restart(self._restart())
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        """Takes an action; starts an episode if none is in progress, and ignores the action."""
+        if self._over:
+            return self.reset()
+        timestep = self._advance(int(action))
+        self._over = timestep.last()
+        return timestep
+
+    def _restart(self) -> np.ndarray:
+        """Returns the first observation of a new episode."""
+        raise NotImplementedError
+
+    def _advance(self, action: int) -> dm_env.TimeStep:
+        """Returns the next step of the episode."""
+        raise NotImplementedError
+
+
+class Catch(_Episodic):
     """A ball falls one row per step; a paddle in the last row moves left, stays or moves right.
 
     It follows the Catch of bsuite and DeepMind. The reward at the end is +1 for a catch and -1 for
@@ -46,15 +76,15 @@ class Catch(dm_env.Environment):
         """Returns the spec of the three moves: left, stay, right."""
         return specs.DiscreteArray(3, np.int32, "move")
 
-    def reset(self) -> dm_env.TimeStep:
+    def _restart(self) -> np.ndarray:
         """Drops a ball from a random column."""
         self._ball = (0, int(self._rng.integers(self._columns)))
         self._paddle = self._columns // 2
-        return dm_env.restart(self._board())
+        return self._board()
 
-    def step(self, action: int) -> dm_env.TimeStep:
+    def _advance(self, action: int) -> dm_env.TimeStep:
         """Moves the paddle, then lets the ball fall by one row."""
-        self._paddle = min(max(self._paddle + int(action) - 1, 0), self._columns - 1)
+        self._paddle = min(max(self._paddle + action - 1, 0), self._columns - 1)
         row, column = self._ball[0] + 1, self._ball[1]
         self._ball = (row, column)
         if row < self._rows - 1:
@@ -68,7 +98,7 @@ class Catch(dm_env.Environment):
         return board
 
 
-class MemoryCue(dm_env.Environment):
+class MemoryCue(_Episodic):
     """Shows a cue once, then no cue for ``delay`` steps, then asks for the cue.
 
     The right answer scores +1, a wrong one ``-1 / (num_cues - 1)``. The expected score of a policy
@@ -95,19 +125,19 @@ class MemoryCue(dm_env.Environment):
         """Returns the spec of the answer."""
         return specs.DiscreteArray(self._num_cues, np.int32, "answer")
 
-    def reset(self) -> dm_env.TimeStep:
+    def _restart(self) -> np.ndarray:
         """Shows a random cue."""
         self._cue, self._time = int(self._rng.integers(self._num_cues)), 0
-        return dm_env.restart(self._show(self._cue))
+        return self._show(self._cue)
 
-    def step(self, action: int) -> dm_env.TimeStep:
+    def _advance(self, action: int) -> dm_env.TimeStep:
         """Waits, asks, or scores the answer."""
         self._time += 1
         if self._time <= self._delay:
             return dm_env.transition(0.0, self._show(None))
         if self._time == self._delay + 1:
             return dm_env.transition(0.0, self._show(self._num_cues))
-        right = int(action) == self._cue
+        right = action == self._cue
         return dm_env.termination(1.0 if right else -1.0 / (self._num_cues - 1), self._show(None))
 
     def _show(self, entry: int | None) -> np.ndarray:
@@ -117,7 +147,7 @@ class MemoryCue(dm_env.Environment):
         return observation
 
 
-class TruncatingChain(dm_env.Environment):
+class TruncatingChain(_Episodic):
     """Gives reward 1 at every step until a time limit of ``length`` steps truncates the episode.
 
     The observation is always ``[1.0]``, independent of time. So the only consistent value is
@@ -138,12 +168,12 @@ class TruncatingChain(dm_env.Environment):
         """Returns the spec of two actions without effect."""
         return specs.DiscreteArray(2, np.int32, "ignored")
 
-    def reset(self) -> dm_env.TimeStep:
+    def _restart(self) -> np.ndarray:
         """Starts counting steps."""
         self._time = 0
-        return dm_env.restart(np.ones(1, np.float32))
+        return np.ones(1, np.float32)
 
-    def step(self, action: int) -> dm_env.TimeStep:
+    def _advance(self, action: int) -> dm_env.TimeStep:
         """Gives reward 1."""
         del action
         self._time += 1

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.checks import Checked
+from rlstack.checks import Checked, WrongKindError
 from rlstack.distributions import (
     ILLEGAL,
     Categorical,
@@ -147,7 +147,7 @@ class _Noise(Checked):
             )
         mode = distribution.mode()
         if not jnp.issubdtype(mode.dtype, jnp.floating):
-            raise TypeError(
+            raise WrongKindError(
                 f"{type(self).__name__}: the action must be continuous; got "
                 f"{type(distribution).__name__}. Use EpsilonGreedy or Softmax."
             )
@@ -185,7 +185,7 @@ def _retemper(distribution: Distribution, temperature: Array, where: str) -> Dis
     if isinstance(distribution, Joint):
         return Joint(distribution.map(lambda d: _retemper(d, temperature, where)))
     if not isinstance(distribution, Categorical | MultiCategorical):
-        raise TypeError(
+        raise WrongKindError(
             f"{where}: the action must be discrete; got {type(distribution).__name__}. "
             "Use Sample, GaussianNoise or UniformNoise."
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlstack import distributions
 from rlstack.agent import Agent
-from rlstack.checks import Checked
+from rlstack.checks import Checked, WrongKindError
 from rlstack.exploration import (
     Counts,
     GaussianNoise,
@@ -68,13 +68,13 @@ class PolicyAndCriticsAgent(Agent):
         """Checks the networks.
 
         Raises:
-          TypeError: the network factory did not return a `PolicyAndCritic`.
+          WrongKindError: the network factory did not return a `PolicyAndCritic`.
           ValueError: a network is recurrent.
         """
         super().__init__(cfg, *args, **kwargs)
         where = type(self).__name__
         if not isinstance(self.network, PolicyAndCritic):
-            raise TypeError(
+            raise WrongKindError(
                 f"{where}: the network factory must give a PolicyAndCritic; got "
                 f"{type(self.network).__name__}. See rlstack.networks.policy_and_critic."
             )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.checks import WrongKindError
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.noisy import linear
@@ -31,7 +32,7 @@ def q_network(
       cfg: the torso and the optional recurrent core.
 
     Raises:
-      TypeError: the action is not a single discrete one.
+      WrongKindError: the action is not a single discrete one.
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("q_network", action_spec)
@@ -75,7 +76,7 @@ def implicit_q_network(
       cfg: the torso; recurrent cores are not supported.
 
     Raises:
-      TypeError: the action is not a single discrete one.
+      WrongKindError: the action is not a single discrete one.
       ValueError: cfg has a recurrent core.
     """
     cfg = cfg or NetworkConfig(activation="relu")
@@ -101,9 +102,13 @@ def implicit_q_network(
 
 
 def _count_actions(where: str, action_spec: specs.Array) -> int:
-    """Returns the number of actions; raises TypeError unless the spec is one discrete choice."""
+    """Returns the number of actions.
+
+    Raises:
+      WrongKindError: the spec is not one discrete choice.
+    """
     if not isinstance(action_spec, specs.DiscreteArray):
-        raise TypeError(
+        raise WrongKindError(
             f"{where}: the action must be one discrete choice; got {action_spec}. Use an agent "
             "with a policy, such as ppo, for continuous and structured actions."
         )

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
+from rlstack.acting.evaluator import Evaluator, EvaluatorConfig, as_logs
 from rlstack.types import TimeStep
 from tests.agent_cases import FIRST, LAST, MID, CountingAgent
 
@@ -49,9 +49,9 @@ class Ramp(CountingAgent):
         return Ramped(params * state["count"]), state
 
 
-def evaluator(lengths, episodes):
+def evaluator(lengths, episodes, **changes):
     env = ScriptedEnv(lengths)
-    cfg = EvaluatorConfig(episodes=episodes, num_envs=len(lengths))
+    cfg = EvaluatorConfig(episodes=episodes, num_envs=len(lengths), **changes)
     return Evaluator(cfg, Ramp(), jax.random.PRNGKey(0)), env
 
 
@@ -69,6 +69,29 @@ def test_each_evaluation_starts_afresh_with_the_params_it_is_given():
     assert judge.evaluate(10.0, env).returns.tolist() == [60, 30]
     assert judge.evaluate(1.0, env).returns.tolist() == [6, 3]
     assert env.resets == 3
+
+
+@pytest.mark.timeout(60)
+def test_an_endless_episode_is_cut_and_counts_with_its_return_so_far(caplog):
+    endless = 10**9
+    judge, env = evaluator([2, endless, 5], episodes=6, max_steps=4)
+    seen = []
+    found = judge.evaluate(1.0, env, lambda *progress: seen.append(progress))
+    assert found.lengths.tolist() == [2, 2, 4, 4, 4, 4]
+    assert found.returns.tolist() == [3, 3, 10, 10, 10, 10]
+    assert found.cut == 4
+    assert as_logs(found)["evaluator/cut_episodes"] == 4
+    assert env.resets == 2  # only a reset ends an endless episode
+    assert seen[0] == (0, 6) and seen[-1] == (6, 6)
+    assert "4 of 6 episodes were cut after evaluator.max_steps (4) steps" in caplog.text
+
+
+def test_an_episode_as_long_as_the_limit_is_not_cut():
+    judge, env = evaluator([4, 3], episodes=4, max_steps=4)
+    found = judge.evaluate(1.0, env)
+    assert found.lengths.tolist() == [4, 4, 3, 3]
+    assert found.cut == 0 and "evaluator/cut_episodes" not in as_logs(found)
+    assert env.resets == 1
 
 
 def test_a_pool_of_another_size_is_refused():

@@ -262,6 +262,8 @@ def test_sync_and_async_refuse_what_cannot_be():
         SyncEnv("CartPol-v1", 2)
     with pytest.raises(ValueError, match="Did you mean"):
         SyncEnv("Pongg-v5", 2, "cpp")
+    with pytest.raises(ValueError, match=r"'Catch-v0' must run with type='cpp'"):
+        SyncEnv("Catch-v0", 2, "for_loop")  # of EnvPool, not of Gymnasium
     with pytest.raises(ValueError, match="must name an importable module"):
         SyncEnv("no_such_module:thing", 2)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import unittest
 
+import dm_env.test_utils
 import numpy as np
 import pytest
 
@@ -12,6 +14,27 @@ from rlstack.types import StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 pytestmark = pytest.mark.timeout(60)
+
+
+class _Conforms(dm_env.test_utils.EnvironmentTestMixin):
+    def make_action_sequence(self):
+        for _ in range(50):  # several episodes
+            yield self.make_action()
+
+
+class TestCatchConforms(_Conforms, unittest.TestCase):
+    def make_object_under_test(self):
+        return toy.Catch(rows=4)
+
+
+class TestMemoryCueConforms(_Conforms, unittest.TestCase):
+    def make_object_under_test(self):
+        return toy.MemoryCue()
+
+
+class TestTruncatingChainConforms(_Conforms, unittest.TestCase):
+    def make_object_under_test(self):
+        return toy.TruncatingChain(4)
 
 
 def play(env, policy, steps):

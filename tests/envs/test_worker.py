@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlstack.envs.adapters import EnvError
+from rlstack.checks import EnvError
 from rlstack.envs.process.protocol import BROKEN
 from rlstack.envs.process.worker import _orders, _run_concurrently
 

@@ -66,6 +66,7 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
     start_timeout: float = START_TIMEOUT,
     patience: float = Limits.patience,
     max_restarts: int = Limits.max_restarts,
+    restart_window: float = Limits.restart_window,
 ) -> AgentEnv:
     """Builds the environment of one agent of a game that runs in another process.
 
@@ -87,11 +88,14 @@ def SocketGame(  # noqa: N802 (a builder, named as what it builds)
       start_timeout: longest time in seconds until the game connects.
       patience: see `Limits`.
       max_restarts: see `Limits`.
+      restart_window: see `Limits`.
 
     Raises:
       EnvError, GameError, ValueError: see `RemoteGame`.
     """
-    limits = Limits(step_timeout, patience, max_restarts=max_restarts)
+    limits = Limits(
+        step_timeout, patience, max_restarts=max_restarts, restart_window=restart_window
+    )
 
     def start() -> SharedGame:
         game = RemoteGame(command, address, agents, seed, step_timeout, start_timeout)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions, Observation
 from rlstack.entity.errors import refuse
 from rlstack.entity.inverted.errors import GameClosed, GameTimeout
 from rlstack.entity.inverted.game import Game, GroupAgent, ScoredObservation
-from rlstack.envs.adapters import EnvError
 
 _FIELDS = [field.name for field in dataclasses.fields(Observation)]
 
@@ -46,6 +46,7 @@ class GameLoop:
       failure: the exception that the loop raised, or None.
       num_answers: number of answers given to the game.
       has_shown: whether the game has shown any observation.
+      worked: seconds from the start of the loop to the newest observation.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class GameLoop:
         """
         self.failure: BaseException | None = None
         self.num_answers, self.has_shown = 0, False
+        self.worked, self._started = 0.0, time.monotonic()
         self._game, self._check, self._name, self._patience = game, check, name, patience
         self._channels = [_Channel() for _ in range(num_agents)]
         self._changed = threading.Condition()
@@ -99,7 +101,7 @@ class GameLoop:
             for i, observation in shown.items():
                 channels[i].shown = observation
             self._asked, self._sequential = frozenset(shown), sequential
-            self.has_shown = True
+            self.has_shown, self.worked = True, time.monotonic() - self._started
             self._changed.notify_all()
             if not self._wait(lambda: all(c.answer is not None for c in channels.values())):
                 return None

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from rlstack.checks import EnvError
 from rlstack.entity.environment import Actions
 from rlstack.entity.inverted import guard, wire
 from rlstack.entity.inverted.errors import GameError, GameLost
@@ -27,7 +28,6 @@ from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
 from rlstack.entity.inverted.wire import Kind, Reader, WireError, Writer
 from rlstack.entity.padded import action_spec, num_choices
 from rlstack.entity.spaces import Slots
-from rlstack.envs.adapters import EnvError
 
 SEND_TIMEOUT = 10.0  # seconds
 START_TIMEOUT = 30.0  # seconds that a game may take to connect, by default

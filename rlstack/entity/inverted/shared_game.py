@@ -8,11 +8,12 @@ import math
 import threading
 import weakref
 
+from rlstack.checks import EnvError
 from rlstack.entity.inverted.errors import GameClosed, GameError, GameLost
 from rlstack.entity.inverted.game import Game
 from rlstack.entity.inverted.loop import GameLoop
 from rlstack.entity.validator import Validator
-from rlstack.envs.adapters import EnvError
+from rlstack.envs.process.restarts import RestartLimit
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +30,12 @@ class Limits:
     close_timeout: float = 5.0
     """Longest time in seconds that the loop may take to return after it is told to end."""
     max_restarts: int = 10
-    """Number of times that a lost game is started again."""
+    """How often a lost game is started again within ``restart_window``."""
+    restart_window: float = 300.0
+    """Seconds of playing after which a restart is forgotten. Silence does not count as playing."""
 
     def __post_init__(self) -> None:
-        for name in ("step_timeout", "patience", "close_timeout"):
+        for name in ("step_timeout", "patience", "close_timeout", "restart_window"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(
                     f"Limits: {name} must be positive and finite seconds; "
@@ -79,7 +82,8 @@ class SharedGame:
         self._lock = threading.Lock()
         self._loops: list[GameLoop] = []  # at most one; a list, because the finalizer shares it
         self._closed = False
-        self._restarts = 0
+        self._restarts = RestartLimit(limits.max_restarts, limits.restart_window)
+        self._played = 0.0  # seconds since the last restart
         # Also runs when the environments are garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(
             self, _finish, self._loops, game, name, limits.close_timeout
@@ -132,14 +136,16 @@ class SharedGame:
                 "after it was told to end. When an agent answers None, return from play at once."
             )
         self.raise_failure(loop)
+        self._played += loop.worked
         if isinstance(loop.failure, GameLost):
-            self._restarts += 1
-            if self._restarts > self.limits.max_restarts:
+            played, self._played = self._played, 0.0
+            if not self._restarts.count(played):
                 raise GameError(
-                    f"{self.name}: was lost more than {self.limits.max_restarts} times. The last "
-                    f"time: {loop.failure}"
+                    f"{self.name}: there may be {self._restarts.text}; it was lost once more: "
+                    f"{loop.failure}"
                 ) from loop.failure
-            _log.warning("%s: starting it again after: %s", self.name, loop.failure)
+            number = self._restarts.total
+            _log.warning("%s: restarted (%d so far): %s", self.name, number, loop.failure)
         elif returned_at_once:
             raise EnvError(
                 f"{self.name}: play must ask its agents; it returned at once. Play at least one "

@@ -3,8 +3,9 @@
 In addition to shared memory, each worker receives one socket message per step. There are no busy
 loops. A worker that exits, raises, or hangs longer than ``step_timeout`` is replaced: its
 environments are built again with new seeds, and their episodes end as truncated (LAST, discount 1,
-reward 0, the last complete observation). The pool fails with the worker's traceback after more than
-``max_restarts`` replacements, or immediately if an environment breaks the rules of its interface.
+reward 0, the last complete observation). Each replacement logs one line with its reason. The pool
+fails with the worker's traceback after more than ``max_restarts`` replacements within
+``restart_window``, or immediately if an environment breaks the rules of its interface.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import weakref
 import cloudpickle
 import numpy as np
 
-from rlstack.envs.adapters import EnvBuilder, EnvError
+from rlstack.checks import EnvCrash, EnvError, WrongKindError
+from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.auto_reset import LAST, SpecSignature
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.episode_metrics import by_name
@@ -32,6 +34,7 @@ from rlstack.envs.process.protocol import (
     SharedArrays,
     open_memory,
 )
+from rlstack.envs.process.restarts import RestartLimit
 from rlstack.envs.process.worker_handle import WorkerFailure, WorkerHandle, end_all
 from rlstack.types import TimeStep
 
@@ -51,19 +54,20 @@ class ProcessBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          RuntimeError: a worker failed to start; the message contains its traceback.
-          TypeError: the builder cannot be pickled.
+          EnvCrash: a worker failed to start; the message contains its traceback.
+          WrongKindError: the builder cannot be pickled.
         """
         try:
             self._builder = cloudpickle.dumps((builder, config.options))
         except Exception as error:
-            raise TypeError(
+            raise WrongKindError(
                 f"ProcessBackend: the builder and options must be picklable; {error}. Use a "
                 "function or class at the top level of a module."
             ) from error
         self._config = config
         size = self._size = config.size
-        self._restarts = 0
+        self._limit = RestartLimit(config.max_restarts, config.restart_window)
+        self._working_since = time.monotonic()
         self._memory_fd = open_memory()
         self._workers: list[WorkerHandle] = []
         # Also runs when the pool is garbage-collected, and at interpreter exit.
@@ -80,7 +84,7 @@ class ProcessBackend:
         except BaseException as error:
             self.close()
             if isinstance(error, WorkerFailure):
-                kind = EnvError if error.fatal else RuntimeError
+                kind = EnvError if error.fatal else EnvCrash
                 raise kind(f"ProcessBackend: a worker did not start. {error}") from None
             raise
         hello = hellos[0]
@@ -161,7 +165,7 @@ class ProcessBackend:
 
         Raises:
           EnvError: an environment breaks the rules of its interface.
-          RuntimeError: too many workers failed; the message contains the last one's traceback.
+          EnvCrash: too many workers failed; the message contains the last one's traceback.
         """
         while len(self._ready) < self._config.wait_num:
             self._wait()
@@ -231,6 +235,8 @@ class ProcessBackend:
             except WorkerFailure as next_failure:
                 failure = next_failure
                 fresh.end(0.0)
+            finally:
+                self._working_since = time.monotonic()
         self._listen(fresh)
         again_ids = []
         for i in worker.env_ids:
@@ -251,20 +257,20 @@ class ProcessBackend:
             raise EnvError(
                 f"ProcessBackend: an environment breaks the rules of its interface.\n{failure}"
             )
-        if self._restarts >= self._config.max_restarts:
-            raise RuntimeError(
-                f"ProcessBackend: at most max_restarts={self._config.max_restarts} workers may "
-                f"fail; one more did. Its failure:\n{failure}"
+        worked = time.monotonic() - self._working_since - failure.hung
+        if not self._limit.count(worked):
+            raise EnvCrash(
+                f"ProcessBackend: there may be {self._limit.text} "
+                f"(max_restarts={self._config.max_restarts}); one more worker failed: {failure}"
             )
-        self._restarts += 1
         _log.warning(
-            "env worker restarted (number %d), its episodes are truncated: %s",
-            self._restarts,
-            str(failure),
+            "env worker restarted (%d so far), its episodes are truncated: %s",
+            self._limit.total,
+            failure.reason,
         )
 
     def _new_seed(self, i: int) -> int:
-        words = np.random.SeedSequence((self._config.seed + i, self._restarts)).generate_state(1)
+        words = np.random.SeedSequence((self._config.seed + i, self._limit.total)).generate_state(1)
         return int(words[0]) >> 1
 
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -273,7 +279,7 @@ class ProcessBackend:
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, the number of workers replaced."""
-        return {"restarts": self._restarts}
+        return {"restarts": self._limit.total}
 
     def close(self) -> None:
         """Ends the workers and frees the memory."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from rlstack.envs.adapters import EnvError
+from rlstack.checks import EnvCrash, EnvError
 from rlstack.envs.auto_reset import AutoResetEnv, build_all, close_all, spec_signature
 from rlstack.envs.process.protocol import (
     BROKEN,
@@ -148,9 +148,14 @@ def _run_concurrently(
 
 
 def _send_failure(sock: socket.socket, error: BaseException, *, greeted: bool) -> None:
-    """Reports why this worker cannot continue, instead of its ``Hello`` or after it."""
+    """Reports why this worker cannot continue, instead of its ``Hello`` or after it.
+
+    The first line of the report is the reason, the others are the traceback.
+    """
     code = BROKEN if isinstance(error, EnvError) else CRASHED
-    text = "".join(traceback.format_exception(error))
+    known = isinstance(error, EnvError | EnvCrash)
+    reason = " ".join(str(error if known else f"{type(error).__name__}: {error}").split())
+    text = reason + "\n" + "".join(traceback.format_exception(error))
     if greeted:
         sock.sendall(struct.pack("<i", code) + text.encode())
     else:

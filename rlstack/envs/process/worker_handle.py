@@ -31,11 +31,18 @@ _CLOSE_SECONDS = 3.0  # seconds for a worker to finish its step and close its en
 
 
 class WorkerFailure(Exception):  # noqa: N818 (handled by the pool, not shown as an error)
-    """A worker cannot continue; ``fatal`` if a new worker would fail in the same way."""
+    """A worker cannot continue.
 
-    def __init__(self, text: str, fatal: bool = False):
+    Attributes:
+      reason: the first line of the text.
+      fatal: whether a new worker would fail in the same way.
+      hung: seconds without a finished step, 0 unless that is the failure.
+    """
+
+    def __init__(self, text: str, fatal: bool = False, hung: float = 0.0):
         super().__init__(text)
-        self.fatal = fatal
+        self.reason = text.split("\n", 1)[0]
+        self.fatal, self.hung = fatal, hung
 
 
 def _title(env_ids: list[int]) -> str:
@@ -185,8 +192,9 @@ class WorkerHandle:
             self._steps_done, self._last_progress = count, now
         elif now - self._last_progress > timeout:
             raise WorkerFailure(
-                f"Envs {self.env_ids}: a step must finish within step_timeout={timeout} s; none "
-                "did. Raise step_timeout if steps are slow."
+                f"Envs {self.env_ids}: a step must finish within step_timeout={timeout:g} s; none "
+                "did. Raise step_timeout if steps are slow.",
+                hung=now - self._last_progress,
             )
 
     def _exit(self) -> str:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from rlstack.checks import EnvError
 from rlstack.entity import as_dm_env
 from rlstack.entity.games.mine_sweeper import MineSweeper
 from rlstack.entity.inverted import (
@@ -16,7 +17,6 @@ from rlstack.entity.inverted import (
     ScoredObservation,
 )
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.adapters import EnvError
 from tests.entity.inverted import games
 
 HERE = "tests.entity.inverted.games"

@@ -1,0 +1,72 @@
+"""``--env.options NAME VALUE ...`` for presets that have environment options of their own.
+
+The parser of the command line makes one option of each entry that a preset has, such as
+``--env.options.delay``, and then accepts no list of names and values. This module takes such lists
+from the arguments and joins them with the preset's entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from programs.experiment import Experiment, Option
+
+_FIELDS = ("options", "eval_options")
+
+
+def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experiment]:
+    """Returns the other arguments, and the preset with the options that the arguments give.
+
+    Args:
+      args: of the command line, after the preset's name.
+      experiment: the preset. Fields without options of its own are left to the parser.
+
+    Raises:
+      ValueError: a name has no value.
+    """
+    left: list[str] = []
+    at = 0
+    while at < len(args):
+        field = args[at].removeprefix("--env.").replace("-", "_")
+        if args[at].startswith("--env.") and field in _FIELDS and getattr(experiment.env, field):
+            end = at + 1
+            while end < len(args) and not args[end].startswith("--"):
+                end += 1
+            experiment = _joined(experiment, field, args[at], args[at + 1 : end])
+            at = end
+        else:
+            left.append(args[at])
+            at += 1
+    return left, experiment
+
+
+def _joined(experiment: Experiment, field: str, option: str, words: Sequence[str]) -> Experiment:
+    if len(words) % 2 or not words:
+        raise ValueError(
+            f"{option}: must be names and values, such as length 4; got {' '.join(words)!r}."
+        )
+    env = experiment.env
+    options: dict[str, Option] = dict(getattr(env, field))
+    for name, word in zip(words[::2], words[1::2], strict=True):
+        if word == "None":
+            options.pop(name, None)
+        else:
+            value = _value(word)
+            # The parser expects values of the type that the preset has.
+            real = type(options.get(name)) is float and type(value) is int
+            options[name] = float(value) if real else value
+    changes: dict[str, Any] = {field: options}
+    return dataclasses.replace(experiment, env=dataclasses.replace(env, **changes))
+
+
+def _value(word: str) -> Option:
+    if word in ("True", "False"):
+        return word == "True"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            pass
+    return word

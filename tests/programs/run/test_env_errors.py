@@ -1,0 +1,120 @@
+"""Runs in one process whose environments fail: what is saved, and what the user reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+
+from programs.__main__ import main
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
+from programs.experiment import EnvConfig
+from programs.presets import preset
+from programs.run import train
+from programs.run.single_process import SingleProcess
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.checks import EnvCrash, EnvError, WrongKindError
+from rlstack.storage import checkpoint
+
+FAULTY = "tests.envs.faulty:Faulty"
+pytestmark = pytest.mark.timeout(120)
+
+
+def faulty(frames=2000, **options):
+    env = EnvConfig(
+        FAULTY, num_envs=4, type="for_loop", options=options, eval_options={"fault": "none"}
+    )
+    return dataclasses.replace(
+        preset("cartpole-ppo"),
+        env=env,
+        frames=frames,
+        log_period=100,
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("raise", EnvCrash, r"Env \d \(Faulty\): step raised ArithmeticError.*faulty\.py:\d+\)"),
+        ("nan", EnvError, r"Env \d \(Faulty\): the reward must be finite"),
+    ],
+)
+def test_an_error_in_a_step_is_raised_after_everything_is_saved(tmp_path, fault, error, text):
+    run_dir, flag = tmp_path / "run", tmp_path / "flag"
+    # The episodes of other environments are short, so that no flag is needed to come this far.
+    experiment = faulty(fault=fault, at=200, length=200, flag=str(flag))
+    with pytest.raises(error, match=rf"{text}(.|\n)*saved at frame 792.*--resume {run_dir}"):
+        train.run(experiment, run_dir, stream=io.StringIO())
+    saved = checkpoint.latest(run_dir / "checkpoints")
+    assert checkpoint.read_metadata(saved)["env_frames"] == 792
+    assert not (run_dir / "result.json").exists()
+    result = train.resume(run_dir, stream=io.StringIO())  # the flag exists: no second fault
+    assert result.env_frames >= 2000
+    assert result.learner_steps >= 6  # 4 without the updates of the first part
+
+
+def test_an_error_before_the_first_frame_does_not_promise_a_checkpoint(tmp_path):
+    with pytest.raises(EnvCrash, match=r"told to fail") as caught:
+        train.run(faulty(fault="raise", at=1), tmp_path / "run", stream=io.StringIO())
+    assert "saved" not in str(caught.value)
+
+
+def test_a_process_pool_goes_on_and_the_restarts_are_logged(tmp_path, caplog):
+    experiment = faulty(400, fault="raise", at=5, env=1, flag=str(tmp_path / "flag"))
+    env = dataclasses.replace(experiment.env, type="process", num_workers=1)
+    loop = SingleProcess(dataclasses.replace(experiment, env=env))
+    try:
+        for _ in range(20):
+            loop.actor.step()
+        assert loop.stats()["env/restarts"] <= 1
+    finally:
+        loop.close()
+
+
+def test_an_endless_environment_does_not_hang_the_evaluation(tmp_path):
+    experiment = faulty(length=10**9)
+    experiment = dataclasses.replace(
+        experiment, evaluator=EvaluatorConfig(episodes=2, num_envs=2, max_steps=50)
+    )
+    stream = io.StringIO()
+    result = train.run(experiment, tmp_path / "run", stream=stream)
+    assert result.eval_return_mean == 50
+    assert "evaluating" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--env.name", "builtins:dict"], "must return a gymnasium.Env or a dm_env.Environment"),
+        (["--env.name", "builtins:len"], "the builder raised TypeError"),
+        (["--env.name", "math:pi"], "must name a callable"),
+        (["--env.name", FAULTY, "--env.type", "cpp"], "must be an id of EnvPool"),
+        (["--network-factory", "math:pi"], "Network or PolicyAndCritic of rlstack.networks; got"),
+        (["--network-factory", "rlstack.exploration:Sample"], "does not take these arguments"),
+        (["--network-factory", "operator:eq"], "it returned bool"),
+        (["--policy-factory", "math:pi"], "() -> Policy of rlstack.exploration; got float"),
+        (["--policy-factory", "time:time"], "it returned float"),
+        (["--env.name", "rlstack.envs.toy:PointMass"], "PPO"),
+    ],
+)
+def test_an_object_of_a_wrong_kind_is_one_line(args, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = "cartpole-dqn" if text == "PPO" else "cartpole-ppo"
+    text = "one discrete choice" if text == "PPO" else text
+    code = main(["train", name, *args, "--frames", "10", "--run-dir", str(tmp_path / "run")])
+    shown = capsys.readouterr().err
+    assert code == 1
+    assert "Traceback" not in shown
+    line = shown.strip().splitlines()[-1]
+    assert line.startswith("rlstack train: ") and text in line
+
+
+def test_a_factory_of_a_wrong_kind_is_a_type_error():
+    experiment = dataclasses.replace(preset("cartpole-ppo"), policy_factory="builtins:int")
+    with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
+        with pytest.raises(WrongKindError, match="policy_factory builtins:int must be") as caught:
+            make_agent(experiment, env.spec)
+        assert isinstance(caught.value, TypeError)
