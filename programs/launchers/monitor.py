@@ -29,6 +29,7 @@ class ProgramMonitor:
         self._display, self._failures = display, failures
         self._shown = self._size = 0  # restarts shown, and the bytes of the record that had them
         self._has_answered = False
+        self._noted = 0  # the number of the coordinator's last note that was shown
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -93,6 +94,10 @@ class ProgramMonitor:
             except (UnavailableError, RemoteError):  # starting, or short of processor time
                 continue
             self._has_answered = True
+            for number, text in status["notes"]:
+                if number > self._noted:
+                    self._noted = number
+                    self._display.write_line(text)
             self._display.write_nodes(status["nodes"])
             self._display.write_activity("evaluating" if status["phase"] == JUDGING else "")
             self._display.write(status["env_frames"], status["logs"])

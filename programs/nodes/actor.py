@@ -13,7 +13,7 @@ import numpy as np
 
 from programs import timing
 from programs.components.agent import make_agent
-from programs.components.environments import make_env
+from programs.components.environments import Pool, make_env
 from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig
@@ -78,7 +78,7 @@ class ActorNode:
             try:
                 ids, cfg = experiment.env_ids(self._rank), experiment.replay
                 replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
-                program.gauges = replay.gauges
+                program.gauges = _Gauges(program, replay, env)
                 actor = Actor(env, inferencer, replay)
                 if experiment.program.pacing == "lock_step":
                     replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
@@ -182,6 +182,25 @@ class ActorNode:
         """The first actor's environments are those of a single process."""
         role = f"env/{self._rank}" if self._rank else "env"
         return role_seed(self._setup.experiment.seed, role, self._program.incarnation)
+
+
+class _Gauges:
+    """The values that reports contain; also counts the restarts of environments, and shows them."""
+
+    def __init__(self, program: CoordinatorClient, replay: _WaitingReplay, env: Pool) -> None:
+        self._program, self._replay, self._env = program, replay, env
+        self._restarts = 0
+
+    def __call__(self) -> dict[str, float]:
+        restarts = self._env.stats().get("restarts", 0)
+        if restarts > self._restarts:
+            self._restarts = restarts
+            self._program.count(env_restarts=restarts)
+            self._program.note(
+                f"env worker restarted ({restarts} so far), its episodes are truncated: "
+                f"{self._env.last_restart}"
+            )
+        return self._replay.gauges()
 
 
 class _WaitingReplay:

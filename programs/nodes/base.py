@@ -119,6 +119,11 @@ class CoordinatorClient:
         for name, value in (logs or {}).items():
             self._logs.setdefault(prefix + name, []).append(np.atleast_1d(np.asarray(value)))
 
+    def note(self, text: str) -> None:
+        """Shows a line on the program's display, if the coordinator answers."""
+        with contextlib.suppress(UnavailableError):
+            self._coordinator.note(self._node, text)
+
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds values to be averaged; makes this client a `rlstack.types.LogWriter`."""
         del step  # the coordinator logs by the frames of the whole program

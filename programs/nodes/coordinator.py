@@ -29,6 +29,8 @@ from rlstack.acting.evaluator import Evaluation, as_logs
 from rlstack.rpc import remote
 from rlstack.storage.loggers import Fanout, Logger
 
+_MAX_NOTES = 20  # lines that a display may not have shown yet
+
 
 class Coordinator:
     """The central state of one program; its public methods may be called from any thread."""
@@ -65,6 +67,8 @@ class Coordinator:
         self._budget = FrameBudget(experiment.frames, unroll)
         self._learner_steps = 0
         self._lost_frames = 0.0
+        self._env_restarts = 0
+        self._notes: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MAX_NOTES)
         self._nodes: dict[str, _NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
@@ -87,8 +91,8 @@ class Coordinator:
           node: the node's name, such as "actor/0".
           incarnation: how often it has been restarted.
           pid: the id of its process.
-          counts: totals since the incarnation began. ``env_frames`` and ``learner_steps`` are
-            counted; ``ended`` marks the node's last report.
+          counts: totals since the incarnation began. ``env_frames``, ``env_restarts`` and
+            ``learner_steps`` are counted; ``ended`` marks the node's last report.
           gauges: current values, logged as means over the nodes that report them.
           logs: values to average, each a list of numbers.
         """
@@ -101,6 +105,8 @@ class Coordinator:
                 self._lost_frames += self._frames_lost_with(known)
             before = known.counts if incarnation == known.incarnation else {}
             self._add_frames(int(counts.get("env_frames", 0) - before.get("env_frames", 0)))
+            restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
+            self._env_restarts += int(restarts)
             self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
             known.counts, known.gauges = counts, gauges
@@ -132,6 +138,13 @@ class Coordinator:
                 return  # a repeated call
             self._periodic.finish(self._state.env_frames, self._program_logs())
             self._enter(OVER if self._interrupted else JUDGING)
+
+    @remote()
+    def note(self, node: str, text: str) -> None:
+        """Takes a line for the display, such as the restart of an environment's worker."""
+        with self._lock:
+            number = self._notes[-1][0] + 1 if self._notes else 1
+            self._notes.append((number, f"{node}: {text}"))
 
     @remote()
     def judged(
@@ -169,7 +182,8 @@ class Coordinator:
         """Returns what a display shows: the state, the newest logs, and every node."""
         with self._lock:
             nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
-            return {**self._state._asdict(), "logs": dict(self._newest.logs), "nodes": nodes}
+            logs, notes = dict(self._newest.logs), [list(note) for note in self._notes]
+            return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
 
     @remote(idempotent=True)
     def relocate(self, node: str, address: str) -> None:
@@ -299,6 +313,7 @@ class Coordinator:
                 values["params/lag"].append(self._learner_steps - node.gauges["params/version"])
         return {
             "learner/steps": self._learner_steps,
+            "env/restarts": self._env_restarts,
             "program/restarts": sum(node.incarnation for node in self._nodes.values()),
             "program/lost_frames": self._lost_frames,
             **{name: float(np.mean(found)) for name, found in values.items()},

@@ -11,8 +11,14 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import EnvCrash, EnvError
-from rlstack.envs.adapters import EnvBuilder, Options, Outcome, make_env
-from rlstack.envs.dtypes import changed_by_cast, too_wide
+from rlstack.envs.adapters import (
+    EnvBuilder,
+    Options,
+    Outcome,
+    changed_by_cast,
+    make_env,
+    too_wide,
+)
 from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, Tree
 

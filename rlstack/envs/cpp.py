@@ -29,8 +29,8 @@ from typing import Any, Protocol
 import numpy as np
 from dm_env import specs
 
+from rlstack.envs.adapters import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.backend import PoolConfig
-from rlstack.envs.dtypes import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 

@@ -102,6 +102,11 @@ class _WithOpponents(Generic[AnyPool]):
         """Returns the counters of the wrapped pool."""
         return self._pool.stats()
 
+    @property
+    def last_restart(self) -> str:
+        """Why a worker process of the wrapped pool was restarted last; empty if none was."""
+        return self._pool.last_restart
+
     def close(self) -> None:
         """Closes the wrapped pool; safe to call twice."""
         self._pool.close()

@@ -75,6 +75,11 @@ class Pool:
         """Returns counters since construction, such as ``restarts`` of worker processes."""
         return (self._backend or self._open("stats")).stats()  # also of a pool that failed
 
+    @property
+    def last_restart(self) -> str:
+        """Why a worker process was restarted last; empty if none was."""
+        return str(getattr(self._backend, "last_restart", ""))
+
     def close(self) -> None:
         """Ends threads and processes and frees memory; safe to call twice."""
         backend, self._backend = self._backend, None

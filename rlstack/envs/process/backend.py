@@ -66,6 +66,7 @@ class ProcessBackend:
             ) from error
         self._config = config
         size = self._size = config.size
+        self.last_restart = ""  # its reason
         self._limit = RestartLimit(config.max_restarts, config.restart_window)
         self._working_since = time.monotonic()
         self._memory_fd = open_memory()
@@ -263,6 +264,7 @@ class ProcessBackend:
                 f"ProcessBackend: there may be {self._limit.text} "
                 f"(max_restarts={self._config.max_restarts}); one more worker failed: {failure}"
             )
+        self.last_restart = failure.reason
         _log.warning(
             "env worker restarted (%d so far), its episodes are truncated: %s",
             self._limit.total,
