@@ -128,8 +128,8 @@ class _ProgramNode:
                 supervisor.record_failure(
                     path, node=self.name, end=end, incarnation=incarnation, **fields
                 )
-                if pause is None:
-                    raise
+                if pause is None:  # not as SystemExit, which would end the whole command
+                    raise RuntimeError(f"{self.name}: {end.reason}") from error
                 stop.wait(pause)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from typing import Any
 
@@ -65,3 +66,6 @@ def _forget(manager: Any) -> None:
 
     manager._disable_signals()
     worker_manager._SIGNAL_HANDLERS = None
+    # The error of a failed node refers to its frames, and these to the replay's memory.
+    manager._first_failure = None
+    gc.collect()

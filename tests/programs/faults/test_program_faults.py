@@ -158,6 +158,18 @@ def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_pat
 
 
 @pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_recovered_failure_is_not_blamed_for_a_later_one(tmp_path, launch):
+    """An actor fails once and is started again; then an update of the learner gives NaN."""
+    experiment = faulty("heavy_env", tmp_path / "flag", num_actors=2, launch=launch)
+    normalisation = dataclasses.replace(experiment.normalisation, reward_scale=float("inf"))
+    experiment = dataclasses.replace(experiment, normalisation=normalisation, frames=100_000)
+    with pytest.raises(ProgramError, match="node learner failed: NonFiniteError"):
+        train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    found = failures(tmp_path / "run")
+    assert [f["restarts"] for f in found if "told to fail" in f["reason"]] == [True]
+
+
+@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_actor_whose_environment_exits_with_code_0_is_started_again(tmp_path, launch):
     flag = tmp_path / "flag"
     experiment = faulty("heavy_env", flag, fault="leave", num_actors=1, launch=launch)

@@ -1,0 +1,35 @@
+"""A disk that is full ends a program with the node and the reason."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("launchpad")
+pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.timeout(300)]
+
+MOUNT = 'mount -t tmpfs -o size=640k tmpfs "$1" && shift && exec "$@"'
+
+
+@pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
+def test_a_full_disk_ends_a_program_with_the_node_and_the_reason(tmp_path, topology):
+    """The run directory is on a file system of its own, which checkpoints and logs soon fill."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("needs user namespaces")
+    command = (
+        sys.executable, "-m", "programs", "train", "cartpole-ppo", "--topology", topology,
+        "--run-dir", tmp_path / "run", "--frames", 100_000_000, "--log-period", 200,
+        "--checkpoint-period", 1000, "--program.num-actors", 1,
+    )  # fmt: skip
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", MOUNT, "sh", str(tmp_path), *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 1, done.stderr
+    first = done.stderr[done.stderr.index("rlstack train: ") :].splitlines()[0]
+    assert "node coordinator failed: " in first or "node learner failed: " in first, done.stderr
+    assert "No space left on device" in first, done.stderr
