@@ -101,7 +101,7 @@ def _why(directory: RunDir) -> str:
     failure = cause(read_failures(directory.failures))
     if failure is not None:
         return (
-            f"node {failure['node']} failed: {failure['reason']}. "
+            f"node {failure['node']} failed: {str(failure['reason']).rstrip('.')}. "
             f"The output of the nodes is in {directory.node_logs}.\n"
             f"{failure.get('traceback', '')}".rstrip()
         )
