@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,20 @@ _LAST = int(StepType.LAST)
 _SLICE = 0.1  # seconds after which a wait checks whether the buffer was closed
 _SETTLE = 0.1  # seconds in which the table accepts items if no rule blocks them
 _REFRESH = 1.0  # seconds between two reads of the largest priority
+# From 50 items of one stream that are unsent or in transit, Reverb prints a warning for every tenth
+# one. An actor that waits for its learner would fill the disk with them.
+_MAX_PER_STREAM = 49
+_MAX_ENVS = 24  # of one stream, so that others of its items may be in transit
+
+
+@dataclasses.dataclass
+class _Stream:
+    """A stream of items of the environments from `first` to before `end`."""
+
+    writer: binding.TrajectoryWriter
+    first: int
+    end: int
+    pending: int = 0  # items that may be unsent or in transit
 
 
 class ReverbWriter:
@@ -59,8 +74,9 @@ class ReverbWriter:
           env_ids: consecutive ids of the environments of this writer.
           packing: the packing of the steps.
           address: the server's address, ``host:port``.
-          max_pending: number of unsent items, or items in transit, above which ``add`` waits; 0
-              makes every ``add`` wait until its items are in the table.
+          max_pending: number of unsent items, or items in transit, above which ``add`` waits, or
+              a lower one at which Reverb does not warn; 0 makes every ``add`` wait until its items
+              are in the table.
           maxima: shared with the reading half.
           closed: returns whether the buffer has been closed since.
         """
@@ -75,13 +91,13 @@ class ReverbWriter:
         self._offsets = np.arange(self._rows)
         self._counter = StepCounter(num_envs)  # counts steps since the last gap
         self._lock, self._closed = threading.Lock(), False
-        self._pending = 0
         self.waited = 0.0  # seconds
         self._refs: list[collections.deque[object]] = [
             collections.deque(maxlen=self._rows) for _ in range(0 if self._whole else num_envs)
         ]
         self._client = connect(address, cfg.timeout_seconds, closed)
-        self._stream = self._open()
+        firsts = range(0, num_envs, _MAX_ENVS)
+        self._streams = [_Stream(self._open(), i, min(num_envs, i + _MAX_ENVS)) for i in firsts]
         self._calls = CallThread() if cfg.sampler == "prioritized" else None
         self._asked: Future[float] | None = None
         self._asked_at = -_REFRESH
@@ -166,27 +182,43 @@ class ReverbWriter:
             ) from None
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
-        """Appends a step of each environment, in one call of Reverb with a column for each."""
+        """Appends a step of each environment, in one call per stream, with a column for each."""
         columns: list[np.ndarray | None] = [None] * len(self._env_ids)
         for env, row in zip(ids.tolist(), self._ring[ids, rows], strict=True):
             columns[env] = row
-        refs = self._stream.Append(columns)
+        refs: list[object] = []
+        for stream in self._streams:
+            own = columns[stream.first : stream.end]
+            empty = len(self._streams) > 1 and all(column is None for column in own)
+            refs += own if empty else stream.writer.Append(own)
         for env in ids.tolist():
             self._refs[env].append(refs[env])
 
     def _create(self, ids: np.ndarray, starts: np.ndarray) -> None:
         """Makes the items that start at these steps."""
-        stream, priority = self._stream, self._priority()
+        priority = self._priority()
+        if len(self._streams) == 1:
+            self._create_in(self._streams[0], ids, starts, priority)
+        else:
+            for stream in self._streams:
+                own = (ids >= stream.first) & (ids < stream.end)
+                if own.any():
+                    self._create_in(stream, ids[own], starts[own], priority)
+        if not self._max_pending:
+            self._flush(0.0, _SETTLE)
+
+    def _create_in(
+        self, stream: _Stream, ids: np.ndarray, starts: np.ndarray, priority: float
+    ) -> None:
+        writer = stream.writer
         if self._whole:
             rows = (starts[:, None] + self._offsets) % self._rows
-            items = [[[ref]] for ref in stream.Append(list(self._ring[ids[:, None], rows]))]
+            items = [[[ref]] for ref in writer.Append(list(self._ring[ids[:, None], rows]))]
         else:
             items = [[list(self._refs[env])] for env in ids.tolist()]
         for item in items:
-            stream.CreateItem(ITEMS, priority, item, [self._whole])
-        self._pending += len(items)
-        if not self._max_pending:
-            self._flush(0, _SETTLE)
+            writer.CreateItem(ITEMS, priority, item, [self._whole])
+        stream.pending += len(items)
 
     def _priority(self) -> float:
         """Returns the priority of a new item: the largest priority set so far, as last read."""
@@ -202,30 +234,50 @@ class ReverbWriter:
             self._asked_at = now
         return self._maxima.largest_priority
 
+    def _limit(self, stream: _Stream) -> int:
+        """Returns the number of pending items of a stream above which ``add`` waits."""
+        num_envs = stream.end - stream.first
+        share = self._max_pending * num_envs // len(self._env_ids)
+        return min(share, _MAX_PER_STREAM - num_envs)
+
     def _wait_for_pending(self, timeout: float) -> None:
-        """Waits until at most max_pending items are unsent or in transit."""
-        if self._pending <= self._max_pending:
+        """Waits until each stream has few pending items, so that another step may be added."""
+        if all(stream.pending <= self._limit(stream) for stream in self._streams):
             return
         start = time.monotonic()
-        in_time = self._flush(self._max_pending // 2, timeout)
+        in_time = self._flush(0.5, timeout)
         self.waited += time.monotonic() - start
         if in_time:
             return
         table_info(self._client, self._address, 1.0)  # raises if the server does not answer
+        pending = sum(stream.pending for stream in self._streams)
         raise ReplayTimeoutError(
-            f"ReverbReplayBuffer.add: the table at {self._address} must accept {self._pending} "
+            f"ReverbReplayBuffer.add: the table at {self._address} must accept {pending} "
             f"items before more are added; it did not within {timeout:g} s. Is the learner "
             "running, and sampling fast enough for samples_per_insert and max_size?"
         )
 
-    def _flush(self, leave: int, timeout: float) -> bool:
-        """Waits until at most ``leave`` items are unsent; returns False after the timeout."""
+    def _flush(self, leave: float, timeout: float) -> bool:
+        """Waits until each stream has at most this share of its limit pending.
+
+        Returns:
+          False after the timeout.
+        """
         deadline = time.monotonic() + timeout
+        for stream in self._streams:
+            limit = self._limit(stream)
+            if leave and stream.pending <= limit:
+                continue
+            if not self._flush_one(stream, int(leave * limit), deadline):
+                return False
+        return True
+
+    def _flush_one(self, stream: _Stream, leave: int, deadline: float) -> bool:
         while True:
             left = min(_SLICE, deadline - time.monotonic())
             try:
-                self._stream.Flush(leave, max(1, int(left * 1000)))
-                self._pending = min(self._pending, leave)
+                stream.writer.Flush(leave, max(1, int(left * 1000)))
+                stream.pending = min(stream.pending, leave)
                 return True
             except RuntimeError as error:
                 if "Timeout" not in str(error) and "Deadline" not in str(error):
@@ -244,7 +296,7 @@ class ReverbWriter:
         """
         with self._lock:
             self._check_open("flush")
-            if not self._flush(0, timeout):
+            if not self._flush(0.0, timeout):
                 raise ReplayTimeoutError(
                     f"ReverbReplayBuffer.flush: the table at {self._address} must accept all "
                     f"items; it did not within {timeout:g} s. Is it full?"
@@ -270,7 +322,7 @@ class ReverbWriter:
         """Returns the steps of unfinished items."""
         with self._lock:
             self._check_open("save")
-            self._flush(0, self._cfg.timeout_seconds)
+            self._flush(0.0, self._cfg.timeout_seconds)
             return {"rows": self._ring.copy(), "since": self._counter.last_steps() + 1}
 
     def load(self, tree: PyTree) -> None:
@@ -290,12 +342,13 @@ class ReverbWriter:
         """Sends the completed items that the table accepts immediately, and ends the stream."""
         self._closed = True  # ends a wait in `add`
         with self._lock:
-            if self._stream is None:
+            if not self._streams:
                 return
-            with contextlib.suppress(RuntimeError):  # a full table refuses items; they are lost
-                self._stream.Flush(0, int(_SETTLE * 1000))
-            self._stream.Close()
-            self._stream = None  # type: ignore[assignment]
+            for stream in self._streams:
+                with contextlib.suppress(RuntimeError):  # a full table refuses items; they are lost
+                    stream.writer.Flush(0, int(_SETTLE * 1000 / len(self._streams)))
+                stream.writer.Close()
+            self._streams = []
             self._refs = []
             if self._calls is not None:
                 self._calls.close()

@@ -154,6 +154,26 @@ def test_a_full_fifo_waits_and_loses_nothing():
     server.close()
 
 
+@pytest.mark.parametrize("num_envs", [4, 20, 60])
+@pytest.mark.parametrize("unroll_length", [1, 3])
+def test_a_writer_that_waits_for_its_learner_does_not_fill_its_log(num_envs, unroll_length, capfd):
+    """Reverb prints a warning for every tenth item that is pending, from fifty on."""
+    cfg = config("fifo", batch_size=4, unroll_length=unroll_length, max_size=8)
+    server, buffer = pair(cfg, num_envs, prefetch=0, max_pending=64)
+    writer, wanted = pickle.loads(pickle.dumps(buffer)), 20 * num_envs
+    steps = 20 * unroll_length + 1
+    thread = threading.Thread(target=feed, args=(writer, num_envs, 0, steps))
+    thread.start()
+    items = [item for _ in range(wanted // 4) for item in drawn(buffer.sample(timeout=20))]
+    thread.join(timeout=20)
+    assert "alarmingly" not in "".join(capfd.readouterr())
+    for env in range(num_envs):
+        firsts = [first for e, first in items if e == env]
+        assert firsts == list(range(0, 20 * unroll_length, unroll_length))
+    for each in (buffer, writer, server):
+        each.close()
+
+
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_a_fifo_that_is_full_before_min_size_is_sampled(prefetch):
     server, buffer = pair(config("fifo", max_size=8, min_size=20), 4, prefetch=prefetch)
