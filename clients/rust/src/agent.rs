@@ -14,7 +14,8 @@ pub trait Agent {
     }
 }
 
-/// Chooses uniformly among the legal choices.
+/// Chooses uniformly among the legal choices. An actor without a legal choice does nothing; a trainer
+/// refuses such an observation.
 pub struct RandomAgent {
     space: Space,
     state: u64,
@@ -42,9 +43,11 @@ impl Agent for RandomAgent {
             let kind = self.space.actions[given.action].clone();
             let width = given.width(&kind);
             for row in 0..given.rows(&kind) {
-                let is_legal =
-                    |i: &usize| given.mask.as_ref().map_or(true, |mask| mask[row * width + i]);
-                let legal: Vec<usize> = (0..width).filter(is_legal).collect();
+                let legal: Vec<usize> =
+                    (0..width).filter(|i| given.is_legal(&kind, row, *i)).collect();
+                if legal.is_empty() {
+                    continue;
+                }
                 let mut choice = legal[self.below(legal.len())] as u32;
                 if kind.kind == ActionKind::SelectEntity {
                     choice = given.actees[choice as usize];
@@ -93,5 +96,24 @@ mod tests {
             assert_ne!(actions[1].choices[0], 1);
         }
         assert!(counts.iter().all(|count| (60..140).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn nothing_legal_is_no_action() {
+        let space = Space::default()
+            .entity("A", 3, &[])
+            .categorical("pick", 3, &["x", "y"])
+            .select_entity("point", 3);
+        let observation = Observation {
+            features: vec![vec![vec![]; 2]],
+            action_masks: vec![
+                ActionMask::new(0, vec![0, 1]).legal(vec![false, false, false, true]),
+                ActionMask::new(1, vec![0]),
+            ],
+            ..Observation::default()
+        };
+        let actions = RandomAgent::new(space, 7).act(&observation).unwrap();
+        assert_eq!(actions[0], Action { actors: vec![1], choices: vec![1] });
+        assert_eq!(actions[1], Action::default());
     }
 }

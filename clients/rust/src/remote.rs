@@ -3,21 +3,71 @@
 use std::cell::RefCell;
 use std::env;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
 use crate::space::{Action, Observation, Space};
 use crate::wire::{self, invalid, Writer};
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+/// How long connecting, and the answer to HELLO, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the trainer may leave what was sent unread.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the trainer may take for actions, unless [`Connection::set_patience`] changes it.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+trait Stream: Read + Write {
+    fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(read))?;
+        self.set_write_timeout(Some(write))
+    }
+}
+
+#[cfg(unix)]
+impl Stream for std::os::unix::net::UnixStream {
+    fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(read))?;
+        self.set_write_timeout(Some(write))
+    }
+}
+
+/// Reads from a stream until a deadline, however slowly bytes arrive.
+struct Until<'a> {
+    stream: &'a mut dyn Stream,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "the trainer did not answer in time");
+        if left.is_zero() {
+            return Err(late());
+        }
+        self.stream.set_timeouts(left, SEND_TIMEOUT)?;
+        self.stream.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(),
+            _ => error,
+        })
+    }
+}
+
+fn receive(stream: &mut dyn Stream, timeout: Duration) -> io::Result<wire::Reader> {
+    wire::receive(&mut Until { stream, deadline: Instant::now() + timeout })
+}
 
 /// A connection to a trainer, shared by all agents of a game.
 pub struct Connection {
     space: Space,
     num_agents: usize,
     stream: Option<Box<dyn Stream>>,
+    patience: Duration,
     /// The seed that the game should use.
     pub seed: u64,
 }
@@ -50,8 +100,9 @@ impl Connection {
         name: &str,
         token: &str,
     ) -> io::Result<Connection> {
+        stream.set_timeouts(CONNECT_TIMEOUT, SEND_TIMEOUT)?;
         wire::send(&mut stream, wire::hello(&space, num_agents, name, token))?;
-        let mut data = wire::receive(&mut stream)?;
+        let mut data = receive(stream.as_mut(), CONNECT_TIMEOUT)?;
         match data.kind {
             wire::WELCOME => {}
             wire::ERROR => return Err(invalid(data.text()?)),
@@ -69,7 +120,13 @@ impl Connection {
             )));
         }
         let seed = data.u64()?;
-        Ok(Connection { space, num_agents, stream: Some(stream), seed })
+        data.end()?;
+        Ok(Connection { space, num_agents, stream: Some(stream), patience: PATIENCE, seed })
+    }
+
+    /// Sets how long the trainer may take for actions; an hour by default.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Returns the agents, for games that ask them one after the other.
@@ -89,6 +146,7 @@ impl Connection {
         self.ask(observations, false)
     }
 
+    /// Asks, and disconnects if that fails: what the trainer sends later would be misread.
     fn ask(
         &mut self,
         observations: &[(usize, &Observation)],
@@ -100,15 +158,24 @@ impl Connection {
         for (number, observation) in observations {
             self.append(&mut out, *number, None, observation)?;
         }
-        let Some(stream) = self.stream.as_mut() else { return Ok(None) };
-        wire::send(stream, out)?;
-        let mut data = wire::receive(stream)?;
+        let Some(mut stream) = self.stream.take() else { return Ok(None) };
+        wire::send(&mut stream, out)?;
+        let answers = self.answers(receive(stream.as_mut(), self.patience)?, observations)?;
+        if answers.is_some() {
+            self.stream = Some(stream);
+        }
+        Ok(answers)
+    }
+
+    /// Returns what a frame answers to observations; None for SHUTDOWN.
+    fn answers(
+        &self,
+        mut data: wire::Reader,
+        observations: &[(usize, &Observation)],
+    ) -> io::Result<Option<Vec<Vec<Action>>>> {
         match data.kind {
             wire::ACT => {}
-            wire::SHUTDOWN => {
-                self.stream = None;
-                return Ok(None);
-            }
+            wire::SHUTDOWN => return data.end().map(|()| None),
             wire::ERROR => return Err(invalid(data.text()?)),
             kind => {
                 return Err(invalid(format!(
@@ -119,14 +186,19 @@ impl Connection {
         if data.u32()? as usize != observations.len() {
             return Err(invalid("ACT must answer every agent that was asked"));
         }
-        let mut answers = vec![Vec::new(); observations.len()];
+        let mut answers: Vec<Option<Vec<Action>>> = vec![None; observations.len()];
         for _ in observations {
             let number = data.u32()? as usize;
             let place = observations.iter().position(|(asked, _)| *asked == number);
             let place = place.ok_or_else(|| invalid(format!("agent {number} was not asked")))?;
-            answers[place] = wire::actions(&mut data, &self.space)?;
+            if answers[place].is_some() {
+                return Err(invalid(format!("ACT must answer agent {number} once")));
+            }
+            answers[place] =
+                Some(wire::actions(&mut data, &self.space, observations[place].1)?);
         }
-        Ok(Some(answers))
+        data.end()?;
+        Ok(Some(answers.into_iter().flatten().collect()))
     }
 
     /// Shows an agent the last observation of its game.
@@ -146,6 +218,10 @@ impl Connection {
         truncated: Option<bool>,
         observation: &Observation,
     ) -> io::Result<()> {
+        if number >= self.num_agents {
+            let most = self.num_agents;
+            return Err(invalid(format!("an agent's number must be less than {most}; got {number}")));
+        }
         self.space.check(observation).map_err(|error| invalid(error.0))?;
         out.u32(number);
         truncated.into_iter().for_each(|flag| out.u8(flag as u8));
@@ -200,19 +276,42 @@ fn open(address: &str) -> io::Result<Box<dyn Stream>> {
     if let Some(path) = address.strip_prefix("unix:") {
         return Ok(Box::new(std::os::unix::net::UnixStream::connect(path)?));
     }
-    let stream = TcpStream::connect(address)?;
-    stream.set_nodelay(true)?;
-    Ok(Box::new(stream))
+    let mut last = invalid(format!("there is no address {address}"));
+    for place in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&place, CONNECT_TIMEOUT) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(Box::new(stream));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::ActionMask;
     use std::net::TcpListener;
     use std::thread;
 
     fn space() -> Space {
         Space::default().entity("A", 2, &["x"]).categorical("go", 2, &["l", "r"])
+    }
+
+    fn seen() -> Observation {
+        Observation {
+            features: vec![vec![vec![0.5]]],
+            action_masks: vec![ActionMask::new(0, vec![0])],
+            ..Default::default()
+        }
+    }
+
+    fn answer(stream: &mut TcpStream, values: &[usize]) {
+        let mut out = Writer::new(wire::ACT);
+        values.iter().for_each(|value| out.u32(*value));
+        wire::send(stream, out).unwrap();
     }
 
     fn with_server<T>(
@@ -250,7 +349,7 @@ mod tests {
         with_server(serve, |connection| {
             let mut agent = connection.unwrap().agents().pop().unwrap();
             assert_eq!(agent.seed(), 9);
-            let seen = Observation { features: vec![vec![vec![0.5]]], ..Default::default() };
+            let seen = seen();
             let action = Action { actors: vec![0], choices: vec![1] };
             assert_eq!(agent.act(&seen), Some(vec![action]));
             assert_eq!(agent.act(&seen), None);
@@ -280,6 +379,78 @@ mod tests {
             let seen = Observation { features: vec![vec![vec![]]], ..Default::default() };
             let error = connection.unwrap().act_all(&[(0, &seen)]).err().unwrap().to_string();
             assert!(error.contains("must have 1 features; got 0"), "{error}");
+        });
+    }
+
+    #[test]
+    fn wrong_answers_are_errors_and_end_the_connection() {
+        for (wrong, reason) in [
+            (&[1, 0, 1, 7777, 1][..], "actor 7777"),
+            (&[1, 0, 1, 0, 4242], "choice 4242"),
+            (&[1, 0, 1, 0, 1, 9], "4 more bytes"),
+            (&[1, 3, 1, 0, 1], "agent 3 was not asked"),
+            (&[2, 0, 1, 0, 1, 0, 1, 0, 1], "every agent"),
+            (&[1, 0, 0], "actor 0 must act"),
+            (&[1, 0], "too short"),
+        ] {
+            let serve = |stream: &mut TcpStream| {
+                welcome(stream, wire::VERSION);
+                wire::receive(stream).unwrap();
+                answer(stream, wrong);
+            };
+            with_server(serve, |connection| {
+                let mut connection = connection.unwrap();
+                let error = connection.act_all(&[(0, &seen())]).err().unwrap().to_string();
+                assert!(error.contains(reason), "{wrong:?}: {error}");
+                assert_eq!(connection.act_all(&[(0, &seen())]).unwrap(), None);
+            });
+        }
+    }
+
+    #[test]
+    fn an_agent_is_answered_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            welcome(&mut stream, wire::VERSION);
+            wire::receive(&mut stream).unwrap();
+            answer(&mut stream, &[2, 0, 1, 0, 1, 0, 1, 0, 1]);
+        });
+        let mut connection = Connection::connect(space(), 2, "t", &address, "").unwrap();
+        let error = connection.act_all(&[(0, &seen()), (1, &seen())]).err().unwrap().to_string();
+        assert!(error.contains("agent 0 once"), "{error}");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_trainer_that_is_silent_or_slow_is_not_waited_for_forever() {
+        let serve = |stream: &mut TcpStream| {
+            welcome(stream, wire::VERSION);
+            wire::receive(stream).unwrap();
+            for byte in [17, 0, 0, 0, 4, 1] {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        };
+        with_server(serve, |connection| {
+            let mut connection = connection.unwrap();
+            connection.set_patience(Duration::from_millis(250));
+            let begin = Instant::now();
+            let error = connection.act_all(&[(0, &seen())]).err().unwrap();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+            assert!(begin.elapsed() < Duration::from_secs(5));
+        });
+    }
+
+    #[test]
+    fn an_agent_that_does_not_exist_is_not_shown_anything() {
+        let serve = |stream: &mut TcpStream| welcome(stream, wire::VERSION);
+        with_server(serve, |connection| {
+            let error = connection.unwrap().act_all(&[(1, &seen())]).err().unwrap().to_string();
+            assert!(error.contains("less than 1; got 1"), "{error}");
         });
     }
 }

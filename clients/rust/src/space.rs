@@ -112,7 +112,24 @@ impl Space {
                 ));
             }
         }
+        if observation.visible.len() > self.entities.len() {
+            return fail(format!(
+                "visible: must have at most {} entries; got {}",
+                self.entities.len(),
+                observation.visible.len()
+            ));
+        }
+        for (i, flags) in observation.visible.iter().enumerate() {
+            let (wanted, kind) = (observation.features[i].len(), &self.entities[i]);
+            if flags.as_ref().is_some_and(|flags| flags.len() != wanted) {
+                return fail(format!(
+                    "entity type {:?}: visible must have {wanted} flags, one for each entity",
+                    kind.name
+                ));
+            }
+        }
         let total = observation.num_entities();
+        let mut seen = vec![false; self.actions.len()];
         for given in &observation.action_masks {
             let Some(action) = self.actions.get(given.action) else {
                 return fail(format!(
@@ -121,6 +138,9 @@ impl Space {
                     given.action
                 ));
             };
+            if std::mem::replace(&mut seen[given.action], true) {
+                return fail(format!("action {:?}: must have one mask; got two", action.name));
+            }
             if given.actors.iter().chain(&given.actees).any(|i| *i as usize >= total) {
                 return fail(format!(
                     "action {:?}: actors and actees must be less than {total}, the number of entities",
@@ -140,6 +160,16 @@ impl Space {
                 return fail(format!(
                     "action {:?}: its mask must have {wanted} flags, one for each actor and choice",
                     action.name
+                ));
+            }
+            let (rows, width) = (given.rows(action), given.width(action));
+            let none = |row: &usize| !(0..width).any(|i| given.is_legal(action, *row, i));
+            if let Some(row) = (0..rows).find(none) {
+                return fail(format!(
+                    "action {:?}: each actor must have a legal choice; actor {} has none. Make one \
+                     legal, or leave the actor out",
+                    action.name,
+                    given.actors.get(row).copied().unwrap_or(GLOBAL)
                 ));
             }
         }
@@ -188,6 +218,12 @@ impl ActionMask {
         } else {
             self.actors.len()
         }
+    }
+
+    /// Whether a row of the mask, or every choice without one, allows a choice by its position.
+    pub(crate) fn is_legal(&self, action: &ActionType, row: usize, column: usize) -> bool {
+        let width = self.width(action);
+        column < width && self.mask.as_ref().map_or(true, |mask| mask[row * width + column])
     }
 
     pub(crate) fn width(&self, action: &ActionType) -> usize {
@@ -244,3 +280,42 @@ impl fmt::Display for SpaceError {
 }
 
 impl std::error::Error for SpaceError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Observation)) -> String {
+        let space = Space::default()
+            .entity("A", 3, &["x"])
+            .categorical("go", 2, &["l", "r"])
+            .select_entity("at", 2);
+        let mut observation = Observation {
+            features: vec![vec![vec![0.0]; 2]],
+            visible: vec![Some(vec![true, false])],
+            action_masks: vec![ActionMask::new(0, vec![0, 1]), ActionMask::new(1, vec![0]).at(vec![1])],
+            ..Observation::default()
+        };
+        space.check(&observation).unwrap();
+        change(&mut observation);
+        space.check(&observation).unwrap_err().0
+    }
+
+    #[test]
+    fn an_actor_without_a_legal_choice_is_refused() {
+        let nothing = refused(|o| o.action_masks[0].mask = Some(vec![true, false, false, false]));
+        assert!(nothing.contains("actor 1 has none"), "{nothing}");
+        assert!(refused(|o| o.action_masks[1].actees.clear()).contains("actor 0 has none"));
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        assert!(refused(|o| o.visible = vec![Some(vec![true])]).contains("2 flags"));
+        assert!(refused(|o| o.visible = vec![None, None]).contains("at most 1 entries"));
+        assert!(refused(|o| o.action_masks[0].mask = Some(vec![true])).contains("4 flags"));
+        assert!(refused(|o| o.action_masks[0].actors = vec![0, 9]).contains("less than 2"));
+        assert!(refused(|o| o.action_masks[1].action = 0).contains("one mask; got two"));
+        assert!(refused(|o| o.action_masks[1].action = 7).contains("less than 2; got 7"));
+        assert!(refused(|o| o.features = vec![vec![vec![0.0, 1.0]]]).contains("1 features"));
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 
-use crate::space::{Action, ActionKind, Observation, Space};
+use crate::space::{Action, ActionKind, ActionMask, ActionType, Observation, Space, GLOBAL};
 
 /// The protocol's version.
 pub const VERSION: u32 = 1;
@@ -93,7 +93,18 @@ impl Reader {
     }
 
     pub fn u32s(&mut self, count: u32) -> io::Result<Vec<u32>> {
+        if count as usize > (self.data.len() - self.at) / 4 {
+            return Err(invalid("the frame is too short"));
+        }
         (0..count).map(|_| self.u32()).collect()
+    }
+
+    /// Checks that the frame ends here.
+    pub fn end(&self) -> io::Result<()> {
+        match self.data.len() - self.at {
+            0 => Ok(()),
+            left => Err(invalid(format!("the frame must end here; got {left} more bytes"))),
+        }
     }
 
     pub fn text(&mut self) -> io::Result<String> {
@@ -101,7 +112,7 @@ impl Reader {
         let end = self.at.saturating_add(size);
         let part = self.data.get(self.at..end).ok_or_else(|| invalid("the frame is too short"))?;
         self.at = end;
-        Ok(String::from_utf8_lossy(part).into_owned())
+        String::from_utf8(part.to_vec()).map_err(|_| invalid("a text must be UTF-8"))
     }
 }
 
@@ -123,7 +134,12 @@ pub(crate) fn receive(stream: &mut impl Read) -> io::Result<Reader> {
 }
 
 pub(crate) fn send(stream: &mut impl Write, frame: Writer) -> io::Result<()> {
-    stream.write_all(&frame.finish())
+    let frame = frame.finish();
+    if frame.len() - 4 > MAX_FRAME {
+        let size = frame.len() - 4;
+        return Err(invalid(format!("a frame must have at most {MAX_FRAME} bytes; got {size}")));
+    }
+    stream.write_all(&frame)
 }
 
 pub(crate) fn hello(space: &Space, num_agents: usize, name: &str, token: &str) -> Writer {
@@ -188,16 +204,62 @@ pub(crate) fn observation(out: &mut Writer, space: &Space, observation: &Observa
     }
 }
 
-/// Takes the actions of one agent.
-pub(crate) fn actions(data: &mut Reader, space: &Space) -> io::Result<Vec<Action>> {
+/// Takes the actions of one agent, which must be legal choices of actors of its observation.
+pub(crate) fn actions(
+    data: &mut Reader,
+    space: &Space,
+    observation: &Observation,
+) -> io::Result<Vec<Action>> {
     space
         .actions
         .iter()
-        .map(|_| {
+        .enumerate()
+        .map(|(number, kind)| {
             let count = data.u32()?;
-            Ok(Action { actors: data.u32s(count)?, choices: data.u32s(count)? })
+            let action = Action { actors: data.u32s(count)?, choices: data.u32s(count)? };
+            let given = observation.action_masks.iter().find(|given| given.action == number);
+            check_action(&action, kind, given)
+                .map_err(|reason| invalid(format!("ACT: action {:?}: {reason}", kind.name)))?;
+            Ok(action)
         })
         .collect()
+}
+
+fn check_action(
+    action: &Action,
+    kind: &ActionType,
+    given: Option<&ActionMask>,
+) -> Result<(), String> {
+    let Some(given) = given else {
+        let actors = &action.actors;
+        let rule = "it must have no actors, because the observation has none";
+        return if actors.is_empty() { Ok(()) } else { Err(format!("{rule}; got {actors:?}")) };
+    };
+    let mut acted = vec![false; given.rows(kind)];
+    for (actor, choice) in action.actors.iter().zip(&action.choices) {
+        let row = match kind.kind {
+            ActionKind::Global(_) => (*actor == GLOBAL).then_some(0),
+            _ => given.actors.iter().position(|other| other == actor),
+        };
+        let row = row.ok_or_else(|| format!("actor {actor} must be one of the observation's"))?;
+        if std::mem::replace(&mut acted[row], true) {
+            return Err(format!("actor {actor} must act once; it acts twice"));
+        }
+        let column = match kind.kind {
+            ActionKind::SelectEntity => given.actees.iter().position(|actee| actee == choice),
+            _ => Some(*choice as usize),
+        };
+        if !column.is_some_and(|column| given.is_legal(kind, row, column)) {
+            return Err(format!("choice {choice} of actor {actor} must be legal"));
+        }
+    }
+    match acted.iter().position(|acts| !acts) {
+        None => Ok(()),
+        Some(row) => {
+            let actor = given.actors.get(row).copied().unwrap_or(GLOBAL);
+            Err(format!("actor {actor} must act; it does not"))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -222,16 +284,72 @@ mod tests {
         }
     }
 
+    fn read(values: &[usize], observation: &Observation) -> io::Result<Vec<Action>> {
+        let space = Space::default()
+            .entity("A", 9, &[])
+            .categorical("a", 2, &["x", "y"])
+            .select_entity("b", 1)
+            .global("c", &["p", "q"]);
+        space.check(observation).unwrap();
+        let mut out = Writer::new(ACT);
+        values.iter().for_each(|value| out.u32(*value));
+        let mut data = receive(&mut out.finish().as_slice())?;
+        let actions = actions(&mut data, &space, observation)?;
+        data.end()?;
+        Ok(actions)
+    }
+
+    fn shown() -> Observation {
+        Observation {
+            features: vec![vec![vec![]; 7]],
+            action_masks: vec![
+                ActionMask::new(0, vec![5, 6]).legal(vec![true, true, true, false]),
+                ActionMask::new(1, vec![3]).at(vec![2, 4]),
+            ],
+            ..Observation::default()
+        }
+    }
+
     #[test]
     fn actions_are_read_in_the_order_of_the_space() {
-        let space = Space::default().categorical("a", 2, &["x"]).select_entity("b", 1);
-        let mut out = Writer::new(ACT);
-        for value in [2, 5, 6, 1, 0, 0] {
-            out.u32(value);
+        let found = read(&[2, 5, 6, 1, 0, 1, 3, 4, 0], &shown()).unwrap();
+        assert_eq!(found[0], Action { actors: vec![5, 6], choices: vec![1, 0] });
+        assert_eq!(found[1], Action { actors: vec![3], choices: vec![4] });
+        assert_eq!(found[2], Action::default());
+        let global = Observation {
+            action_masks: vec![ActionMask::new(2, vec![]).legal(vec![false, true])],
+            ..shown()
+        };
+        let found = read(&[0, 0, 1, 0, 1], &global).unwrap();
+        assert_eq!(found[2], Action { actors: vec![GLOBAL], choices: vec![1] });
+        assert!(read(&[0, 0, 1, 0, 0], &global).is_err());
+        assert!(read(&[0, 0, 1, 1, 1], &global).is_err());
+    }
+
+    #[test]
+    fn actions_that_the_observation_does_not_allow_are_refused() {
+        for (wrong, reason) in [
+            (&[2, 5, 7777, 1, 0, 1, 3, 4, 0][..], "actor 7777 must be one of"),
+            (&[2, 5, 4, 1, 0, 1, 3, 4, 0], "actor 4 must be one of"),
+            (&[2, 5, 5, 1, 0, 1, 3, 4, 0], "actor 5 must act once"),
+            (&[1, 5, 1, 1, 3, 4, 0], "actor 6 must act"),
+            (&[2, 5, 6, 4242, 0, 1, 3, 4, 0], "choice 4242 of actor 5 must be legal"),
+            (&[2, 5, 6, 1, 1, 1, 3, 4, 0], "choice 1 of actor 6 must be legal"),
+            (&[2, 5, 6, 1, 0, 1, 3, 3, 0], "choice 3 of actor 3 must be legal"),
+            (&[2, 5, 6, 1, 0, 1, 3, 4, 1, 0, 0], "it must have no actors"),
+            (&[2, 5, 6, 1, 0, 1, 3, 4, 0, 0], "got 4 more bytes"),
+            (&[2, 5, 6, 1, 0, 1, 3, 4], "too short"),
+            (&[4_000_000_000, 5, 6], "too short"),
+            (&[3, 5, 6, 1, 1, 0, 0, 1, 3, 4, 0], "actor 1 must be one of"),
+        ] {
+            let error = read(wrong, &shown()).unwrap_err().to_string();
+            assert!(error.contains(reason), "{wrong:?}: {error}");
         }
-        let mut data = receive(&mut out.finish().as_slice()).unwrap();
-        let read = actions(&mut data, &space).unwrap();
-        assert_eq!(read[0], Action { actors: vec![5, 6], choices: vec![1, 0] });
-        assert_eq!(read[1], Action::default());
+    }
+
+    #[test]
+    fn texts_must_be_utf_8() {
+        let frame = [7, 0, 0, 0, 7, 2, 0, 0, 0, 0xff, b'o'];
+        assert!(receive(&mut frame.as_slice()).unwrap().text().is_err());
     }
 }

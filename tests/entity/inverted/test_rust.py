@@ -31,7 +31,7 @@ def target(tmp_path_factory):
 
 
 def test_the_crates_own_tests_pass(target):
-    assert "7 passed" in cargo(target, "test")
+    assert "16 passed" in cargo(target, "test")
 
 
 def test_the_examples_play(target):
