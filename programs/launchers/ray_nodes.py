@@ -17,6 +17,7 @@ from programs.launchers import ray_cluster
 from programs.launchers.ray_runner import NodeRunner, Placement
 from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy
+from rlstack.rpc import versions
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
@@ -136,9 +137,12 @@ class RayNodes:
         """Binds the addresses of a node to the host of its process.
 
         Raises:
-          ValueError: the host does not see the run directory.
+          ValueError: the host does not see the run directory, or has another version of rlstack.
         """
         node.placement = placement
+        theirs = placement.versions or b"older unknown"
+        if wrong := versions.differences(theirs, placement.host):
+            raise ValueError(f"launch ray: {wrong}")
         if placement.token != self._token:
             raise ValueError(
                 f"launch ray: every host must see the run directory at the same path; "
@@ -165,7 +169,7 @@ class RayNodes:
         """Adds a line on where a node runs to the log ``hosts.jsonl``."""
         assert node.placement is not None
         placement = node.placement._asdict()
-        del placement["token"]
+        del placement["token"], placement["versions"]
         record = {"time": time.time(), "node": node.name, "incarnation": node.incarnation}
         with open(self._setup.directory.node_logs / "hosts.jsonl", "a") as file:
             file.write(json.dumps(record | placement) + "\n")

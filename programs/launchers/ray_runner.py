@@ -22,6 +22,7 @@ class Placement(NamedTuple):
     pid: int
     ports: tuple[int, ...]  # free ones, for the node's servers
     token: str  # the contents of the token file, as this host sees it
+    versions: bytes = b""  # of rlstack there; empty if it is older than this field
 
 
 class NodeRunner:
@@ -44,6 +45,7 @@ class NodeRunner:
         from programs import module_path
 
         module_path.arrange()  # Ray puts the directory of the command first
+        from rlstack.rpc import versions
         from rlstack.rpc.socket_filter import ALL_ADDRESSES, address_of
 
         try:
@@ -54,7 +56,8 @@ class NodeRunner:
         if interface not in ("", ALL_ADDRESSES):
             address = address_of(interface)
         node_id = ray.get_runtime_context().get_node_id()
-        return Placement(address, node_id, os.getpid(), _free_ports(num_ports), token)
+        ports = _free_ports(num_ports)
+        return Placement(address, node_id, os.getpid(), ports, token, versions.own())
 
     def start(self, node: bytes, incarnation: int, coordinator_lost: float, log: str) -> None:
         """Starts the node.

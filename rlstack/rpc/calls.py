@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.rpc import codec
+from rlstack.rpc import codec, versions
 from rlstack.rpc.courier import Channel, Server
 from rlstack.rpc.service import (
     ERROR,
@@ -267,8 +267,11 @@ class _Call:
         """Waits until the node answers, and returns its incarnation."""
         remote, pause = self._remote, _FIRST_PAUSE
         while True:
-            code, answer = self._send(HELLO, b"")
+            code, answer = self._send(HELLO, versions.own())
             if code == "OK":
+                if isinstance(answer, bytes) and answer.startswith(versions.REFUSED):
+                    text = answer.removeprefix(versions.REFUSED).decode(errors="replace")
+                    raise RemoteError(remote._name, self._method, "VersionError", text, "")
                 remote._incarnation = self._read(answer)[1]
                 return remote._incarnation
             if self._seconds_left() <= pause:

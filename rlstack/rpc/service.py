@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from rlstack.rpc import codec
+from rlstack.rpc import codec, versions
 
 OK, ERROR, RESTARTED = 0, 1, 2  # the first entry of an answer
 HELLO = "rpc_hello"  # returns the incarnation; Courier's node hides names with a leading _
@@ -134,10 +134,15 @@ class Service:
         self._handlers: dict[str, Callable[..., bytes]] = {
             name: functools.partial(self._answer, getattr(instance, name)) for name in methods
         }
-        self._handlers[HELLO] = lambda *_: codec.encode((OK, self._incarnation))
+        self._handlers[HELLO] = self._hello
 
     def __dir__(self) -> list[str]:
         return list(self._handlers)
+
+    def _hello(self, theirs: bytes = b"") -> bytes:
+        """Returns the incarnation to a caller of the same version, and both versions to others."""
+        wrong = versions.differences(theirs, "the caller")
+        return versions.REFUSED + wrong.encode() if wrong else codec.encode((OK, self._incarnation))
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_handlers", ()):
