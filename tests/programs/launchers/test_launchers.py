@@ -95,6 +95,17 @@ def test_the_coordinator_says_whether_something_is_saved(coordinator, tmp_path, 
     monitor.close()
 
 
+def test_a_note_is_shown_once(coordinator, tmp_path):
+    address, display = free_address(), Display()
+    monitor = ProgramMonitor(address, display, tmp_path / "none")
+    with serve(coordinator, port=int(address.rsplit(":", 1)[1]), bind_address=LOOPBACK):
+        for text in ("one", "two"):
+            coordinator.note("actor/0", text)
+            wait_for(lambda text=text: f"actor/0: {text}" in display.stream.getvalue())
+    monitor.close()
+    assert display.stream.getvalue().count("actor/0: one") == 1
+
+
 @pytest.mark.parametrize("told", ["", "launched\n"])
 def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(tmp_path, told):
     launcher = subprocess.Popen(

@@ -54,6 +54,24 @@ def test_frames_are_the_sum_of_all_actors_and_of_all_their_incarnations(desk):
     assert desk.report(incarnation=3, env_frames=5)["env_frames"] == 82
 
 
+def test_restarts_of_environments_are_the_sum_of_all_actors_and_incarnations(desk):
+    desk.report(env_frames=10, env_restarts=2)
+    desk.report("actor/1", env_frames=10)
+    desk.report(incarnation=1, env_frames=0)
+    desk.report(incarnation=1, env_frames=80, env_restarts=1)
+    desk.report("actor/1", env_frames=200, env_restarts=4)
+    assert desk.logged("env/restarts")[-1] == 7
+
+
+def test_notes_are_numbered_and_the_oldest_are_forgotten(desk):
+    assert desk.coordinator.status()["notes"] == []
+    for i in range(25):
+        desk.coordinator.note("actor/0", f"restart {i}")
+    notes = desk.coordinator.status()["notes"]
+    assert notes[-1] == [25, "actor/0: restart 24"]
+    assert len(notes) == 20
+
+
 def test_the_last_words_of_an_earlier_incarnation_are_ignored(desk):
     desk.report(env_frames=30)
     desk.report(incarnation=1, env_frames=10)

@@ -62,16 +62,27 @@ def test_an_error_before_the_first_frame_does_not_promise_a_checkpoint(tmp_path)
     assert "saved" not in str(caught.value)
 
 
-def test_a_process_pool_goes_on_and_the_restarts_are_logged(tmp_path, caplog):
-    experiment = faulty(400, fault="raise", at=5, env=1, flag=str(tmp_path / "flag"))
+def test_a_process_pool_goes_on_and_counts_its_restarts(tmp_path):
+    experiment = faulty(400, fault="raise", at=5, flag=str(tmp_path / "flag"))
     env = dataclasses.replace(experiment.env, type="process", num_workers=1)
     loop = SingleProcess(dataclasses.replace(experiment, env=env))
     try:
         for _ in range(20):
             loop.actor.step()
-        assert loop.stats()["env/restarts"] <= 1
+        assert loop.stats()["env/restarts"] == 1
     finally:
         loop.close()
+
+
+def test_the_options_of_pools_reach_them():
+    env = dataclasses.replace(
+        faulty().env, type="process", num_workers=1, step_timeout=7.0, start_timeout=8.0,
+        max_restarts=2, restart_window=9.0, check_finite=False,
+    )  # fmt: skip
+    with make_env(env, 0) as pool:
+        cfg = pool._config
+    assert (cfg.step_timeout, cfg.start_timeout, cfg.max_restarts) == (7.0, 8.0, 2)
+    assert (cfg.restart_window, cfg.check_finite) == (9.0, False)
 
 
 def test_an_endless_environment_does_not_hang_the_evaluation(tmp_path):

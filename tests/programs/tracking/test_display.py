@@ -51,6 +51,20 @@ def test_plain_lines_come_once_a_period_and_at_the_end():
     assert lines[-1].endswith("0:00 left")
 
 
+def test_an_activity_is_shown_when_it_begins_and_once_a_period():
+    clock, stream = Clock(), io.StringIO()
+    display = ProgressDisplay(10, stream, clock=clock, line_period=5.0)
+    display.write(10, {"return": 1.0})
+    for ended in range(12):
+        display.write_activity(f"evaluating, {ended}/12 episodes")
+        clock.now += 1.0
+    display.write_activity("")
+    display.close()
+    lines = stream.getvalue().splitlines()
+    found = [line.rsplit(" | ", 1)[1] for line in lines[1:]]
+    assert found == [f"evaluating, {ended}/12 episodes" for ended in (0, 5, 10)]
+
+
 def test_logs_of_several_writes_are_shown_together_and_nan_is_shown():
     clock, stream = Clock(), io.StringIO()
     display = ProgressDisplay(10, stream, clock=clock, line_period=0.0)
