@@ -75,10 +75,10 @@ class ActorNode:
         writer = self._replay.writer(self._rank, lambda: memory)
         with make_env(self._env_config(), self._env_seed()) as env:
             inferencer, has_newer, close = self._inferencer()
+            ids, cfg = experiment.env_ids(self._rank), experiment.replay
+            replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
+            program.gauges = _Gauges(program, replay, env)
             try:
-                ids, cfg = experiment.env_ids(self._rank), experiment.replay
-                replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
-                program.gauges = _Gauges(program, replay, env)
                 actor = Actor(env, inferencer, replay)
                 if experiment.program.pacing == "lock_step":
                     replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
@@ -96,6 +96,7 @@ class ActorNode:
             except (StoppedError, ReplayClosedError):
                 pass  # the learner closes the replay when it ends
             finally:
+                program.gauges = replay.gauges  # the last report comes after the pool is closed
                 close()
                 writer.close()
         program.report_end()
