@@ -294,6 +294,7 @@ class BatchFetcher(Fetcher):
             return
         with self.changed:
             self._batches += [DrawnBatch(*batch) for batch in batches]
+            self.fetched += sum(len(batch.keys) for batch in self._batches[-len(batches) :])
             self.changed.notify_all()
 
     def _find(self) -> RemoteObject:

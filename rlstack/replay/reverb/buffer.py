@@ -17,6 +17,7 @@ Cassirer et al. 2021, https://arxiv.org/abs/2102.04736. Differences from the oth
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import threading
@@ -43,6 +44,8 @@ from rlstack.replay.reverb.writer import ReverbWriter
 from rlstack.types import Logs, PyTree, Transition
 
 __all__ = ["ReverbReplayBuffer", "ReverbServer"]
+
+_SETTLE = 0.5  # seconds within which a table that is not full accepts items
 
 
 class ReverbReplayBuffer:
@@ -167,13 +170,17 @@ class ReverbReplayBuffer:
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all completed items are in the table.
 
-        Call it before a pause in adding. Otherwise the last items of overlapping windows may not be
-        sent until the steps that share their chunk are added.
+        A buffer that was made with the server itself also waits until a batch has been fetched, if
+        there are enough items, so that ``can_sample`` is True. Call it before a pause in adding.
+        Otherwise the last items of overlapping windows may not be sent until the steps that share
+        their chunk are added.
 
         Raises:
           ReplayTimeoutError: it took longer than the timeout; the items are still being sent.
         """
         self._writer("flush").flush(self._cfg.timeout_seconds if timeout is None else timeout)
+        if self._server is not None and self._prefetch:
+            self._reader("flush").await_fetch()
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether ``sample`` would succeed now; with prefetching, without asking the server."""
@@ -197,7 +204,7 @@ class ReverbReplayBuffer:
         A buffer that was made with the server itself yields samples only while ``can_sample``.
         """
         while not self._closed and (stop is None or not stop()):
-            if self._server is not None and not self.can_sample():
+            if self._server is not None and not self._will_sample():
                 return
             try:
                 sample = self.sample(timeout=None if stop is None else LOOK_PERIOD)
@@ -210,6 +217,18 @@ class ReverbReplayBuffer:
                     return
                 raise
             yield sample
+
+    def _will_sample(self) -> bool:
+        """Whether a batch can be sampled, with items on their way; for the server's only user."""
+        reader = self._reader("make_dataset")
+        if reader.await_fetch():
+            return True
+        if self._writing is None:
+            return False
+        # A table without a batch cannot be full, so it accepts the items at once.
+        with contextlib.suppress(ReplayTimeoutError):
+            self._writing.flush(_SETTLE)
+        return reader.await_fetch()
 
     def stats(self) -> Logs:
         """Returns sizes, counters, seconds of waiting, and the last batch's lag."""

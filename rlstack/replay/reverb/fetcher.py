@@ -27,12 +27,14 @@ class Fetcher:
     Attributes:
       changed: condition that guards all attributes and is notified of changes.
       error: the exception that ended the thread, or None.
+      fetched: number of items fetched, ever.
     """
 
     def __init__(self) -> None:
         """Starts the thread. A subclass first sets the attributes that `_fetch` needs."""
         self.changed = threading.Condition()
         self.error: Exception | None = None
+        self.fetched = 0
         self._wanted = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="reverb-fetcher", daemon=True)
@@ -154,6 +156,7 @@ class ItemFetcher(Fetcher):
                 items = [fifo_item(self._packing, self._cfg, item) for item in items]
             with self.changed:
                 self._items += items
+                self.fetched += len(items)
                 missing -= len(items)
                 if self._prefetch:
                     missing = self._wanted - len(self._items)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -16,22 +15,19 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.prioritized import PRIORITY_FLOOR, checked_priorities, importance_weights
+from rlstack.replay.prioritized import importance_weights
 from rlstack.replay.reverb.batch_service import BatchFetcher
-from rlstack.replay.reverb.binding import Client
 from rlstack.replay.reverb.checkpoints import ReplayCheckpointError
 from rlstack.replay.reverb.client import (
-    ITEMS,
-    LARGEST_PRIORITY,
     CallThread,
     SharedMaxima,
     connect,
-    put_number,
     result_of,
     table_info,
 )
 from rlstack.replay.reverb.fetcher import ItemFetcher, ItemQueue
 from rlstack.replay.reverb.packing import DrawnBatch, Packing
+from rlstack.replay.reverb.priority_updates import PriorityUpdates
 from rlstack.replay.reverb.table_config import (
     TableInfo,
     before_min_size,
@@ -44,7 +40,6 @@ from rlstack.types import Batch, Logs, PyTree
 _LOOK = 0.2  # seconds between two checks of the fetching thread
 _POLL = 0.002  # seconds between two checks of the server's table, without prefetching
 _ANSWER = 2.0  # seconds within which a running server answers
-_GROWTH = 1.01  # growth of the largest priority before it is sent to writers
 _FETCHING = "fetching"  # no rule blocks: the items are in the table but not fetched yet
 
 
@@ -84,7 +79,7 @@ class ReverbReader:
         self.waited = 0.0  # seconds
         self._client = connect(address, cfg.timeout_seconds, closed)
         self._calls = CallThread()
-        self._priorities = _PriorityUpdates(
+        self._priorities = PriorityUpdates(
             cfg, self._client, address, self._calls, maxima, at_once=not prefetch
         )
         self._queue = ItemQueue(cfg, num_envs, num_actors, maxima)
@@ -95,6 +90,8 @@ class ReverbReader:
             self._fetcher = ItemFetcher(
                 self._client, address, packing, cfg, self._queue, prefetch=prefetch
             )
+        # Items that no reader will receive any more, if this reader is the only one.
+        self._sampled_before = self._info().samples
         self._request_next()
 
     def _request_next(self) -> None:
@@ -117,6 +114,48 @@ class ReverbReader:
         with self._lock:
             size = self._size_of(batch_size)
             return not self._closed and not self._blocking_rule(size, fetch=False)
+
+    def await_fetch(self) -> bool:
+        """Waits for items that have left the server's table or will; returns ``can_sample``.
+
+        It must be the only reader. Without it, ``can_sample`` is False while Reverb's threads still
+        fetch the items that it needs.
+        """
+        size = self._cfg.batch_size
+        deadline = time.monotonic() + _ANSWER
+        while not self.can_sample(size):
+            missing = self._missing_until_sample(size)
+            if not missing or time.monotonic() > deadline:
+                return False
+            self._await_count(self._fetcher.count + missing)
+        return True
+
+    def _await_count(self, count: int) -> None:
+        """Waits for a moment until this number of items has been fetched."""
+        fetcher = self._fetcher
+
+        def is_over() -> bool:
+            return self._closed or fetcher.error is not None or fetcher.count >= count
+
+        with fetcher.changed:
+            fetcher.changed.wait_for(is_over, _POLL)
+
+    def _missing_until_sample(self, size: int) -> int:
+        """Returns the number of items on their way that a sample needs, 0 if it needs others."""
+        with self._lock:
+            cfg, queue, fetcher = self._cfg, self._queue, self._fetcher
+            info = self._info()
+            if self._closed or not self._prefetch or self._before_min_size(info):
+                return 0
+            with fetcher.changed:
+                here, fetched = fetcher.count, fetcher.fetched
+                underway = max(0, info.samples - self._sampled_before - fetched)
+                if cfg.sampler == "fifo":
+                    coming = underway + info.size
+                    wanted = coming if queue.by_version else size - here
+                    return min(wanted, queue.capacity - here) if coming >= wanted else 0
+                seen = info._replace(samples=info.samples - underway)
+                return 0 if blocking_rule(cfg, seen, size - here) else size - here
 
     def sample(self, batch_size: int | None, timeout: float | None) -> Sample:
         """Draws a batch of items, or a round."""
@@ -328,59 +367,3 @@ class ReverbReader:
         self._fetcher.close()
         with self._lock:
             self._calls.close()
-
-
-class _PriorityUpdates:
-    """Sends a reader's priorities to the server (Schaul et al. 2016)."""
-
-    def __init__(
-        self,
-        cfg: ReplayConfig,
-        client: Client,
-        address: str,
-        calls: CallThread,
-        maxima: SharedMaxima,
-        *,
-        at_once: bool,
-    ):
-        """Stores the arguments; sends nothing yet.
-
-        Args:
-          cfg: the rules of the table.
-          client: a client of the server.
-          address: the server's address.
-          calls: the thread that makes the calls, which may block.
-          maxima: contains the largest priority.
-          at_once: whether ``update`` waits until the update is done.
-        """
-        self._cfg, self._client, self._address = cfg, client, address
-        self._calls, self._maxima, self._at_once = calls, maxima, at_once
-        self._told = 1.0  # the largest priority sent to writers
-        self._pending: Future[None] | None = None
-
-    def update(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities of items by their keys, if the sampler uses priorities."""
-        keys, priorities = checked_priorities("ReverbReplayBuffer", keys, priorities)
-        if self._cfg.sampler != "prioritized" or not keys.size:
-            return
-        priorities = np.maximum(priorities, PRIORITY_FLOOR)
-        self._maxima.saw_priority(float(priorities.max()))
-        pairs = list(zip(keys.tolist(), priorities.tolist(), strict=True))
-        self._await()  # so that at most one update is pending
-        self._pending = self._calls.submit(self._send, pairs)
-        if self._at_once:
-            self._await()
-
-    def _send(self, pairs: list[tuple[int, float]]) -> None:
-        self._client.MutatePriorities(ITEMS, pairs, [])
-        largest = self._maxima.largest_priority
-        if largest > self._told * (1.0 if self._at_once else _GROWTH):
-            put_number(self._client, LARGEST_PRIORITY, largest)
-            self._told = largest
-
-    def _await(self) -> None:
-        """Waits for the pending update."""
-        if self._pending is not None:
-            where = "ReverbReplayBuffer.update_priorities"
-            result_of(self._pending, where, self._address, self._cfg.timeout_seconds)
-            self._pending = None

@@ -329,3 +329,27 @@ def test_a_fifo_repeats_its_items_batch_by_batch(make):
     first, again, second = (drawn(buffer.sample()) for _ in range(3))
     assert first == again == [(env, 0) for env in range(4)]
     assert second == [(env, 3) for env in range(4)]
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
+@pytest.mark.parametrize("options", [{}, {"min_actors": 1}], ids=["batches", "rounds"])
+def test_a_buffer_with_its_server_in_the_same_process_samples_all_that_was_added(sampler, options):
+    """With prefetching, whose threads may still fetch the items when the dataset is made."""
+    if options and sampler != "fifo":
+        pytest.skip("rounds are of a fifo")
+    if sampler != "fifo":
+        options = {"samples_per_insert": 1.0, "samples_per_insert_tolerance": 4.0, "period": 3}
+    cfg = config(sampler, max_size=16, **options)
+    server = ReverbServer(cfg, 4, backend.spec())
+    buffer = ReverbReplayBuffer(cfg, 4, server, backend.spec())
+    batches = 0
+    for turn in range(8):
+        feed(buffer, 4, 3 * turn + (turn > 0), 3 * turn + 4)
+        if turn % 2:
+            buffer.flush()
+            assert buffer.can_sample()
+        batches += sum(1 for _ in buffer.make_dataset())
+    assert batches == 8
+    assert not buffer.can_sample()
+    buffer.close()
+    server.close()
