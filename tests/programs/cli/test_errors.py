@@ -72,19 +72,19 @@ def test_a_wrong_kind_of_actions(tmp_path, capsys):
 
 
 FAULTY = """
-def make():
+def make(*specs):
     return {}["my key"]
 """
 
 
 def test_an_exception_of_the_users_code_has_its_place(tmp_path, capsys, monkeypatch):
-    (tmp_path / "faulty_env_7.py").write_text(FAULTY)
+    (tmp_path / "faulty_net_7.py").write_text(FAULTY)
     monkeypatch.chdir(tmp_path)
-    args = ["train", "cartpole-ppo", "--env.name", "faulty_env_7:make", "--run-dir", "run"]
+    args = ["train", "cartpole-ppo", "--network-factory", "faulty_net_7:make", "--run-dir", "run"]
     assert main(args) == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    place = f"{tmp_path / 'faulty_env_7.py'}:3"
-    assert f" at {place}: " in line and "KeyError: 'my key' (RLSTACK_TRACEBACK=1 shows" in line
+    place = f"{tmp_path / 'faulty_net_7.py'}:3"
+    assert f"KeyError at {place}: 'my key' (RLSTACK_TRACEBACK=1 shows" in line
     monkeypatch.setenv("RLSTACK_TRACEBACK", "1")
     with pytest.raises(Exception, match="my key"):
         main([*args[:-1], "run2"])
