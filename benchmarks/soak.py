@@ -35,8 +35,8 @@ ALLOWED = {"memory MB": 3.0, "shared MB": 1.0, "threads": 2.0, "descriptors": 3.
 _SHARE = 0.02  # growth by this share of the mean is noise too
 _TRAIN = (
     "cartpole-ppo", "--program.num-actors", "4", "--program.num-inferencers", "2",
-    "--frames", "1000000000000", "--log-period", "50000", "--evaluator.period", "1000000",
-    "--checkpoint-period", "500000", "--replay.max-size", "64",
+    "--frames", "1000000000000", "--log-period", "50000", "--evaluator.period", "50000",
+    "--checkpoint-period", "50000", "--replay.max-size", "64",
 )  # fmt: skip
 
 
