@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TextIO
 
 import jax
@@ -21,16 +23,29 @@ from rlstack.learning.learner import Learner
 from rlstack.storage import checkpoint
 from rlstack.types import PyTree
 
+_NOTHING = contextlib.nullcontext()
+
 
 class SingleProcess:
     """The parts of an experiment in one process, and the loop that drives them."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
+    def __init__(
+        self,
+        experiment: Experiment,
+        phase: Callable[[str], AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
+        """Makes the parts.
+
+        Args:
+          experiment: what to run.
+          phase: called with a text about what may take long, and entered while it lasts.
+        """
+        self.experiment, self._phase = experiment, phase
         seed = experiment.seed
         self._restarts = 0
         self._base_frames = 0
-        self.env = make_env(experiment.env, role_seed(seed, "env"))
+        with phase(f"making {experiment.env.num_envs:,} environments"):
+            self.env = make_env(experiment.env, role_seed(seed, "env"))
         try:
             agent = make_agent(experiment, self.env.spec)
             self.step_spec = transition_spec(agent, self.env.spec)
@@ -45,7 +60,8 @@ class SingleProcess:
                 experiment.env.num_envs,
                 acting_key(seed, rank=0),
             )
-            self.actor = Actor(self.env, self.inferencer, self.replay)
+            with phase(f"resetting {experiment.env.num_envs:,} environments"):
+                self.actor = Actor(self.env, self.inferencer, self.replay)
             self._evaluator = make_evaluator(experiment, self.env.spec)
         except BaseException:
             self.env.close()
@@ -63,11 +79,20 @@ class SingleProcess:
         """Acts and learns until the frames of the experiment are made, or ``stop()`` is true."""
         actor, replay, learner = self.actor, self.replay, self.learner
         env_steps = range(self.experiment.steps_per_update)
+        # The first calls compile, which may take minutes for a large network.
+        acting: AbstractContextManager = self._phase("compiling the agent's step, and acting")
+        first = learner.version
         while self.env_frames < self.experiment.frames and not stop():
-            for _ in env_steps:
-                periodic.log(actor.step())
+            with acting:
+                for _ in env_steps:
+                    periodic.log(actor.step())
+            acting = _NOTHING
             while replay.can_sample():
-                periodic.log(learner.step(replay.sample()), "learner/")
+                sample = replay.sample()
+                learning = learner.version == first
+                with self._phase("compiling the learner's step") if learning else _NOTHING:
+                    logs = learner.step(sample)
+                periodic.log(logs, "learner/")
             periodic.tick(self.env_frames, self.stats)
 
     @property

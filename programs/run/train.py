@@ -183,7 +183,7 @@ def _run_in_process(
     start = Progress.of(start_from)
     logger = Fanout([open_logs(directory, start), display])
     try:
-        loop = Offline(experiment) if experiment.data else SingleProcess(experiment)
+        loop = Offline(experiment) if experiment.data else SingleProcess(experiment, display.phase)
         try:
             loop.announce(display.stream)
             if start_from is not None:

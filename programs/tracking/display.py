@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from rlstack.storage.loggers import Scalar, to_scalar
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 NodeState = Mapping[str, float | str]  # column name -> value, such as "frames/s" -> 310.0
 
 _LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth and costs almost nothing
+_PHASE_SHOWN = 2.0  # seconds until a phase is named: shorter ones need no explanation
 _RATE_WINDOW = 15.0  # seconds over which frames per second are measured
 _MAX_SHOWN = 8  # returns and losses
 
@@ -108,6 +111,21 @@ class ProgressDisplay:
             self._show(self._clock())
         elif text:
             self._show_if_due(self._clock())
+
+    @contextlib.contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """Shows what the program does while the body runs, if that takes more than 2 seconds.
+
+        The line is printed by a timer's thread, so the body must release Python's lock at times.
+        """
+        timer = threading.Timer(_PHASE_SHOWN, self.write_line, (f"{text} ...",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def write_nodes(self, nodes: Mapping[str, NodeState]) -> None:
         """Takes the state of each node of a program: node name -> column name -> value."""

@@ -160,3 +160,20 @@ def test_a_terminal_shows_one_display_and_gets_its_cursor_back(mode):
     else:
         assert "13.5" in text
         assert "100/100 frames" in text
+
+
+def test_a_phase_is_named_only_if_it_lasts(monkeypatch):
+    monkeypatch.setattr("programs.tracking.display._PHASE_SHOWN", 0.05)
+    stream = io.StringIO()
+    with ProgressDisplay(100, stream) as display:
+        with display.phase("making 3 environments"):
+            pass
+        with pytest.raises(KeyError), display.phase("failing"):
+            raise KeyError
+        time.sleep(0.2)
+        assert stream.getvalue() == ""
+        with display.phase("compiling the learner's step"):
+            until = time.monotonic() + 10.0
+            while not stream.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+    assert stream.getvalue() == "compiling the learner's step ...\n"
