@@ -51,13 +51,13 @@ def test_ppo_learns_dm_controls_cartpole():
     pytest.importorskip("dm_control")
     found = on(
         "tests.envs.published.builders:control",
-        frames=48_000,
+        frames=32_000,
         unroll=32,
-        episodes=4,
+        episodes=16,
         options={"domain": "cartpole", "task": "balance"},
         agent=dataclasses.replace(FAST_PPO, entropy_cost=0.0),
     )
-    assert learned_return(found) > 500
+    assert learned_return(found) > 225  # of 250 steps, each with a reward of at most 1
 
 
 def test_ppo_learns_a_minigrid():

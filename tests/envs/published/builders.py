@@ -30,8 +30,8 @@ def catch(seed: int) -> Any:
     return Catch(seed=seed)
 
 
-def control(domain: str, task: str, seed: int) -> Any:
-    """Builds an environment of dm_control's suite with a seed."""
+def control(domain: str, task: str, seed: int, seconds: float = 2.5) -> Any:
+    """Builds an environment of dm_control's suite with a seed and a time limit."""
     from dm_control import suite
 
-    return suite.load(domain, task, task_kwargs={"random": seed})
+    return suite.load(domain, task, task_kwargs={"random": seed, "time_limit": seconds})

@@ -39,7 +39,7 @@ def test_it_steps_through_episodes(package):
             timesteps.append(env.step(chosen))
     types = np.array([timestep.step_type for timestep in timesteps])
     assert (types[0] == StepType.FIRST).all() and (types[1] != StepType.FIRST).any()
-    if package != "dm_control":  # its episodes are longer
+    if package != "dm_control":  # its episodes have 250 steps
         assert (types == StepType.LAST).any(axis=0).all()
     specs = jax.tree.leaves(env.spec.observation)
     for timestep in timesteps:
