@@ -138,7 +138,7 @@ def newest_intact(
 
     Args:
       directory: of checkpoints.
-      part: only leaves whose path begins with this are read, such as "['learner']['params']".
+      part: only leaves whose path begins with this are read, such as ``['learner']['params']``.
       also: reads what belongs to a checkpoint but is stored elsewhere; raises `DamagedError`.
 
     Raises:
