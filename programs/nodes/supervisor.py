@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -184,6 +185,7 @@ def _append(path: str, fields: dict[str, object]) -> bool:
     data = json.dumps(fields).encode() + b"\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
+        _lock(handle)  # while another process writes, its line looks torn
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data  # the line before is torn
@@ -192,6 +194,18 @@ def _append(path: str, fields: dict[str, object]) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Waits for other writers, for 1 s at most: one of them may be suspended."""
+    for _ in range(100):
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # the file system has no locks
+            return None
+    return None
 
 
 def say(text: str) -> None:

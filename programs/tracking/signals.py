@@ -23,6 +23,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _NOTHING, _EVERYTHING = "there was nothing to save yet", "everything is saved"
 # Seconds for the main thread to notice a request. It notices at once, except in a long call of C.
 _NOTICE = 2.0
+_WAKE = b"\0"  # is no signal
 _CLEAN_UP = 2.0  # seconds for all functions of `at_sudden_end`
 
 
@@ -132,10 +133,10 @@ class _Watch:
         self._lock = threading.RLock()  # a handler may interrupt its holder
         self._stop: StopSignals | None = None
         self._restore_terminal = _saved_terminal()
-        self._pipe, writer = os.pipe()
+        self._pipe, self._writer = os.pipe()
         os.set_blocking(self._pipe, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _NUMBERS:
             signal.signal(number, lambda *_: self._read())
         os.register_at_fork(after_in_child=_stop_watching)
@@ -178,6 +179,9 @@ class _Watch:
             self._end(number, self._note)
         elif self._stop.received is None:
             self._stop.received = number
+            # The thread must count the seconds also if a handler was faster than it.
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writer, _WAKE)
         else:
             self._end(number, ", the second signal; progress since the last save is lost")
 

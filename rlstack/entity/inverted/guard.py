@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -21,9 +22,11 @@ import threading
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it was killed before the call
+        os._exit(1)
 
 
 def _kill_when_trainer_ends() -> None:
@@ -36,7 +39,8 @@ def _kill_when_trainer_ends() -> None:
 def main(command: list[str]) -> int:
     """Runs the command; returns its exit code, or 128 plus the number of the signal."""
     # The game is started before there is a thread, because code runs between fork and exec.
-    game = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+    die_with_parent = functools.partial(_die_with_parent, os.getpid())
+    game = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     threading.Thread(target=_kill_when_trainer_ends, daemon=True).start()
     code = game.wait()
     return code if code >= 0 else 128 - code
