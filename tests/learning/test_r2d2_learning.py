@@ -11,6 +11,8 @@ from tests.learning.test_learning import learned_return, returns_of_seeds
 pytestmark = pytest.mark.one_lane
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(300)
 def test_r2d2_remembers_a_cue():
     # A random policy, and the best policy without memory, score 0.

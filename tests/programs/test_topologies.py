@@ -132,6 +132,8 @@ def test_r2d2_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single,
     assert result.learner_steps >= 30
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["light_env"])
 def test_recurrent_states_held_by_a_service_change_nothing(tmp_path, single, topology):
     check_parity(single, recurrent, 1500, topology, tmp_path / "run")
@@ -157,7 +159,9 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeyp
         assert same(one, two)
 
 
-@pytest.mark.parametrize("topology", LIGHT_FIRST)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_environments_know_their_number_among_all(tmp_path, topology, monkeypatch):
     """So each environment explores in its own way, whichever node acts for it."""
     seen = []

@@ -114,7 +114,10 @@ def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, n
 
 
 @pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("topology", ["heavy_env", "light_env"])
+@pytest.mark.parametrize(
+    "topology",
+    ["heavy_env", pytest.param("light_env", marks=[pytest.mark.slow, pytest.mark.chosen])],
+)
 def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
     experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)
     # A restart is counted when the process runs again; the other actor must not finish before.
