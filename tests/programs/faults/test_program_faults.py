@@ -113,10 +113,14 @@ def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, n
     check_restart(topology, name, tmp_path, frames=600_000 if name == "evaluator" else 150_000)
 
 
-@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "topology",
-    ["heavy_env", pytest.param("light_env", marks=[pytest.mark.slow, pytest.mark.chosen])],
+    ("topology", "launch"),
+    [
+        ("heavy_env", "threads"),
+        pytest.param("light_env", "threads", marks=[pytest.mark.slow, pytest.mark.chosen]),
+        pytest.param("heavy_env", "processes", marks=pytest.mark.slow),
+        pytest.param("light_env", "processes", marks=pytest.mark.slow),
+    ],
 )
 def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
     experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)

@@ -74,11 +74,23 @@ def test_rounds_of_fast_actors_lose_nothing(tmp_path, topology, env):
     check_that_nothing_is_lost(tmp_path / "run")
 
 
+def returns_by_update(directory):
+    """The number of updates at each line of metrics, and the mean return since the line before."""
+    lines = [line for line in metrics(directory) if "actor/episode_return" in line]
+    return np.array([(line["learner/steps"], line["actor/episode_return"]) for line in lines]).T
+
+
+def updates_until(directory, value):
+    """The number of updates after which the mean return of five lines of metrics is `value`."""
+    steps, returns = returns_by_update(directory)
+    reached = np.convolve(returns, np.full(5, 0.2), mode="valid") >= value
+    assert reached.any()
+    return steps[4:][reached.argmax()]
+
+
 def curve(directory):
     """The mean return of the episodes that ended in each tenth of the updates."""
-    lines = [line for line in metrics(directory) if "actor/episode_return" in line]
-    steps = np.array([line["learner/steps"] for line in lines])
-    returns = np.array([line["actor/episode_return"] for line in lines])
+    steps, returns = returns_by_update(directory)
     tenth = np.minimum(10 * steps // (steps.max() + 1), 9)
     return np.array([returns[tenth == i].mean() for i in range(10)])
 
@@ -102,5 +114,8 @@ def test_with_one_of_four_actors_slowed_tenfold_each_update_learns_as_in_a_singl
     assert last(tmp_path / "run", "late") > 0
     assert updates <= result.learner_steps <= updates * 8 / 6 + 1
     expected, found = curve(tmp_path / "alone"), curve(tmp_path / "run")
-    assert (found[3:] > 0.6 * expected[3:]).all(), (found, expected)
-    assert found[-3:].mean() > 0.8 * expected[-3:].mean()
+    # In the last tenth the return doubles within ten updates, so returns there say little.
+    assert (found[3:9] > 0.6 * expected[3:9]).all(), (found, expected)
+    # 60 lies where the return rises for good: before, it was below 50 for 100 updates.
+    ours, theirs = updates_until(tmp_path / "run", 60), updates_until(tmp_path / "alone", 60)
+    assert ours <= 1.15 * theirs, (ours, theirs)
