@@ -132,7 +132,7 @@ def test_every_path_in_the_text_exists():
         for page in (*PAGES, "BUILD_NOTES.md")
         for span in code_spans(page)
         for path in re.findall(
-            r"^((?:rlstack|agents|programs|tests|docs|benchmarks|clients)/[\w./-]*)$", span
+            r"^((?:rlstack|agents|programs|tests|docs|benchmarks|clients|examples)/[\w./-]*)$", span
         )
         if "NAME" not in path and "my_" not in path
     }

@@ -1,0 +1,1 @@
+"""A small supply chain: a simulator, its Gymnasium wrapper, a planner's rule, and presets."""
