@@ -16,6 +16,7 @@ from programs.presets.registry import falling, on_policy, on_policy_replay, pres
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
 
 EVALUATION = EvaluatorConfig(episodes=100, num_envs=20)
 SCALED = NormalisationConfig(reward_scale=0.05)  # a day's profit is about 20
@@ -66,7 +67,7 @@ def supply_chain_dqn(name: str) -> Experiment:
             target_rate=0.01,
             epsilon_frames=30_000,
             epsilon_end=0.02,
-            optimizer=falling(1e-3, 25_000),
+            optimizer=falling(1e-3, 20_000),
         ),
         env=environment("joint"),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
@@ -75,7 +76,7 @@ def supply_chain_dqn(name: str) -> Experiment:
         ),
         normalisation=SCALED,
         evaluator=EVALUATION,
-        frames=100_000,
+        frames=80_000,
     )
 
 
@@ -89,11 +90,11 @@ def supply_chain_ppo(name: str) -> Experiment:
             entropy_cost=0.003,
             num_epochs=8,
             num_minibatches=4,
-            optimizer=falling(1e-3, 0),
+            optimizer=OptimizerConfig(learning_rate=1e-3),
         ),
         environment("choices", num_envs=16),
         unroll_length=56,
-        frames=200_000,
+        frames=300_000,
         network=NETWORK,
         normalisation=SCALED,
         evaluator=EVALUATION,
@@ -110,11 +111,11 @@ def supply_chain_a2c(name: str) -> Experiment:
             gae_lambda=0.95,
             entropy_cost=0.003,
             normalise_advantages=True,
-            optimizer=falling(2e-3, 0),
+            optimizer=OptimizerConfig(learning_rate=2e-3),
         ),
         environment("choices", num_envs=16),
         unroll_length=14,
-        frames=400_000,
+        frames=300_000,
         network=NETWORK,
         normalisation=SCALED,
         evaluator=EVALUATION,
@@ -131,7 +132,7 @@ def supply_chain_ddpg(name: str) -> Experiment:
             random_frames=2_000,
             noise_scale=0.3,
             target_rate=0.01,
-            optimizer=falling(1e-3, 50_000),
+            optimizer=falling(1e-3, 30_000),
         ),
         env=environment("cover"),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
@@ -140,5 +141,5 @@ def supply_chain_ddpg(name: str) -> Experiment:
         ),
         normalisation=SCALED,
         evaluator=EVALUATION,
-        frames=100_000,
+        frames=60_000,
     )
