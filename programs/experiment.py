@@ -136,6 +136,11 @@ class ProgramConfig(Checked):
     """Seconds between two requests for newer params, where they are fetched in the background."""
     max_restarts: int = 10
     """How often one actor or inference service may restart before the program fails."""
+    silence_seconds: float = 60.0
+    """Seconds without a sign of life after which a node's process is killed (launch processes).
+    Actors, inference services and the evaluator are then restarted; other nodes end the program.
+    A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
+    0 for no limit, as under a debugger."""
     interface: str = ""
     """Network interface (such as eth0) or IPv4 address at which servers listen; 0.0.0.0 is all.
     By default loopback, or under Ray the address that the cluster uses for the host."""
@@ -148,6 +153,8 @@ class ProgramConfig(Checked):
         rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"
         self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
         self.require("params_interval", self.params_interval > 0, "positive")
+        enough = self.silence_seconds == 0 or 5 <= self.silence_seconds < math.inf
+        self.require("silence_seconds", enough, "0, or at least 5")
 
 
 @dataclasses.dataclass(frozen=True)

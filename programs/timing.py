@@ -18,6 +18,8 @@ REPORT_PERIOD = 0.2
 PHASE_POLL = 0.1
 # The same in the learner, whose last checkpoint other nodes wait for.
 LEARNER_PHASE_POLL = 0.05
+# What a node does is named if it takes this long; shorter waits need no explanation.
+PHASE_SHOWN = 2.0
 # A node is shown as silent after about fifteen missing reports.
 SHOWN_AS_SILENT = 3.0
 # The learner takes the coordinator for lost when it has not answered for this long; it then saves
@@ -83,18 +85,19 @@ SUPERVISOR_POLL = 0.02
 
 # The coordinator keeps running for at most this long, and every live node reports several times.
 COORDINATOR_LINGER = 1.0
+# All nodes are told at the same time: the command must have ended within 10 s, whatever failed.
 # A Reverb server that is asked to end keeps running for this long: the learner is asked at the same
 # time, and first has the server write the contents of the replay.
 REPLAY_LINGER = 3.0
 # From SIGTERM to SIGKILL, for nodes that hold nothing to save.
 GRACE = 2.0
 # The same for the learner, the replay and the coordinator, which save.
-GRACE_TO_SAVE = 7.0
+GRACE_TO_SAVE = 6.0
 # The same for Launchpad, which signals the supervisors of all nodes.
-LAUNCHPAD_NOTICE = 8.0
+LAUNCHPAD_NOTICE = 7.0
 # From a call to stop to the end of a node's process under Ray; as for Launchpad, without its
 # supervisors.
-RAY_GRACE = 7.5
+RAY_GRACE = 6.5
 # An interrupted program has this long to save and end; a large replay takes several seconds.
 INTERRUPTED = 20.0
 # The same with nothing to save, as when its nodes are still starting.

@@ -20,6 +20,7 @@ from programs.experiment import Experiment, Option, use_modules
 from programs.presets import PRESETS, describe, preset
 from programs.run import record, report, train
 from programs.run.launch import ProgramError
+from programs.tracking import open_files
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import by_opponent
@@ -55,7 +56,9 @@ def main(command: str, args: list[str]) -> int:
     except Exception as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
-        return _fail(f"rlstack {command}: {_describe(error)}")
+        text = _describe(error)
+        advice = "" if isinstance(error, ProgramError) else open_files.advice(text)
+        return _fail(f"rlstack {command}: {text} {advice}".rstrip())
 
 
 def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

@@ -159,7 +159,8 @@ def _supervised(node: _ProgramNode, launched: Any) -> Any:
     limit = node.setup.experiment.program.max_restarts if node.restartable else 0
     grace = timing.GRACE if node.restartable else timing.GRACE_TO_SAVE
     record = str(node.setup.directory.failures)
-    times = map(str, (limit, grace, *timing.RESTARTS))
+    silence = node.setup.experiment.program.silence_seconds
+    times = map(str, (grace, silence, limit, *timing.RESTARTS))
     prefix = [sys.executable, supervisor.__file__, record, node.name, *times]
     if node.niceness and (nice := shutil.which("nice")):
         prefix += [nice, "-n", str(node.niceness)]

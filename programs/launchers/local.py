@@ -80,10 +80,12 @@ def main() -> int:
     os.dup2(2, 1)  # standard output is for answers; Launchpad's output goes to standard error
     commands = json.loads(line)
     try:
+        ending: list[int] = []
+        signal.signal(supervisor.ENDING, lambda number, _: ending.append(number))
         manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
         signals = _remember_signals()
         print("launched", file=answers, flush=True)
-        code = _wait(manager, signals)
+        code = _wait(manager, signals, ending)
         if signals:  # on which Launchpad stops all nodes itself
             manager.wait(raise_error=False)
         else:
@@ -108,15 +110,22 @@ def _remember_signals() -> list[int]:
     return received
 
 
-def _wait(manager: Any, signals: list[int]) -> int:
+def _wait(manager: Any, signals: list[int], ending: list[int]) -> int:
     """Waits for the coordinator, which ends last, for a failure, or for a signal.
 
     Launchpad's own wait does not say which process ended, so a supervisor that was killed would
     leave no trace.
+
+    Args:
+      manager: Launchpad's.
+      signals: those that asked this process to end.
+      ending: not empty once a node that the program needs ends because of a signal.
     """
     groups = manager._active_workers
     workers = [(name, worker) for name in groups for worker in groups[name]]
     while not signals:
+        if ending:  # the others end while that node saves
+            return 1
         for group, worker in workers:
             code = worker.poll()
             if code:
@@ -129,15 +138,11 @@ def _wait(manager: Any, signals: list[int]) -> int:
 
 
 def _record_end_of_supervisor(command: Sequence[str], code: int) -> None:
-    """Records why a supervisor ended, unless its node failed, which it has recorded itself."""
-    if code == supervisor.SIGNALLED:
-        reason = "its supervisor got a signal (SIGTERM or SIGINT) that the program did not send"
-    elif code < 0:
-        reason = f"its supervisor was {supervisor.describe(code)}"
-    else:
-        return
-    _, _, record, name, *_ = command
-    supervisor.record_failure(record, node=name, end=supervisor.End(reason=reason), restarts=False)
+    """Records that a supervisor was killed; it has recorded all other ends itself."""
+    if code < 0:
+        end = supervisor.End(reason=f"its supervisor was {supervisor.describe(code)}")
+        _, _, record, name, *_ = command
+        supervisor.record_failure(record, node=name, end=end, restarts=False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
 
 class ProgramMonitor:
-    """Shows the coordinator's status on a display, and calls the coordinator for a launcher."""
+    """Shows the coordinator's status on a display, and calls the coordinator for a launcher.
+
+    Attributes:
+      has_answered: whether the coordinator has answered yet.
+    """
 
     def __init__(self, address: str, display: ProgressDisplay, failures: Path) -> None:
         """Starts the thread that shows the program.
@@ -28,7 +32,7 @@ class ProgramMonitor:
         self._coordinator = RemoteObject(address, Coordinator, name="coordinator", timeout=timeout)
         self._display, self._failures = display, failures
         self._shown = self._size = 0  # restarts shown, and the bytes of the record that had them
-        self._has_answered = False
+        self.has_answered = False
         self._noted = 0  # the number of the coordinator's last note that was shown
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -41,7 +45,7 @@ class ProgramMonitor:
           The phase from now on, or an empty string if the coordinator does not answer. If it has
           never answered, the program is still starting and has nothing to save: it is `OVER`.
         """
-        if not self._has_answered:
+        if not self.has_answered:
             return OVER
         try:
             number = int(signal_number)
@@ -93,7 +97,7 @@ class ProgramMonitor:
                 return
             except (UnavailableError, RemoteError):  # starting, or short of processor time
                 continue
-            self._has_answered = True
+            self.has_answered = True
             for number, text in status["notes"]:
                 if number > self._noted:
                     self._noted = number

@@ -62,7 +62,11 @@ def _supervise(
     """
     monitor: ProgramMonitor | None = None
     phase, deadline = "", math.inf
+    starting = contextlib.ExitStack()
+    starting.enter_context(display.phase("starting the nodes"))
     while process.poll() is None:
+        if monitor is not None and monitor.has_answered:
+            starting.close()
         if monitor is None and _has_launched(process):
             monitor = ProgramMonitor(coordinator, display, directory.failures)
         if signals.received and deadline == math.inf:
@@ -80,6 +84,7 @@ def _supervise(
                 process.terminate()
             deadline = time.monotonic() + timing.INTERRUPTED
         time.sleep(timing.LAUNCHER_POLL)
+    starting.close()
     if monitor is not None:
         monitor.close()
     return deadline != math.inf

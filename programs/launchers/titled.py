@@ -1,7 +1,7 @@
 """Runs a script under a process title: ``python titled.py TITLE SCRIPT ARGUMENT...``.
 
-The title is there before the script has imported anything. This is plain Python without the stack's
-packages, because it runs before them.
+The title is there, and signs of life begin, before the script has imported anything. This imports
+almost nothing, because it runs before the script's packages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 
 from setproctitle import setproctitle
 
+from programs.nodes import signs
+
 
 def title(node: str, run_dir: str) -> str:
     """Returns the title of the process of a node, as `ps` shows it."""
@@ -21,6 +23,7 @@ def title(node: str, run_dir: str) -> str:
 def main() -> None:
     """Runs the script of the command line as Python would."""
     setproctitle(sys.argv[1])
+    signs.give()
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -69,17 +69,22 @@ class ActorNode:
     def run(self) -> None:
         """Acts until the program ends training."""
         experiment, program = self._setup.experiment, self._program
-        memory = program.wait_for(self._learner.replay_name)
+        with program.phase("waiting for the learner"):
+            memory = program.wait_for(self._learner.replay_name)
         if self._service is not None:
-            program.wait_for(self._service.is_ready)
+            with program.phase("waiting for the inference service"):
+                program.wait_for(self._service.is_ready)
         writer = self._replay.writer(self._rank, lambda: memory)
-        with make_env(self._env_config(), self._env_seed()) as env:
+        with program.phase(f"making {experiment.env.num_envs:,} environments"):
+            pool = make_env(self._env_config(), self._env_seed())
+        with pool as env:
             inferencer, has_newer, close = self._inferencer()
             ids, cfg = experiment.env_ids(self._rank), experiment.replay
             replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
             program.gauges = _Gauges(program, replay, env)
             try:
-                actor = Actor(env, inferencer, replay)
+                with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
+                    actor = Actor(env, inferencer, replay)
                 if experiment.program.pacing == "lock_step":
                     replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
                     self._act_in_lock_step(actor, replay)
@@ -102,8 +107,14 @@ class ActorNode:
         program.report_end()
 
     def _act(self, actor: Actor) -> None:
+        # The first step compiles, here or in the service.
+        compiling = contextlib.ExitStack()
+        compiling.enter_context(self._program.phase("compiling the agent's step, and acting"))
+
         def should_stop() -> bool:
             frames, program = actor.env_frames, self._program
+            if frames:
+                compiling.close()
             program.count(env_frames=frames)
             state = program.poll()
             while state.phase == RUNNING and frames >= state.granted:

@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +25,14 @@ from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.agent import Agent
-from rlstack.rpc import RemoteObject, StoppedError, UnavailableError, codec
+from rlstack.rpc import (
+    ClosedError,
+    RemoteError,
+    RemoteObject,
+    StoppedError,
+    UnavailableError,
+    codec,
+)
 from rlstack.types import EnvSpec, Transition
 
 Answer = TypeVar("Answer")
@@ -101,6 +108,8 @@ class CoordinatorClient:
         self.incarnation = incarnation()
         self._counts: dict[str, float] = {}
         self._logs: dict[str, list[np.ndarray]] = {}
+        self._unanswered: dict[str, np.ndarray] = {}  # logs that may have arrived
+        self._batch = 0  # their number
         self._state = ProgramState()
         self._next_report = 0.0
         self._silent_seconds = 0.0  # since the last answer, as far as this process ran
@@ -123,6 +132,25 @@ class CoordinatorClient:
         """Shows a line on the program's display, if the coordinator answers."""
         with contextlib.suppress(UnavailableError):
             self._coordinator.note(self._node, text)
+
+    @contextlib.contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """Shows what this node does while the body runs, if that takes more than 2 seconds.
+
+        Of actors and inference services, only the first shows it, since all do the same.
+        """
+        timer = threading.Timer(timing.PHASE_SHOWN, self._show_phase, (f"{text} ...",))
+        timer.daemon = True
+        if self._node.endswith("/0") or "/" not in self._node:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _show_phase(self, text: str) -> None:
+        with contextlib.suppress(RemoteError, ClosedError):
+            self.note(text)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds values to be averaged; makes this client a `rlstack.types.LogWriter`."""
@@ -156,6 +184,8 @@ class CoordinatorClient:
         """Sends the last report; the coordinator no longer waits for this node."""
         self.count(ended=1)
         self.poll(now=True)
+        if self._logs:  # it may have been a repetition
+            self.poll(now=True)
 
     def dismiss(self) -> None:
         """Notes that the learner told this node to end, perhaps before the coordinator does."""
@@ -183,12 +213,19 @@ class CoordinatorClient:
             raise EndedEarlyError(f"{self._node} ended although the program still runs")
 
     def _report(self, clock: float) -> None:
-        logs = {name: np.concatenate(values) for name, values in self._logs.items()}
-        self._logs = {}
+        if not self._unanswered and self._logs:
+            self._unanswered = {n: np.concatenate(values) for n, values in self._logs.items()}
+            self._logs, self._batch = {}, self._batch + 1
         try:
             gauges = {name: float(value) for name, value in self.gauges().items()}
             answer = self._coordinator.report(
-                self._node, self.incarnation, os.getpid(), self._counts, gauges, logs
+                self._node,
+                self.incarnation,
+                os.getpid(),
+                self._counts,
+                gauges,
+                self._unanswered,
+                self._batch,
             )
         except UnavailableError:
             # The clock is read again because the call itself may have waited. An attempt that
@@ -200,6 +237,7 @@ class CoordinatorClient:
             if self._silent_seconds > (timing.START if starting else self._patience):
                 self._lost, self._state = True, self._state._replace(phase=OVER)
             return
+        self._unanswered = {}
         self._silent_seconds, self._last_attempt = 0.0, clock
         self._began = clock if self._began is None else self._began
         self._state = ProgramState(**answer)

@@ -84,6 +84,7 @@ class Coordinator:
         counts: Mapping[str, float],
         gauges: Mapping[str, float],
         logs: Mapping[str, Any],
+        batch: int,
     ) -> dict[str, Any]:
         """Takes a node's report and returns the fields of the `ProgramState`.
 
@@ -95,6 +96,7 @@ class Coordinator:
             ``learner_steps`` are counted; ``ended`` marks the node's last report.
           gauges: current values, logged as means over the nodes that report them.
           logs: values to average, each a list of numbers.
+          batch: the number of these logs, from 1. A node that got no answer sends them again.
         """
         with self._lock:
             self._hear(node)
@@ -108,10 +110,14 @@ class Coordinator:
             restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
             self._env_restarts += int(restarts)
             self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
+            if incarnation > known.incarnation:
+                known.batch = 0
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
             known.counts, known.gauges = counts, gauges
             known.history.append((known.seen, counts.get("env_frames", 0.0)))
-            self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
+            if batch > known.batch:  # else they have arrived, although the answer was lost
+                known.batch = batch
+                self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
             if self._state.phase == RUNNING:
                 with self._own_failures():
                     self._periodic.tick(self._state.env_frames, self._program_logs)
@@ -352,6 +358,7 @@ class _NodeStatus:
     pid: int = 0
     seen: float = 0.0  # when it last reported
     left: bool = False  # whether it has ended, or knows that the program is over
+    batch: int = 0  # the number of its last logs
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
     history: collections.deque[tuple[float, float]] = dataclasses.field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from programs.nodes.supervisor import End
+from programs.tracking import open_files
 from programs.tracking.run_lock import ClaimLostError
 from rlstack.acting.params import ParamsClosedError, ParamsError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -61,7 +62,7 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
       ran_seconds: for how long the node had worked.
     """
     return End(
-        reason=f"{type(error).__name__}: {error}",
+        reason=open_files.noted(f"{type(error).__name__}: {error}"),
         traceback="".join(traceback.format_exception(error)),
         node=getattr(error, "node", ""),
         secondary=isinstance(error, _SECONDARY),

@@ -1,14 +1,42 @@
-"""Reads the record of failures that `programs.nodes.supervisor` writes."""
+"""Makes and reads the record of failures, to which `programs.nodes.supervisor` adds."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlstack.storage import jsonl
 
+_FALLOC_FL_KEEP_SIZE = 1
+_RESERVED_BYTES = 1 << 16
+
 Failure = Mapping[str, Any]
+
+
+def reserve_record(path: str) -> None:
+    """Creates an empty record and reserves space for it, so that a full disk can be recorded."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        with contextlib.suppress(OSError, AttributeError):
+            allocate = ctypes.CDLL(None).fallocate
+            allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            allocate(handle, _FALLOC_FL_KEEP_SIZE, 0, _RESERVED_BYTES)
+    finally:
+        os.close(handle)
+
+
+def release_record(path: str) -> None:
+    """Frees the space that a record does not use; removes an empty record."""
+    with contextlib.suppress(OSError):
+        size = os.path.getsize(path)
+        if size:
+            os.truncate(path, size)
+        else:
+            os.unlink(path)
 
 
 def read_failures(path: Path) -> list[Failure]:

@@ -51,7 +51,8 @@ class InferenceNode:
         # The numbers here of each actor's environments.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
-        self._program.wait_for(learner.replay_name)
+        with self._program.phase("waiting for the learner"):
+            self._program.wait_for(learner.replay_name)
         self._params, self._close_params = pull_params(
             program, learner, in_rounds=experiment.replay.min_actors > 0
         )

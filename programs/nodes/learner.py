@@ -59,9 +59,11 @@ class LearnerNode:
             experiment.learner, agent, self._replay, role_key(experiment.seed, "learner")
         )
         if setup.restored is not None:
-            self._load(setup.restored)
+            with self._program.phase(f"restoring {setup.restored.name}"):
+                self._load(setup.restored)
         self._publisher = ParamsPublisher(self._learner, codec.encode)
         self._updated = threading.Condition()  # notified after each update
+        self._first_update = contextlib.ExitStack()  # ends the line that explains the wait for it
         cfg = experiment.replay
         self._barrier = LockStepBarrier(
             experiment.program.num_actors, cfg.min_actors, cfg.grace_seconds
@@ -86,6 +88,7 @@ class LearnerNode:
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Takes the logs of an update, and tells waiting actors of it."""
         self._program.write(step, logs)
+        self._first_update.close()
         with self._updated:
             self._updated.notify_all()
 
@@ -109,7 +112,10 @@ class LearnerNode:
         heartbeat = Heartbeat(self._coordinator, "learner")
         try:
             if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
-                self._learner.compile(self._batch_spec())  # while actors make the first batch
+                with self._program.phase("compiling the learner's step"):
+                    self._learner.compile(self._batch_spec())  # while actors make the first batch
+            waiting = self._program.phase("waiting for the first batch, or making the first update")
+            self._first_update.enter_context(waiting)
             if self._setup.experiment.program.pacing == "lock_step":
                 self._learn_in_lock_step()
             else:
@@ -122,6 +128,7 @@ class LearnerNode:
             while self._poll().phase != OVER:
                 time.sleep(timing.LEARNER_PHASE_POLL)
         finally:
+            self._first_update.close()
             heartbeat.close()
             self._barrier.close()
             self._publisher.close()
@@ -176,6 +183,7 @@ class LearnerNode:
     def _update(self, sample: Sample) -> None:
         with saved_on_failure(self._setup.directory, self._learner):
             self._program.log(self._learner.step(sample), "learner/")
+        self._first_update.close()
         self._replay.set_params_version(self._learner.version)
 
     def _poll(self, *, now: bool = False) -> ProgramState:
@@ -202,6 +210,10 @@ class LearnerNode:
         if state.env_frames == self._saved_frames:
             return
         self._saved_frames = state.env_frames
+        with self._program.phase("saving a checkpoint"):
+            self._write_checkpoint(state)
+
+    def _write_checkpoint(self, state: ProgramState) -> None:
         keeps = self._setup.experiment.checkpoint_replay
         # First the replay: a checkpoint of the learner must not refer to one that is not there.
         replay = self._source.save() if keeps else SavedReplay()

@@ -1,7 +1,7 @@
 """Runs a command again until it succeeds: keeps restartable nodes alive.
 
-    python supervisor.py RECORD NAME MAX_RESTARTS GRACE FIRST_PAUSE LONGEST_PAUSE FORGOTTEN_AFTER \
-        AT_ONCE COMMAND...
+    python supervisor.py RECORD NAME GRACE SILENCE MAX_RESTARTS FIRST_PAUSE LONGEST_PAUSE \
+        FORGOTTEN_AFTER AT_ONCE COMMAND...
 
 Launchpad ends a whole program when one of its processes fails, and does not say how it ended. So
 Launchpad's process is this script, and the node itself is its child. A failed actor, evaluator or
@@ -10,9 +10,14 @@ the stack's packages, because there is one such process for each node; all times
 
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION, and
 says with `tell` how it ends. An end that the child does not call ordered is a failure, also with
-exit code 0. Every failure is added to RECORD as one line of JSON. SIGTERM and SIGINT are passed on
-to the child, which is then not restarted and is killed after GRACE seconds; this process then ends
-with the exit code `SIGNALLED`. If this process is killed, the child is killed too.
+exit code 0. Every failure is added to RECORD as one line of JSON. A child that gives no sign of
+life (`programs.nodes.signs`) for SILENCE seconds is killed, and has failed.
+
+SIGTERM and SIGINT are passed on to the child, which is then not restarted and is killed after GRACE
+seconds; this process then ends with the exit code `SIGNALLED`. If the parent has not sent the
+signal, the whole program ends. The reason is then recorded and the parent is told (`ENDING`) at
+once, so that the other nodes end while the child saves. If this process is killed, the child is
+killed too.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import math
 import os
 import re
 import signal
@@ -28,20 +34,22 @@ import subprocess
 import sys
 import time
 import traceback
-from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 INCARNATION = "RLSTACK_INCARNATION"
 SIGNALLED = 113  # the exit code of a supervisor that was told to end
+ENDING = signal.SIGUSR1  # tells the receiver that the sender ends because of a signal
 PARENT = "RLSTACK_PARENT"  # the process id of the parent, as the parent itself sets it
-_END = "RLSTACK_END"  # the descriptor of a file in memory, which receives the child's `End`
+# The descriptor of a file in memory, which receives the child's `End` and its signs of life.
+END = "RLSTACK_END"
 
-_POLL_SECONDS = 0.02  # between two checks for a signal, in the pause before a restart
+_TICK_SECONDS = 1.0  # between two checks for signs of life
+_TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (*_TOLD_TO_END, signal.SIGCHLD, ENDING)
 _PR_SET_PDEATHSIG = 1
-_FALLOC_FL_KEEP_SIZE = 1
-_RESERVED_BYTES = 1 << 16
 _LONGEST_TEXT = 12_000  # characters of a traceback in the record
 _SIGNALLED = "it was told to end by a signal (SIGTERM or SIGINT) that the program did not send"
+_OWN_SIGNAL = "its supervisor got a signal (SIGTERM or SIGINT) that the program did not send"
 
 
 class End(NamedTuple):
@@ -61,14 +69,19 @@ STOPPED = End(reason=_SIGNALLED, passing=True)  # of a node whose process receiv
 
 def tell(end: End) -> None:
     """Tells the supervisor of this process how it ends; without a supervisor, does nothing."""
-    handle = os.environ.get(_END)
+    handle = os.environ.get(END)
     if handle is not None:
         with contextlib.suppress(OSError):
             os.pwrite(int(handle), json.dumps(end).encode(), 0)
 
 
 class RestartPolicy:
-    """Decides whether something that failed is restarted, and after which pause."""
+    """Decides whether something that failed is restarted, and after which pause.
+
+    Attributes:
+      failures: number of failures so far.
+      allows_any: whether there may be restarts at all.
+    """
 
     def __init__(
         self,
@@ -88,6 +101,7 @@ class RestartPolicy:
           at_once: seconds of work within which the same error is taken to be permanent.
         """
         self.failures = 0
+        self.allows_any = max_restarts > 0
         self._in_a_row = 0
         self._last_reason = ""
         self._max_restarts = max_restarts
@@ -128,28 +142,6 @@ def die_with_parent(signal_number: int, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent:
         os.kill(os.getpid(), signal_number)
-
-
-def reserve_record(path: str) -> None:
-    """Creates an empty record and reserves space for it, so that a full disk can be recorded."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        with contextlib.suppress(OSError, AttributeError):
-            allocate = ctypes.CDLL(None).fallocate
-            allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-            allocate(handle, _FALLOC_FL_KEEP_SIZE, 0, _RESERVED_BYTES)
-    finally:
-        os.close(handle)
-
-
-def release_record(path: str) -> None:
-    """Frees the space that a record does not use; removes an empty record."""
-    with contextlib.suppress(OSError):
-        size = os.path.getsize(path)
-        if size:
-            os.truncate(path, size)
-        else:
-            os.unlink(path)
 
 
 def record_failure(path: str, *, node: str, end: End, **fields: object) -> None:
@@ -224,91 +216,147 @@ def describe(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
-class _Signals:
-    """Remembers that a signal asked for the end, and passes it on to the child."""
+class _Supervisor:
+    """Keeps one node running."""
 
-    def __init__(self, grace: float) -> None:
-        self.received = 0  # the first signal
-        self.child: subprocess.Popen[bytes] | None = None
-        self._grace = grace
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
-        signal.signal(signal.SIGALRM, self._kill)
+    def __init__(
+        self, record: str, name: str, grace: float, silence: float, restarts: RestartPolicy
+    ) -> None:
+        """Blocks signals: they are waited for, not handled, so that their senders are known.
 
-    def _receive(self, number: int, _: FrameType | None) -> None:
-        if not self.received:
-            signal.setitimer(signal.ITIMER_REAL, self._grace)
-            self.received = number
-        if self.child is not None:
-            self.child.send_signal(number)
+        Args:
+          record: the file of failures.
+          name: of the node.
+          grace: seconds from a signal until the child is killed.
+          silence: seconds without a sign of life until it is; 0 for never.
+          restarts: whether a child that failed is started again.
+        """
+        self._record, self._name, self._restarts = record, name, restarts
+        self._grace, self._silence = grace, silence
+        self._parent = parent_id()
+        die_with_parent(signal.SIGTERM, self._parent)
+        self._unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._ending = False  # whether no child is started any more
+        self._kill_at = math.inf  # when the child's grace ends
+        self._passed_on: set[int] = set()  # signals, to the present child
 
-    def _kill(self, *_: object) -> None:
-        if self.child is not None:
-            self.child.kill()
+    def run(self, command: list[str]) -> int:
+        """Runs the command until it ends as ordered, fails for good, or a signal comes."""
+        while True:
+            started = time.monotonic()
+            code, end = self._run(command)
+            if end.ordered:
+                return 0
+            if self._ending:
+                if end.traceback and not (end.secondary or end.passing):  # why it ends, maybe
+                    self._add(end, restarts=False, ending=True)
+                return SIGNALLED
+            incarnation = self._restarts.failures
+            pause = self._restarts.failed(time.monotonic() - started, end)
+            again = pause is not None
+            self._add(end, incarnation=incarnation, restarts=again, pause=pause)
+            if pause is None:
+                say(f"{self._name}: {end.reason}, after {incarnation} restarts")
+                return code if code > 0 else 128 - code if code < 0 else 1
+            say(f"{self._name}: {end.reason}; restarts in {pause:g} s")
+            until = time.monotonic() + pause
+            while not self._ending and (left := until - time.monotonic()) > 0:
+                self._receive(signal.sigtimedwait(_SIGNALS, left), None)
+            if self._ending:
+                return SIGNALLED
 
+    def _add(self, end: End, **fields: Any) -> None:
+        fields = {"incarnation": self._restarts.failures, **fields}
+        record_failure(self._record, node=self._name, end=end, **fields)
 
-def supervise(
-    record: str, name: str, restarts: RestartPolicy, grace: float, command: list[str]
-) -> int:
-    """Runs the command until it ends as ordered, may not be restarted again, or a signal comes."""
-    die_with_parent(signal.SIGTERM, parent_id())
-    signals = _Signals(grace)
-    while True:
-        incarnation, started = restarts.failures, time.monotonic()
-        code, end = _run(command, incarnation, signals)
-        if end.ordered:
-            return 0
-        if signals.received:
-            if end.traceback and not (end.secondary or end.passing):  # why the program ends, maybe
-                record_failure(
-                    record, node=name, end=end, incarnation=incarnation, restarts=False, ending=True
-                )
-            return SIGNALLED
-        pause = restarts.failed(time.monotonic() - started, end)
-        again = pause is not None
-        record_failure(
-            record, node=name, end=end, incarnation=incarnation, restarts=again, pause=pause
-        )
-        if pause is None:
-            say(f"{name}: {end.reason}, after {restarts.failures - 1} restarts")
-            return code if code > 0 else 128 - code if code < 0 else 1
-        say(f"{name}: {end.reason}; restarts in {pause:g} s")
-        until = time.monotonic() + pause
-        while not signals.received and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        if signals.received:
-            return SIGNALLED
+    def _run(self, command: list[str]) -> tuple[int, End]:
+        """Runs the command once; returns its exit code and how it ended."""
+        parent, told = os.getpid(), os.memfd_create("end", 0)
 
+        def prepare() -> None:
+            die_with_parent(signal.SIGKILL, parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._unblocked)
 
-def _run(command: list[str], incarnation: int, signals: _Signals) -> tuple[int, End]:
-    """Runs the command once; returns its exit code and how it ended."""
-    parent, told = os.getpid(), os.memfd_create("end", 0)
-    try:
-        signals.child = child = subprocess.Popen(
-            command,
-            env={**os.environ, INCARNATION: str(incarnation), _END: str(told)},
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
-            pass_fds=(told,),
-        )
-        if signals.received:  # before there was a child
-            child.terminate()
-        code = child.wait()
-        text = os.pread(told, os.fstat(told).st_size, 0)
-    except OSError as error:
-        return 1, End(reason=f"it could not be started: {error}", passing=True)
-    finally:
-        os.close(told)
-    with contextlib.suppress(ValueError, TypeError):
-        end = End(*json.loads(text))
-        if end.ordered or end.reason:
-            return code, end
-    ended = describe(code) if code else "it ended with exit code 0 before the program did"
-    return code, End(reason=ended, passing=True)
+        try:
+            child = subprocess.Popen(
+                command,
+                env={**os.environ, INCARNATION: str(self._restarts.failures), END: str(told)},
+                preexec_fn=prepare,
+                pass_fds=(told,),
+            )
+            was_silent = self._wait(child, told)
+            code = child.returncode
+            text = os.pread(told, os.fstat(told).st_size, 0)
+        except OSError as error:
+            return 1, End(reason=f"it could not be started: {error}", passing=True)
+        finally:
+            os.close(told)
+        with contextlib.suppress(ValueError, TypeError):
+            end = End(*json.loads(text))
+            if end.ordered or end.reason:
+                return code, end
+        if was_silent:
+            ended = f"it gave no sign of life for {self._silence:g} s: it hung, or was stopped"
+        else:
+            ended = describe(code) if code else "it ended with exit code 0 before the program did"
+        return code, End(reason=ended, passing=True)
+
+    def _wait(self, child: subprocess.Popen[bytes], told: int) -> bool:
+        """Waits for the child's end; returns whether it was killed because it was silent.
+
+        Args:
+          child: the process.
+          told: the file whose time its signs of life change.
+        """
+        self._kill_at, self._passed_on = math.inf, set()
+        last_sign, silent = 0, 0.0
+        while child.poll() is None:
+            began = time.monotonic()
+            if began >= self._kill_at or (self._silence and silent > self._silence):
+                child.kill()
+            tick = min(_TICK_SECONDS, max(0.01, self._kill_at - began))
+            self._receive(signal.sigtimedwait(_SIGNALS, tick), child)
+            sign = os.fstat(told).st_mtime_ns
+            # A wait that was longer shows that this process was stopped itself.
+            passed = min(time.monotonic() - began, _TICK_SECONDS)
+            silent = silent + passed if sign == last_sign else 0.0
+            last_sign = sign
+        return bool(self._silence) and silent > self._silence
+
+    def _receive(
+        self, found: signal.struct_siginfo | None, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        """Acts on a signal, if there is one."""
+        if found is None:
+            return
+        if found.si_signo == ENDING and child and found.si_pid == child.pid:
+            if self._kill_at == math.inf:  # else the child got it from here
+                self._kill_at = time.monotonic() + self._grace
+                if not self._restarts.allows_any:
+                    self._end_program(STOPPED)
+        elif found.si_signo in _TOLD_TO_END:
+            self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
+            if child and found.si_signo not in self._passed_on:
+                # Only once, because Launchpad's handlers count how often a signal comes.
+                self._passed_on.add(found.si_signo)
+                child.send_signal(found.si_signo)
+            # When a parent ends, the kernel sends SIGTERM.
+            if found.si_pid != self._parent and os.getppid() == self._parent:
+                self._end_program(End(reason=_OWN_SIGNAL, passing=True))
+            self._ending = True
+
+    def _end_program(self, end: End) -> None:
+        """Ends the program, unless it ends already."""
+        if not self._ending:
+            self._ending = True
+            self._add(end, restarts=False)
+            with contextlib.suppress(OSError):
+                os.kill(self._parent, ENDING)
 
 
 def main(arguments: list[str]) -> int:
     """Supervises by the arguments of the command line."""
-    record, name, max_restarts, grace, *rest = arguments
+    record, name, grace, silence, max_restarts, *rest = arguments
     times, command = rest[:4], rest[4:]
     with contextlib.suppress(ImportError):  # it also runs without the site's packages
         from setproctitle import setproctitle
@@ -316,7 +364,7 @@ def main(arguments: list[str]) -> int:
         setproctitle(f"rlstack: supervisor:{name} {os.path.dirname(record)}")
     restarts = RestartPolicy(int(max_restarts), *map(float, times))
     try:
-        return supervise(record, name, restarts, float(grace), command)
+        return _Supervisor(record, name, float(grace), float(silence), restarts).run(command)
     except Exception as error:
         text = traceback.format_exc()
         end = End(reason=f"its supervisor failed: {type(error).__name__}: {error}", traceback=text)

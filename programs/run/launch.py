@@ -10,8 +10,8 @@ from programs.components.environments import make_env
 from programs.components.replay import announce_replay
 from programs.experiment import Experiment
 from programs.nodes.base import Setup
-from programs.nodes.failures import cause, read_failures
-from programs.nodes.supervisor import release_record, reserve_record
+from programs.nodes.failures import cause, read_failures, release_record, reserve_record
+from programs.tracking import open_files
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
@@ -100,11 +100,14 @@ def _why(directory: RunDir) -> str:
     """Returns the error that ended the program."""
     failure = cause(read_failures(directory.failures))
     if failure is not None:
+        reason, text = str(failure["reason"]), str(failure.get("traceback", ""))
+        advice = open_files.advice(reason + text)
         return (
-            f"node {failure['node']} failed: {str(failure['reason']).rstrip('.')}. "
+            f"node {failure['node']} failed: {reason.rstrip('.')}. {advice}{' ' * bool(advice)}"
             f"The output of the nodes is in {directory.node_logs}.\n"
-            f"{failure.get('traceback', '')}".rstrip()
+            f"{text}".rstrip()
         )
     log = directory.node_logs / "launcher"
     output = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-    return f"the program ended without a result; see {directory.node_logs}.\n{output}".rstrip()
+    why = f"the program ended without a result; see {directory.node_logs}."
+    return f"{why} {open_files.advice(output)}\n{output}".rstrip()

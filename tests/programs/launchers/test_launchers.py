@@ -82,8 +82,8 @@ def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted(tm
 @pytest.mark.parametrize(("learns", "phase"), [(True, SAVING), (False, OVER)])
 def test_the_coordinator_says_whether_something_is_saved(coordinator, tmp_path, learns, phase):
     if learns:
-        coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {})
-    coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {})
+        coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {}, 0)
+    coordinator.report("actor/0", 0, 2, {"env_frames": 1}, {}, {}, 0)
     address, display = free_address(), Display()
     monitor = ProgramMonitor(address, display, tmp_path / "none")
     time.sleep(1.0)  # the monitor gets no answer, and keeps polling

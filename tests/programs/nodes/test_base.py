@@ -28,9 +28,11 @@ class Far:
 
     def __init__(self, clock, patience=0.0):
         self.reports, self.away, self.answer = [], False, ProgramState()
+        self.sent = []  # also what got no answer
         self._clock, self._patience = clock, patience
 
-    def report(self, node, incarnation, pid, counts, gauges, logs):
+    def report(self, node, incarnation, pid, counts, gauges, logs, batch):
+        self.sent.append((logs, batch))
         if self.away:
             self._clock.now += self._patience  # the time that a call takes to reach its deadline
             raise UnavailableError("coordinator.report: no answer")
@@ -81,6 +83,22 @@ def test_a_report_holds_name_counts_gauges_and_logs(clock):
         {"replay/size": 8.0},
         {},
     )  # totals are sent again, logs are not
+
+
+def test_logs_without_an_answer_are_sent_again_under_the_same_number(clock):
+    far, client = make(clock)
+    client.log({"return": 1.0})
+    far.away = True
+    client.poll(now=True)
+    client.log({"return": 2.0})
+    client.poll(now=True)
+    far.away = False
+    client.log({"return": 3.0})
+    client.report_end()
+    sent = [(logs.get("return", np.zeros(0)).tolist(), batch) for logs, batch in far.sent]
+    assert sent == [([1.0], 1), ([1.0], 1), ([1.0], 1), ([2.0, 3.0], 2)]
+    client.poll(now=True)
+    assert far.sent[-1] == ({}, 2)
 
 
 def test_the_state_is_returned_and_remembered_between_reports(clock):

@@ -29,10 +29,13 @@ class Desk:
         self.logger = InMemoryLogger()
         start = Progress(start_frames)
         self.coordinator = Coordinator(experiment, self.directory, self.logger, start)
+        self.batches = 0
 
-    def report(self, node="actor/0", incarnation=0, logs=None, gauges=None, **counts):
+    def report(self, node="actor/0", incarnation=0, logs=None, gauges=None, batch=None, **counts):
+        self.batches += 1
+        batch = self.batches if batch is None else batch
         return self.coordinator.report(
-            node, incarnation, 100 + incarnation, counts, gauges or {}, logs or {}
+            node, incarnation, 100 + incarnation, counts, gauges or {}, logs or {}, batch
         )
 
     def logged(self, name):
@@ -61,6 +64,15 @@ def test_restarts_of_environments_are_the_sum_of_all_actors_and_incarnations(des
     desk.report(incarnation=1, env_frames=80, env_restarts=1)
     desk.report("actor/1", env_frames=200, env_restarts=4)
     assert desk.logged("env/restarts")[-1] == 7
+
+
+def test_logs_that_are_sent_again_count_once(desk):
+    desk.report(env_frames=10, logs={"actor/episode_return": [1.0]}, batch=1)
+    for _ in range(2):  # the answer to the first one was lost
+        desk.report(env_frames=20, logs={"actor/episode_return": [5.0, 6.0]}, batch=2)
+    desk.report("actor/1", env_frames=10, logs={"actor/episode_return": [8.0]}, batch=1)
+    desk.report(incarnation=1, env_frames=80, logs={"actor/episode_return": [10.0]}, batch=1)
+    assert desk.logged("actor/episode_return") == [pytest.approx((1 + 5 + 6 + 8 + 10) / 5)]
 
 
 def test_notes_are_numbered_and_the_oldest_are_forgotten(desk):
