@@ -12,7 +12,7 @@ import sys
 
 from setproctitle import setproctitle
 
-from programs.nodes import signs
+from programs.launchers import signs
 
 
 def title(node: str, run_dir: str) -> str:

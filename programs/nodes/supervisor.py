@@ -11,7 +11,7 @@ the stack's packages, because there is one such process for each node; all times
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION, and
 says with `tell` how it ends. An end that the child does not call ordered is a failure, also with
 exit code 0. Every failure is added to RECORD as one line of JSON. A child that gives no sign of
-life (`programs.nodes.signs`) for SILENCE seconds is killed, and has failed.
+life (`programs.launchers.signs`) for SILENCE seconds is killed, and has failed.
 
 SIGTERM and SIGINT are passed on to the child, which is then not restarted and is killed after GRACE
 seconds; this process then ends with the exit code `SIGNALLED`. If the parent has not sent the

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.reference, pytest.mark.timeout(60, method="thread")]
 
 NODE = """
 import signal, sys, time
-from programs.nodes import signs, supervisor
+from programs.launchers import signs
+from programs.nodes import supervisor
 seconds = float(sys.argv[1])
 signs.give()
 
