@@ -81,7 +81,9 @@ class ActorNode:
             inferencer, has_newer, close = self._inferencer()
             ids, cfg = experiment.env_ids(self._rank), experiment.replay
             replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
-            program.gauges = _Gauges(program, replay, env)
+            # In threads, the pool's own warning is on the terminal already.
+            shows = experiment.program.launch != "threads"
+            program.gauges = _Gauges(program, replay, env, shows=shows)
             try:
                 with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
                     actor = Actor(env, inferencer, replay)
@@ -199,8 +201,10 @@ class ActorNode:
 class _Gauges:
     """The values that reports contain; also counts the restarts of environments, and shows them."""
 
-    def __init__(self, program: CoordinatorClient, replay: _WaitingReplay, env: Pool) -> None:
-        self._program, self._replay, self._env = program, replay, env
+    def __init__(
+        self, program: CoordinatorClient, replay: _WaitingReplay, env: Pool, *, shows: bool
+    ) -> None:
+        self._program, self._replay, self._env, self._shows = program, replay, env, shows
         self._restarts = 0
 
     def __call__(self) -> dict[str, float]:
@@ -208,10 +212,11 @@ class _Gauges:
         if restarts > self._restarts:
             self._restarts = restarts
             self._program.count(env_restarts=restarts)
-            self._program.note(
-                f"env worker restarted ({restarts} so far), its episodes are truncated: "
-                f"{self._env.last_restart}"
-            )
+            if self._shows:
+                self._program.note(
+                    f"env worker restarted ({restarts} so far), its episodes are truncated: "
+                    f"{self._env.last_restart}"
+                )
         return self._replay.gauges()
 
 
