@@ -112,10 +112,13 @@ class ActorNode:
         # The first step compiles, here or in the service.
         compiling = contextlib.ExitStack()
         compiling.enter_context(self._program.phase("compiling the agent's step, and acting"))
+        has_acted = False
 
         def should_stop() -> bool:
+            nonlocal has_acted
             frames, program = actor.env_frames, self._program
-            if frames:
+            if frames and not has_acted:
+                has_acted = True
                 compiling.close()
             program.count(env_frames=frames)
             state = program.poll()
@@ -125,7 +128,8 @@ class ActorNode:
                     time.sleep(timing.BUDGET_POLL)
             return state.phase != RUNNING
 
-        actor.run(should_stop, self._program)
+        with compiling:
+            actor.run(should_stop, self._program)
 
     def _act_in_lock_step(self, actor: Actor, replay: _WaitingReplay) -> None:
         go_on = True

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -99,6 +100,24 @@ def test_logs_without_an_answer_are_sent_again_under_the_same_number(clock):
     assert sent == [([1.0], 1), ([1.0], 1), ([1.0], 1), ([2.0, 3.0], 2)]
     client.poll(now=True)
     assert far.sent[-1] == ({}, 2)
+
+
+@pytest.mark.parametrize(("node", "shown"), [("learner", 1), ("actor/0", 1), ("actor/1", 0)])
+def test_a_long_phase_is_shown_once_for_all_nodes_of_a_kind(monkeypatch, node, shown):
+    monkeypatch.setattr(base.timing, "PHASE_SHOWN", 0.05)
+    notes = []
+
+    class Listener:
+        def note(self, node, text):
+            notes.append((node, text))
+
+    client = CoordinatorClient(Listener(), node, threading.Event())
+    with client.phase("compiling"):
+        time.sleep(0.3)
+    with client.phase("waiting"):
+        pass
+    time.sleep(0.1)
+    assert notes == [(node, "compiling ...")] * shown
 
 
 def test_the_state_is_returned_and_remembered_between_reports(clock):
