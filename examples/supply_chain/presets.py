@@ -130,9 +130,9 @@ def supply_chain_ddpg(name: str) -> Experiment:
         agent=DDPGConfig(
             discount=0.97,
             random_frames=2_000,
-            noise_scale=0.2,
+            noise_scale=0.3,
             target_rate=0.01,
-            optimizer=falling(1e-3, 45_000),
+            optimizer=falling(1e-3, 30_000),
         ),
         env=environment("cover"),
         network=NetworkConfig(hidden_sizes=(128, 128), activation="relu"),
@@ -141,5 +141,5 @@ def supply_chain_ddpg(name: str) -> Experiment:
         ),
         normalisation=SCALED,
         evaluator=EVALUATION,
-        frames=90_000,
+        frames=60_000,
     )

@@ -13,9 +13,10 @@ from programs.presets import preset
 from programs.run import train
 from rlstack.acting.evaluator import EvaluatorConfig
 
-LEARNERS = ("ppo", "a2c", "dqn", "ddpg")
 BASE_STOCK, FORECAST_STOCK = 1_310, 1_570  # of the page; tested below
-MARGIN, QUICK_MARGIN = 1.1, 1.03  # of the profit of the base stock
+# What each must earn at least, as a multiple of what the base stock earns.
+MARGINS = {"ppo": 1.15, "a2c": 1.1, "dqn": 1.1, "ddpg": 1.05}
+QUICK_MARGIN = 1.03
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def asynchronous(experiment):
 
 
 def test_presets_survive_json_and_evaluate_on_held_out_scenarios():
-    for name in (*LEARNERS, "base-stock", "forecast-stock"):
+    for name in (*MARGINS, "base-stock", "forecast-stock"):
         found = experiment(name, modules=("supply_chain.presets",))
         assert from_json(to_json(found)) == found
         assert found.env.options.get("scenarios", "training") == "training"
@@ -206,16 +207,16 @@ def test_a_short_run_beats_the_base_stock(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", LEARNERS)
-def test_policies_beat_the_base_stock(tmp_path, name):
-    assert profit(tmp_path / "run", experiment(name)) > MARGIN * BASE_STOCK
+@pytest.mark.parametrize(("name", "margin"), MARGINS.items())
+def test_policies_beat_the_base_stock(tmp_path, name, margin):
+    assert profit(tmp_path / "run", experiment(name)) > margin * BASE_STOCK
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", LEARNERS)
-def test_policies_beat_the_base_stock_from_asynchronous_pools(tmp_path, name):
-    assert profit(tmp_path / "run", asynchronous(experiment(name))) > MARGIN * BASE_STOCK
+@pytest.mark.parametrize(("name", "margin"), MARGINS.items())
+def test_policies_beat_the_base_stock_from_asynchronous_pools(tmp_path, name, margin):
+    assert profit(tmp_path / "run", asynchronous(experiment(name))) > margin * BASE_STOCK
 
 
 @pytest.mark.slow
@@ -229,4 +230,4 @@ def test_actors_in_processes_beat_the_base_stock(tmp_path, rounds):
     env = dataclasses.replace(base.env, num_envs=base.env.num_envs // 2)
     replay = dataclasses.replace(base.replay, min_actors=2 if rounds else 0)
     found = profit(tmp_path / "run", dataclasses.replace(base, env=env, replay=replay))
-    assert found > MARGIN * BASE_STOCK
+    assert found > MARGINS["ppo"] * BASE_STOCK
