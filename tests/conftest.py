@@ -38,12 +38,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 class _ByFile(LoadFileScheduling):
     """A worker takes one file at a time, since the tests of a file share fixtures and compilations.
 
-    One worker gets all files that start Ray: two clusters at once would have port conflicts.
+    One worker gets all files that start Ray: two clusters at once would have port conflicts. One
+    gets all tests of pages, so that the blocks of a page run once.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "ray" if "/test_ray" in file else file
+        together = {"/test_ray": "ray", "tests/docs/": "docs"}
+        return next((scope for part, scope in together.items() if part in file), file)
 
 
 def pytest_xdist_make_scheduler(config, log):
