@@ -99,18 +99,25 @@ class Program:
         return found.pid if of_supervisor else found.children()[0].pid
 
 
-@pytest.mark.parametrize("of_supervisor", [True, False], ids=["supervisor", "node"])
+LATER = [pytest.mark.slow, pytest.mark.chosen]
+
+
+@pytest.mark.parametrize(
+    "of_supervisor",
+    [pytest.param(True, id="supervisor"), pytest.param(False, id="node", marks=LATER)],
+)
 def test_the_others_end_while_a_node_that_got_a_signal_saves(tmp_path, of_supervisor):
     with nothing_left():
-        program = Program(tmp_path, learner=2.5, replay=2.0)
+        program = Program(tmp_path, learner=2.0, replay=1.8)
         try:
             began = time.time()
             pid = program.process("learner", of_supervisor)
             subprocess.run(["kill", str(pid)], check=True)
             assert program.said("replay", "told") < began + 1.5
             assert program.launcher.wait(10.0) == 1
-            assert time.time() - began < 4.2  # not 2.5 and then 2
-            assert program.said("replay", "ended") < program.said("learner", "ended") + 1.0
+            assert (
+                program.said("replay", "ended") < program.said("learner", "ended") + 1.0
+            )  # not 1.8
         finally:
             program.launcher.kill()
             program.launcher.wait()
@@ -120,6 +127,8 @@ def test_the_others_end_while_a_node_that_got_a_signal_saves(tmp_path, of_superv
     assert "by a signal" in failure["reason"] or "got a signal" in failure["reason"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_what_does_not_end_is_killed_within_the_limit(tmp_path):
     with nothing_left():
         program = Program(tmp_path, learner=60.0, replay=60.0)

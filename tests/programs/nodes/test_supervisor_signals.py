@@ -27,7 +27,7 @@ def send_from_elsewhere(number, pid):
 
 
 SAVES = (
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saves', flush=True), time.sleep(1.5),\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saves', flush=True), time.sleep(1.0),\n"
     "    print('saved', flush=True), os._exit(0)))\n"
 )
 
@@ -39,7 +39,9 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("max_restarts", [0, 3])
+@pytest.mark.parametrize(
+    "max_restarts", [0, pytest.param(3, marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 def test_a_signal_from_elsewhere_is_recorded_and_the_parent_told_while_the_child_saves(
     start, ending, max_restarts
 ):
@@ -85,6 +87,8 @@ def test_a_signal_to_a_child_that_may_be_restarted_only_restarts_it(start, endin
     assert ending == []
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_child_that_is_silent_is_killed_and_started_again(start):
     first = "if os.environ['RLSTACK_INCARNATION'] == '0': os.kill(os.getpid(), signal.SIGSTOP)\n"
     supervisor = start(SIGNS + SAYS + first + ENDS, silence=3.0)
@@ -94,6 +98,8 @@ def test_a_child_that_is_silent_is_killed_and_started_again(start):
     assert failure["restarts"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_child_that_works_for_long_is_not_silent(start):
     supervisor = start(
         SIGNS + SAYS + "import ctypes; ctypes.CDLL(None).sleep(5)\n" + ENDS, silence=3.0
