@@ -27,7 +27,7 @@ def send_from_elsewhere(number, pid):
 
 
 SAVES = (
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saves', flush=True), time.sleep(1.0),\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saves', flush=True), time.sleep(2.0),\n"
     "    print('saved', flush=True), os._exit(0)))\n"
 )
 
