@@ -31,6 +31,7 @@ from rlstack.exploration import initial_counts
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
     Array,
@@ -116,9 +117,24 @@ class BC(Agent):
         self, params: Params, learner_state: BCLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss` and its logs."""
-        del learner_state
-        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
+        learned = training(learner_state.rng_key, params)
+
+        def loss(weights: PyTree) -> tuple[Array, Logs]:
+            return self.loss(with_weights(learned, weights), batch)
+
+        grads, logs = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
+
+    def update_network_state(
+        self, params: Params, learner_state: BCLearnerState, batch: Batch
+    ) -> Params:
+        """Returns the params with the state after a pass over the windows."""
+        if self.network.new_state is None:
+            return params
+        steps = jax.tree.map(lambda x: x[:-1], batch.trajectory)
+        state = jax.tree.map(lambda x: x[0], steps.agent_state)
+        learned = training(learner_state.rng_key, params)
+        return params._replace(state=self.network.new_state(learned, steps.timestep, state))
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Logs]:
         """Returns the mean negative log likelihood of the actions, less the entropy bonus.
@@ -156,8 +172,11 @@ class BC(Agent):
     def update_learner_state(
         self, params: Params, learner_state: BCLearnerState, opt_state: optax.OptState
     ) -> BCLearnerState:
-        """Stores the optimizer's state."""
-        return learner_state._replace(opt_state=opt_state)
+        """Stores the optimizer's state; for dropout, also replaces the key."""
+        learner_state = learner_state._replace(opt_state=opt_state)
+        if self.network.new_state is None:
+            return learner_state
+        return learner_state._replace(rng_key=jax.random.split(learner_state.rng_key)[0])
 
     def _distribution(self, parameters: Array, timestep: TimeStep) -> distributions.Distribution:
         found = distributions.from_parameters(

@@ -31,6 +31,7 @@ from rlstack.families.q_learning import (
 from rlstack.math.n_step import NStep, n_step
 from rlstack.math.value_distributions import categorical_kl, project
 from rlstack.networks import distributional_q_network
+from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
@@ -91,7 +92,7 @@ class C51(QLearning):
         target_key, choosing_key = jax.random.split(rng_key)
         outputs = choosing = self.outputs(target_key, target_params, transition.end)
         if self.cfg.double:
-            choosing = self.outputs(choosing_key, params, transition.end)
+            choosing = self.outputs(choosing_key, evaluating(params), transition.end)
         best = preferences(self.means(choosing), transition.end).mode()
         probs = jax.nn.softmax(of_actions(outputs, best))
         atoms = self.atoms(probs.shape[-1])

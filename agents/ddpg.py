@@ -27,6 +27,14 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import component_optimizer, optimizer_step
+from rlstack.stateful_params import (
+    evaluating,
+    has_state,
+    moved_towards,
+    training,
+    weights_of,
+    with_weights,
+)
 from rlstack.types import Array, Batch, LearnerOutput, Logs, PRNGKey, PyTree
 
 
@@ -46,6 +54,7 @@ class DDPGLearnerState(NamedTuple):
 
     opt_state: optax.OptState
     target_params: DeterministicParams
+    rng_key: Any = ()  # the key for networks with state or dropout; for others nothing is drawn
 
 
 @register(DDPGConfig, network=deterministic_policy_and_critic, policy=behaviour_policy)
@@ -64,16 +73,19 @@ class DDPG(DeterministicAgent):
         self, rng_key: PRNGKey, params: DeterministicParams
     ) -> DDPGLearnerState:
         """Returns the optimizer's initial state, with the params as the target."""
-        del rng_key  # nothing in its learning is drawn
-        return DDPGLearnerState(self._optimizer.init(params), params)
+        draws = has_state(self.network)
+        return DDPGLearnerState(self._optimizer.init(params), params, rng_key if draws else ())
 
     def compute_gradients(
         self, params: DeterministicParams, learner_state: DDPGLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss`, its logs, and ``|TD error|`` as priorities."""
-        grads, (logs, priorities) = jax.grad(self.loss, has_aux=True)(
-            params, learner_state.target_params, batch
-        )
+        learned = training(learner_state.rng_key, params)
+
+        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
+
+        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(
@@ -94,7 +106,7 @@ class DDPG(DeterministicAgent):
         td_errors = jnp.where(transition.valid[:, None], target[:, None] - taken, 0.0)
         critic_loss = (batch.weights * 0.5 * jnp.square(td_errors).sum(-1)).mean()
 
-        fixed = jax.lax.stop_gradient(params.critics)
+        fixed = jax.lax.stop_gradient(evaluating(params.critics))
         action = self.policy_action(params.policy, timestep)
         value = self.critic_values(fixed, timestep, action).min(1)
         policy_loss = -jnp.where(transition.valid, value, 0.0).mean()
@@ -120,7 +132,9 @@ class DDPG(DeterministicAgent):
         learner_state: DDPGLearnerState,
         opt_state: optax.OptState,
     ) -> DDPGLearnerState:
-        """Stores the optimizers' state and updates the targets."""
-        old = learner_state.target_params
-        target = optax.incremental_update(params, old, self.cfg.target_rate)
-        return DDPGLearnerState(opt_state, target)
+        """Stores the optimizers' state, and updates the targets and the key."""
+        target = moved_towards(params, learner_state.target_params, self.cfg.target_rate)
+        rng_key = learner_state.rng_key
+        if has_state(self.network):
+            rng_key = jax.random.split(rng_key)[0]
+        return DDPGLearnerState(opt_state, target, rng_key)

@@ -23,6 +23,7 @@ from rlstack.families.q_learning import (
 )
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import q_network
+from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
@@ -76,7 +77,7 @@ class DQN(QLearning):
         target_key, choosing_key = jax.random.split(rng_key)
         end_values = choosing = self.outputs(target_key, target_params, transition.end)
         if self.cfg.double:
-            choosing = self.outputs(choosing_key, params, transition.end)
+            choosing = self.outputs(choosing_key, evaluating(params), transition.end)
         best = preferences(choosing, transition.end).mode()
         end_value = of_actions(end_values, best)
         return jax.lax.stop_gradient(transition.reward + transition.discount * end_value)

@@ -27,6 +27,7 @@ from rlstack.families.q_learning import (
 from rlstack.math.n_step import n_step
 from rlstack.math.value_distributions import quantile_huber_loss
 from rlstack.networks import AtFractions, implicit_q_network
+from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
@@ -86,7 +87,7 @@ class IQN(QLearning):
 
         # The mean of K quantiles chooses the next action; N' other quantiles value it (equation 5).
         choosing_key, target_key = jax.random.split(end_key)
-        choosing_params = params if cfg.double else target_params
+        choosing_params = evaluating(params) if cfg.double else target_params
         choosing = self.action_values(choosing_key, choosing_params, transition.end)
         best = preferences(choosing, transition.end).mode()
         end_outputs, _ = self.drawn_quantiles(
@@ -100,6 +101,11 @@ class IQN(QLearning):
         values = quantiles.mean(axis=-1)
         td_error = targets.mean(axis=-1) - values
         return td_loss(losses, jnp.abs(td_error), values, transition, batch.weights)
+
+    def network_input(self, timestep: TimeStep) -> TimeStep:
+        """Returns the steps with a fraction of 0, which does not matter to the torso's state."""
+        fractions = jnp.zeros((*timestep.step_type.shape, 1))
+        return timestep._replace(observation=AtFractions(timestep.observation, fractions))
 
     def drawn_quantiles(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, num_fractions: int

@@ -152,6 +152,12 @@ class PPO(PolicyGradientAgent, EpochAgent):
             return minibatch
         return minibatch._replace(timestep=self.lay_out(minibatch.timestep))
 
+    def learned_steps(self, batch: PPORows) -> tuple[TimeStep, AgentState]:
+        """Returns the steps of a minibatch, time-major, and the state before them."""
+        if self._is_recurrent:
+            return _swap_axes(batch.timestep), batch.state
+        return jax.tree.map(lambda x: x[None], batch.timestep), ()
+
     def loss(self, params: Params, rows: PPORows) -> tuple[Array, Logs]:
         """Returns the clipped surrogate plus value and entropy terms (paper, equation 9)."""
         cfg = self.cfg

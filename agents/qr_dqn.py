@@ -25,6 +25,7 @@ from rlstack.families.q_learning import (
 from rlstack.math.n_step import n_step
 from rlstack.math.value_distributions import midpoints, quantile_huber_loss
 from rlstack.networks import distributional_q_network
+from rlstack.stateful_params import evaluating
 from rlstack.types import Array, Batch, Logs, Params, PRNGKey, TimeStep
 
 
@@ -71,7 +72,7 @@ class QRDQN(QLearning):
         target_key, choosing_key = jax.random.split(end_key)
         end_outputs = choosing = self.outputs(target_key, target_params, transition.end)
         if self.cfg.double:
-            choosing = self.outputs(choosing_key, params, transition.end)
+            choosing = self.outputs(choosing_key, evaluating(params), transition.end)
         best = preferences(choosing.mean(axis=-1), transition.end).mode()
         end_quantiles = of_actions(end_outputs, best)
         targets = transition.reward[:, None] + transition.discount[:, None] * end_quantiles

@@ -12,7 +12,8 @@ largest priority so far instead of the actor's own estimate; items may span epis
 core's state is reset, and no target crosses the boundary; the last transitions of a sequence have
 targets of fewer than n steps; the loss is the mean over transitions, not their sum. A noisy network
 acts and learns with its mean weights. A truncated episode is bootstrapped from its true last
-observation.
+observation. A network with state or dropout computes the values after the burn-in in training mode;
+these also choose the next actions.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from rlstack.families.q_learning import (
 from rlstack.math import returns
 from rlstack.networks import q_network
 from rlstack.optimizers import OptimizerConfig
+from rlstack.stateful_params import evaluating, training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
     Array,
@@ -159,10 +161,23 @@ class R2D2(TargetNetworkAgent):
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss`, its logs, and the sequences' new priorities."""
-        grads, (logs, priorities) = jax.grad(self.loss, has_aux=True)(
-            params, learner_state.target_params, batch
-        )
+        learned = training(learner_state.rng_key, params, learner_state.num_updates)
+
+        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            return self.loss(with_weights(learned, weights), learner_state.target_params, batch)
+
+        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def update_network_state(
+        self, params: Params, learner_state: TargetLearnerState, batch: Batch
+    ) -> Params:
+        """Returns the params with the state after a pass over the steps after the burn-in."""
+        if self.network.new_state is None:
+            return params
+        learned = training(learner_state.rng_key, params, learner_state.num_updates)
+        steps = self.after_burn_in(params, batch.trajectory)
+        return params._replace(state=self.network.new_state(learned, *steps))
 
     def loss(
         self, params: Params, target_params: Params, batch: Batch
@@ -187,10 +202,15 @@ class R2D2(TargetNetworkAgent):
         return loss, (logs, priorities)
 
     def values(self, params: Params, trajectory: Trajectory) -> Array:
-        """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``.
+        """Returns the action values of the steps after the burn-in, ``[T + 1 - burn_in, B, A]``."""
+        after, core = self.after_burn_in(params, trajectory)
+        return self.network.unroll(None, params, after, core)[0]
+
+    def after_burn_in(self, params: Params, trajectory: Trajectory) -> tuple[TimeStep, AgentState]:
+        """Returns the steps after the burn-in, and the core's state before them.
 
         The core starts from the stored state of the first step. No gradient flows through the
-        burn-in.
+        burn-in, which is in evaluation mode.
         """
         burn_in, length = self.cfg.burn_in, trajectory.timestep.step_type.shape[0] - 1
         if burn_in >= length:
@@ -201,10 +221,9 @@ class R2D2(TargetNetworkAgent):
         core = jax.tree.map(lambda x: x[0], trajectory.agent_state.core)
         if burn_in:
             before = jax.tree.map(lambda x: x[:burn_in], trajectory.timestep)
-            _, core = self.network.unroll(None, params, before, core)
+            _, core = self.network.unroll(None, evaluating(params), before, core)
         after = jax.tree.map(lambda x: x[burn_in:], trajectory.timestep)
-        values, _ = self.network.unroll(None, params, after, jax.lax.stop_gradient(core))
-        return values
+        return after, jax.lax.stop_gradient(core)
 
     def targets(self, values: Array, target_values: Array, timestep: TimeStep) -> Array:
         """Returns n-step double Q-learning targets, ``[T, B]`` (paper, equation 1).

@@ -28,6 +28,13 @@ from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.stateful_params import (
+    evaluating,
+    moved_towards,
+    training,
+    weights_of,
+    with_weights,
+)
 from rlstack.types import (
     Array,
     Batch,
@@ -143,9 +150,13 @@ class SAC(PolicyAndCriticsAgent):
     ) -> tuple[PyTree, LearnerOutput]:
         """Returns the gradient of `loss`, its logs, and the mean ``|TD error|`` as priorities."""
         _, sample_key = jax.random.split(learner_state.rng_key)
-        grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
-            sample_key, params, learner_state.target_critics, batch
-        )
+        learned = training(learner_state.rng_key, params)
+
+        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            params = with_weights(learned, weights)
+            return self.loss(sample_key, params, learner_state.target_critics, batch)
+
+        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
 
     def loss(
@@ -159,7 +170,7 @@ class SAC(PolicyAndCriticsAgent):
           The sum, (logs, mean |TD errors| [B]).
         """
         now_key, end_key = jax.random.split(rng_key)
-        fixed = jax.lax.stop_gradient(params)
+        fixed = jax.lax.stop_gradient(evaluating(params))
         temperature = jnp.exp(fixed.log_temperature)
         transition = n_step(batch.trajectory, self.cfg.discount)
         # An item that begins at the last step of an episode has no transition to learn from.
@@ -204,6 +215,12 @@ class SAC(PolicyAndCriticsAgent):
         action, log_prob = distribution.sample_and_log_prob(rng_key)
         return self.critic_values(critics, timestep, action).min(1), -log_prob
 
+    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
+        """Returns the steps, with continuous actions scaled to [-1, 1]."""
+        if self._bounds is None:
+            return timestep
+        return super().critic_input(timestep, self._bounds.to_unit(action))
+
     def _values_taken(self, critics: Params, transition: NStep) -> Array:
         """Returns every critic's value of the action that was taken, ``[B, N]``."""
         timestep, action = transition.timestep, transition.action
@@ -228,6 +245,6 @@ class SAC(PolicyAndCriticsAgent):
     ) -> SACLearnerState:
         """Stores the optimizers' state, and updates the target critics and the key."""
         old = learner_state.target_critics
-        target = optax.incremental_update(params.critics, old, self.cfg.target_rate)
+        target = moved_towards(params.critics, old, self.cfg.target_rate)
         rng_key, _ = jax.random.split(learner_state.rng_key)
         return SACLearnerState(opt_state, target, rng_key)

@@ -27,6 +27,7 @@ from rlstack.families.off_policy import (
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
 from rlstack.optimizers import component_optimizer, optimizer_step
+from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree
 
 
@@ -93,13 +94,20 @@ class TD3(DeterministicAgent):
     ) -> tuple[DeterministicParams, LearnerOutput]:
         """Returns gradients (0 for the policy between its updates), logs and priorities."""
         noise_key = jax.random.split(learner_state.rng_key)[1]
-        critic_grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
-            noise_key, params.critics, learner_state.target_params, batch
-        )
+        learned, weights = training(learner_state.rng_key, params), weights_of(params)
+
+        def critic_loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            critics = with_weights(learned.critics, weights)
+            return self.loss(noise_key, critics, learner_state.target_params, batch)
+
+        def policy_loss(weights: PyTree) -> Array:
+            return self.policy_loss(with_weights(learned.policy, weights), params.critics, batch)
+
+        critic_grads, (logs, priorities) = jax.grad(critic_loss, has_aux=True)(weights.critics)
         policy_grads = jax.lax.cond(
             self._moves_policy(learner_state),
-            lambda: jax.grad(self.policy_loss)(params.policy, params.critics, batch),
-            lambda: jax.tree.map(jnp.zeros_like, params.policy),
+            lambda: jax.grad(policy_loss)(weights.policy),
+            lambda: jax.tree.map(jnp.zeros_like, weights.policy),
         )
         grads = DeterministicParams(policy_grads, critic_grads)
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
@@ -152,7 +160,7 @@ class TD3(DeterministicAgent):
     ) -> TD3LearnerState:
         """Stores the optimizers' states, and updates the targets whenever the policy is updated."""
         rate = jnp.where(self._moves_policy(learner_state), self.cfg.target_rate, 0.0)
-        target = optax.incremental_update(params, learner_state.target_params, rate)
+        target = moved_towards(params, learner_state.target_params, rate)
         rng_key = jax.random.split(learner_state.rng_key)[0]
         return TD3LearnerState(opt_state, target, learner_state.num_updates + 1, rng_key)
 

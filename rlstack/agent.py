@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlstack.stateful_params import has_state
 from rlstack.types import (
     ActionDistribution,
     AgentOut,
@@ -61,12 +62,17 @@ class Agent(abc.ABC):
               action. Evaluation uses the same agent with the greedy policy.
 
         An agent can be pickled if these five arguments can; only they are pickled.
+
+        Raises:
+          ValueError: the network has state or dropout, and the agent has no `update_network_state`.
         """
         self._arguments = (cfg, obs_spec, action_spec, net_factory, policy_factory)
         self.cfg = cfg
         self.obs_spec = obs_spec
         self.action_spec = action_spec
         self.network = net_factory(obs_spec, action_spec)
+        if has_state(self.network):
+            self._require_updates_of_state()
         self.policy = policy_factory()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,6 +151,27 @@ class Agent(abc.ABC):
         """Returns the gradient of the loss on ``batch``, and what to log."""
         raise NotImplementedError(f"{type(self).__name__} defines no compute_gradients")
 
+    def update_network_state(
+        self, params: Params, learner_state: LearnerState, batch: Any
+    ) -> Params:
+        """Returns the params with the state that a network has after the forward pass of the loss.
+
+        It is called after `compute_gradients` with the same arguments. Only agents for networks
+        with state (batch norm, spectral norm) or dropout define it; see `rlstack.stateful_params`.
+        """
+        del learner_state, batch
+        return params
+
+    def _require_updates_of_state(self) -> None:
+        kind = type(self)
+        if kind.update_network_state is Agent.update_network_state:
+            raise ValueError(
+                f"{kind.__name__}: the network must have no state and no dropout, because this "
+                "agent has no method update_network_state; got a network with "
+                "batch norm, spectral norm, dropout or another state. Turn these off, or add the "
+                "method."
+            )
+
     def apply_gradients(
         self, params: Params, learner_state: LearnerState, grads: PyTree
     ) -> tuple[Params, PyTree, Logs]:
@@ -164,9 +191,10 @@ def gradient_step(
     """Makes one update from data by the agent's three hooks.
 
     The hooks compute the gradients, apply them to the params, and update the rest of the learner
-    state.
+    state. A network with state gets its new state before its new weights.
     """
     grads, output = agent.compute_gradients(params, learner_state, data)
+    params = agent.update_network_state(params, learner_state, data)
     params, opt_state, logs = agent.apply_gradients(params, learner_state, grads)
     learner_state = agent.update_learner_state(params, learner_state, opt_state)
     return params, learner_state, output._replace(logs={**output.logs, **logs})

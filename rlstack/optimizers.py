@@ -10,6 +10,7 @@ import jax
 import optax
 
 from rlstack.checks import Checked
+from rlstack.stateful_params import weights_of, with_weights
 from rlstack.types import Logs, Params, PyTree
 
 Name = Literal["adam", "adamw", "rmsprop", "sgd"]
@@ -64,9 +65,13 @@ def optimizer_step(
     opt_state: optax.OptState,
     grads: PyTree,
 ) -> tuple[Params, optax.OptState, Logs]:
-    """Applies gradients to params; returns the same as `rlstack.agent.Agent.apply_gradients`."""
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, {}
+    """Applies gradients to params; returns the same as `rlstack.agent.Agent.apply_gradients`.
+
+    The optimizer sees only the weights; states of networks stay as they are.
+    """
+    weights = weights_of(params)
+    updates, opt_state = optimizer.update(grads, opt_state, weights)
+    return with_weights(params, optax.apply_updates(weights, updates)), opt_state, {}
 
 
 def component_optimizer(
@@ -75,6 +80,8 @@ def component_optimizer(
     max_grad_norm: float,
 ) -> optax.GradientTransformation:
     """Clips all gradients by their global norm, then gives each component its own optimizer.
+
+    Its ``init`` takes params; of networks with state it takes only the weights.
 
     Args:
       default: the optimizer of the modules that no component names.
@@ -97,9 +104,10 @@ def component_optimizer(
         optimizer = optax.multi_transform(
             {_label(()): optimizer, **transforms}, lambda params: _labels(params, list(own))
         )
-    if not max_grad_norm:
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+    if max_grad_norm:
+        optimizer = optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+    first = optimizer.init
+    return optimizer._replace(init=lambda params: first(weights_of(params)))
 
 
 def _label(names: tuple[str, ...]) -> str:

@@ -2,6 +2,10 @@
 
 `PolicyAndCriticsAgent` has the parts that all of them share (SAC, TD3, DDPG). `DeterministicAgent`
 adds the parts of agents with a deterministic policy (TD3, DDPG). Each agent has its own losses.
+
+Networks with state or dropout are in training mode where they are learned: the critics on the
+actions that were taken, and the policy on the same steps. They are in evaluation mode everywhere
+else: in acting, in targets, and for the critics' values that the policy maximises.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from rlstack.exploration import (
 )
 from rlstack.networks import CriticInput, PolicyAndCritic, ensemble
 from rlstack.optimizers import OptimizerConfig
-from rlstack.types import Array, Params, PRNGKey, TimeStep
+from rlstack.stateful_params import has_state, training
+from rlstack.types import Array, Batch, Params, PRNGKey, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +99,25 @@ class PolicyAndCriticsAgent(Agent):
         del first
         return state
 
+    def update_network_state(self, params: Any, learner_state: Any, batch: Batch) -> Any:
+        """Returns the params with the networks' states after a pass over the items' first steps."""
+        if not has_state(self.network):
+            return params
+        learned = training(learner_state.rng_key, params)
+        first = jax.tree.map(lambda x: x[:1], batch.trajectory)
+        policy, critics = params.policy, params.critics
+        if self.network.policy.new_state is not None:
+            state = self.network.policy.new_state(learned.policy, first.timestep, ())
+            policy = policy._replace(state=state)
+        if self.critics.new_state is not None:
+            seen = self.critic_input(first.timestep, first.agent_output.action)
+            critics = critics._replace(state=self.critics.new_state(learned.critics, seen, ()))
+        return params._replace(policy=policy, critics=critics)
+
+    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
+        """Returns the steps as the critics take them, with the actions that were taken."""
+        return timestep._replace(observation=CriticInput(timestep.observation, action))
+
     def critic_values(self, critics: Params, timestep: TimeStep, action: Array) -> Array:
         """Returns each critic's value of continuous actions, ``[B, N]``.
 
@@ -149,6 +173,11 @@ class DeterministicAgent(PolicyAndCriticsAgent):
         return DeterministicParams(
             self.network.policy.init(policy_key), self.critics.init(critics_key)
         )
+
+    def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
+        """Returns the steps with the actions, scaled to [-1, 1]."""
+        scaled = self.bounds.to_unit(action)
+        return timestep._replace(observation=CriticInput(timestep.observation, scaled))
 
     def policy_action(self, policy: Params, timestep: TimeStep) -> Array:
         """Returns the policy's action in [-1, 1], ``[B, D]``."""

@@ -10,6 +10,11 @@ kind in `rlstack.distributions`. A ratio or log probability refers to the whole 
 have several numbers or a structure. Losses are means over transitions. To use the values of a paper
 that sums losses, divide its gradient norm and the optimizer's eps by the number of transitions in a
 batch.
+
+A network with state or dropout learns in training mode: log-probabilities, values and entropies of
+the loss are those of that mode. It acts in evaluation mode, so the ratio to the behaviour policy is
+not exactly 1 in an update's first pass. Acting with dropout would not make it 1, because the
+learner draws other units.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from rlstack.exploration import initial_counts
 from rlstack.networks import ActorCriticOutput
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
     Array,
@@ -188,10 +194,28 @@ class PolicyGradientAgent(Agent):
     def compute_gradients(
         self, params: Params, learner_state: PolicyGradientState, batch: Any
     ) -> tuple[Params, LearnerOutput]:
-        """Returns the gradient of `loss`, and its logs."""
-        del learner_state
-        grads, logs = jax.grad(self.loss, has_aux=True)(params, batch)
+        """Returns the gradient of `loss` with respect to the weights, and its logs."""
+        learned = training(learner_state.rng_key, params, learner_state.num_updates)
+
+        def loss(weights: PyTree) -> tuple[Array, Logs]:
+            return self.loss(with_weights(learned, weights), batch)
+
+        grads, logs = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)})
+
+    def update_network_state(
+        self, params: Params, learner_state: PolicyGradientState, batch: Any
+    ) -> Params:
+        """Returns the params with the state after a pass over the batch."""
+        if self.network.new_state is None:
+            return params
+        learned = training(learner_state.rng_key, params, learner_state.num_updates)
+        return params._replace(state=self.network.new_state(learned, *self.learned_steps(batch)))
+
+    def learned_steps(self, batch: Any) -> tuple[TimeStep, AgentState]:
+        """Returns the steps that `loss` runs the network on, and the state before them."""
+        trajectory = batch.trajectory
+        return trajectory.timestep, jax.tree.map(lambda x: x[0], trajectory.agent_state)
 
     def apply_gradients(
         self, params: Params, learner_state: PolicyGradientState, grads: PyTree

@@ -9,6 +9,10 @@ from its true last observation.
 A noisy network draws new noise at every acting step. An update draws noise three times: for the
 values that are learned, for the target network, and for the choice of the next action. An agent
 with the greedy policy acts with the mean weights.
+
+A network with state or dropout computes the values that are learned in training mode; acting, the
+target network and the choice of the next action are in evaluation mode. The target network has
+running statistics of its own, which follow those of the params as its weights follow theirs.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from rlstack.exploration import (
 from rlstack.math.n_step import NStep
 from rlstack.networks.torsos import action_mask
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.stateful_params import moved_towards, training, weights_of, with_weights
 from rlstack.types import Array, Batch, LearnerOutput, Logs, Params, PRNGKey, PyTree, TimeStep
 
 
@@ -121,7 +126,7 @@ class TargetNetworkAgent(Agent):
         """
         num_updates, target = learner_state.num_updates + 1, learner_state.target_params
         if self.cfg.target_rate:
-            target = optax.incremental_update(params, target, self.cfg.target_rate)
+            target = moved_towards(params, target, self.cfg.target_rate)
         else:
             target = optax.periodic_update(params, target, num_updates, self.cfg.target_period)
         return learner_state._replace(
@@ -189,12 +194,30 @@ class QLearning(TargetNetworkAgent):
     def compute_gradients(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch
     ) -> tuple[PyTree, LearnerOutput]:
-        """Returns the gradient of `loss`, its logs and priorities."""
+        """Returns the gradient of `loss` with respect to the weights, its logs and priorities."""
         loss_key = jax.random.split(learner_state.rng_key)[1]
-        grads, (logs, priorities) = jax.grad(self.loss, argnums=1, has_aux=True)(
-            loss_key, params, learner_state.target_params, batch
-        )
+        learned = training(learner_state.rng_key, params)
+
+        def loss(weights: PyTree) -> tuple[Array, tuple[Logs, Array]]:
+            params = with_weights(learned, weights)
+            return self.loss(loss_key, params, learner_state.target_params, batch)
+
+        grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
         return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+
+    def update_network_state(
+        self, params: Params, learner_state: TargetLearnerState, batch: Batch
+    ) -> Params:
+        """Returns the params with the state after a pass over the items' first steps."""
+        if self.network.new_state is None:
+            return params
+        learned = training(learner_state.rng_key, params)
+        timestep = self.network_input(jax.tree.map(lambda x: x[:1], batch.trajectory.timestep))
+        return params._replace(state=self.network.new_state(learned, timestep, ()))
+
+    def network_input(self, timestep: TimeStep) -> TimeStep:
+        """Returns the steps as the network takes them, by default unchanged."""
+        return timestep
 
     def update_learner_state(
         self, params: Params, learner_state: TargetLearnerState, opt_state: optax.OptState

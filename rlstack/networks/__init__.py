@@ -14,6 +14,7 @@ from rlstack.networks.base import (
     recurrent,
 )
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.dense import BatchNorm, SpectralLinear
 from rlstack.networks.noisy import NoisyLinear
 from rlstack.networks.policy_and_critic import (
     CriticInput,
@@ -34,11 +35,17 @@ from rlstack.networks.ragged.config import (
     TranslationConfig,
 )
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
+from rlstack.networks.stateful import (
+    feed_forward_with_state,
+    network_with_state,
+    recurrent_with_state,
+)
 from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso, observation_features
 
 __all__ = [
     "ActorCriticOutput",
     "AtFractions",
+    "BatchNorm",
     "CriticInput",
     "ImpalaTorso",
     "MLPTorso",
@@ -49,6 +56,7 @@ __all__ = [
     "PolicyAndCritic",
     "RaggedTransformerConfig",
     "RelativePositionsConfig",
+    "SpectralLinear",
     "Standardiser",
     "TranslationConfig",
     "actor_critic",
@@ -56,11 +64,14 @@ __all__ = [
     "distributional_q_network",
     "ensemble",
     "feed_forward",
+    "feed_forward_with_state",
     "implicit_q_network",
+    "network_with_state",
     "observation_features",
     "policy_and_critic",
     "q_network",
     "ragged_policy",
     "ragged_transformer",
     "recurrent",
+    "recurrent_with_state",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
-from rlstack.networks.base import ActorCriticOutput, Network, feed_forward, recurrent
+from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
@@ -31,20 +31,17 @@ def actor_critic(
       cfg: the architecture; None takes the defaults.
 
     Raises:
-      ValueError: cfg has noisy layers, or a recurrent core for observations of entities.
+      ValueError: cfg has noisy layers, or an option that observations of entities do not have.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
-        cfg.require_no_core()
+        cfg.require_for_entities()
         return ragged_transformer(obs_spec, action_spec, cfg.entities)
     if cfg.noisy_sigma:
         raise ValueError(
             "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
             f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
         )
-
-    def features(observation: PyTree, name: str) -> jax.Array:
-        return cfg.encode(obs_spec, observation, name)
 
     def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:
         return ActorCriticOutput(
@@ -54,21 +51,22 @@ def actor_critic(
             ],
         )
 
+    def shared(observation: PyTree, is_training: bool) -> jax.Array:
+        return cfg.encode(obs_spec, observation, "torso", is_training)
+
     if cfg.core != "none":
-        return recurrent(
-            encode=lambda observation: features(observation, "torso"),
-            core=cfg.make_core,
-            decode=lambda hidden, observation: heads(hidden, hidden),
-            obs_spec=obs_spec,
+        return cfg.recurrent(shared, lambda hidden: heads(hidden, hidden), obs_spec)
+
+    def forward(observation: PyTree, is_training: bool) -> ActorCriticOutput:
+        if cfg.shared:
+            features = shared(observation, is_training)
+            return heads(features, features)
+        return heads(
+            cfg.encode(obs_spec, observation, "policy_torso", is_training),
+            cfg.encode(obs_spec, observation, "value_torso", is_training),
         )
 
-    def forward(observation: PyTree) -> ActorCriticOutput:
-        if cfg.shared:
-            shared = features(observation, "torso")
-            return heads(shared, shared)
-        return heads(features(observation, "policy_torso"), features(observation, "value_torso"))
-
-    return feed_forward(forward, obs_spec)
+    return cfg.feed_forward(forward, obs_spec)
 
 
 def policy_network(
@@ -81,7 +79,7 @@ def policy_network(
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
-        cfg.require_no_core()
+        cfg.require_for_entities()
         return ragged_policy(obs_spec, action_spec, cfg.entities)
     if cfg.noisy_sigma:
         raise ValueError(
@@ -89,15 +87,19 @@ def policy_network(
             f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
         )
 
-    def encode(observation: PyTree) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "torso")
+    def encode(observation: PyTree, is_training: bool) -> jax.Array:
+        return cfg.encode(obs_spec, observation, "torso", is_training)
 
     def head(features: jax.Array) -> jax.Array:
         return policy_head(action_spec, features, cfg.policy_log_std)
 
     if cfg.core != "none":
-        return recurrent(encode, cfg.make_core, lambda hidden, _: head(hidden), obs_spec)
-    return feed_forward(lambda observation: head(encode(observation)), obs_spec)
+        return cfg.recurrent(encode, head, obs_spec)
+
+    def forward(observation: PyTree, is_training: bool) -> jax.Array:
+        return head(encode(observation, is_training))
+
+    return cfg.feed_forward(forward, obs_spec)
 
 
 def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) -> jax.Array:

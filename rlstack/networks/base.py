@@ -55,6 +55,10 @@ class Network(NamedTuple):
     standardiser: Standardiser | None = None
     # Adds data for `apply` to observations [B, ...], on the host; see Agent.lay_out.
     lay_out: Callable[[PyTree], PyTree] | None = None
+    # Networks with state or dropout; see `rlstack.networks.stateful`. Their params are
+    # `rlstack.stateful_params.StatefulParams`, in a loss TrainingParams.
+    # (TrainingParams, timestep [T, B, ...], state [B, ...]) -> the new state of the params
+    new_state: Callable[[Params, TimeStep, AgentState], PyTree] | None = None
 
 
 def feed_forward(forward: Callable[[PyTree], PyTree], obs_spec: PyTree) -> Network:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import haiku as hk
 import jax
 
 from rlstack.checks import Checked
+from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.dense import Block, Norm
 from rlstack.networks.ragged.config import RaggedTransformerConfig
+from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state
 from rlstack.networks.torsos import (
     EntryTorsos,
     ImpalaTorso,
@@ -42,6 +46,20 @@ class NetworkConfig(Checked):
     """Sizes of the dense layers. Convolutional torsos use the last one as their output size."""
     activation: Activation = "tanh"
     """Activation of the dense layers."""
+    norm: Norm = "none"
+    """Norm between the weights and the activation of each dense layer before the heads: layer, or
+    batch (running statistics in acting, evaluation and target networks)."""
+    batch_norm_decay: float = 0.99
+    """Share of the running statistics of batch norm that an update keeps."""
+    dropout: float = 0.0
+    """Share of the outputs of each dense layer before the heads that is set to 0 in learning; never
+    in acting or evaluation."""
+    skip: bool = False
+    """Whether the input of each dense layer before the heads is added to its output. Where the
+    sizes differ, it passes through a linear layer first."""
+    spectral_norm: bool = False
+    """Whether the weights of the dense layers before the heads are divided by their largest
+    singular value."""
     shared: bool = False
     """Whether policy and value share one torso. With a recurrent core they always share it."""
     duelling: bool = False
@@ -59,36 +77,76 @@ class NetworkConfig(Checked):
     """Recurrent core between torso and heads: none, lstm or gru. Set it for tasks that need
     memory."""
     core_size: int = 64
-    """Size of the recurrent core's state."""
+    """Size of the recurrent core's state, of each of its layers."""
+    core_layers: int = 1
+    """Number of layers of the recurrent core, each on top of the one before."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
     """The transformer for observations of entities, which replaces torso and core."""
 
     def __post_init__(self) -> None:
-        for field, names in (("torso", Torso), ("activation", Activation), ("core", Core)):
+        choices = {"torso": Torso, "activation": Activation, "core": Core, "norm": Norm}
+        for field, names in choices.items():
             self.require_one_of(field, get_args(names))
         self.require_at_least(0, "noisy_sigma")
-        self.require_at_least(1, "num_cosines", "core_size")
+        self.require_at_least(1, "num_cosines", "core_size", "core_layers")
+        self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
+        self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")
+        plain = not (self.noisy_sigma and self.has_state)
+        self.require("noisy_sigma", plain, "0 with batch norm, dropout or spectral norm")
         self.require_at_least(2, "num_atoms")
         positive = self.hidden_sizes and min(self.hidden_sizes) >= 1
         self.require("hidden_sizes", bool(positive), "one or more positive sizes")
 
-    def require_no_core(self) -> None:
-        """Raises a ValueError if there is a recurrent core."""
-        self.require("core", self.core == "none", "none for observations of entities")
+    @property
+    def has_state(self) -> bool:
+        """Whether the network has state or dropout, so that its params are `StatefulParams`."""
+        return self.norm == "batch" or self.dropout > 0 or self.spectral_norm
 
-    def encode(self, obs_spec: PyTree, observation: PyTree, name: str) -> jax.Array:
+    def require_for_entities(self) -> None:
+        """Raises a ValueError if an option does not exist for observations of entities."""
+        for field in ("core", "norm", "dropout", "skip", "spectral_norm"):
+            value, usual = getattr(self, field), getattr(NetworkConfig, field)
+            self.require(field, value == usual, f"{usual} for observations of entities")
+
+    def feed_forward(self, forward: Callable[..., PyTree], obs_spec: PyTree) -> Network:
+        """Makes a network of a function of an observation ``[B, ...]`` and ``is_training``."""
+        if self.has_state:
+            return feed_forward_with_state(forward, obs_spec)
+        return feed_forward(functools.partial(forward, is_training=False), obs_spec)
+
+    def recurrent(
+        self, encode: Callable[..., PyTree], decode: Callable[[Any], PyTree], obs_spec: PyTree
+    ) -> Network:
+        """Makes a network with the configured core.
+
+        Args:
+          encode: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]``.
+          decode: maps the core's output ``[N, D]`` to the network's output.
+          obs_spec: pytree of ``dm_env.specs`` of one observation.
+        """
+        if self.has_state:
+            return recurrent_with_state(
+                encode, self.make_core, lambda hidden, *_: decode(hidden), obs_spec
+            )
+        plain = functools.partial(encode, is_training=False)
+        return recurrent(plain, self.make_core, lambda hidden, _: decode(hidden), obs_spec)
+
+    def encode(
+        self, obs_spec: PyTree, observation: PyTree, name: str, is_training: bool = False
+    ) -> jax.Array:
         """Maps an observation ``[B, ...]`` to features ``[B, D]``; call it inside a transform.
 
         Args:
           obs_spec: pytree of ``dm_env.specs`` of one observation.
           observation: the same structure of arrays ``[B, ...]``.
           name: of the torso's module. See `EntryTorsos` for the modules of several entries.
+          is_training: whether there is dropout, and batch norm uses the batch.
 
         Raises:
           ValueError: the torso is for images, and the observation has none that it can take.
         """
         if self.torso == "mlp":
-            torso = self.make_torso(name)
+            torso = self.make_torso(name, is_training)
             return torso(observation_features(obs_spec, observation, self.scale_pixels))
         entries = observation_entries(obs_spec, observation, self.scale_pixels)
         if not any(map(is_image_batch, entries.values())):
@@ -98,24 +156,44 @@ class NetworkConfig(Checked):
                 f"width, channels]; got shape {shapes}. Use --network.torso mlp."
             )
         if len(entries) == 1:
-            return self.make_torso(name)(*entries.values())
+            return self.make_torso(name, is_training)(*entries.values())
         return EntryTorsos(
-            self.make_torso, self._make_mlp, self.hidden_sizes[-1], self.noisy_sigma, name
+            lambda image: self.make_torso(image, is_training),
+            lambda vectors: self._make_mlp(vectors, is_training),
+            self.hidden_sizes[-1],
+            self.noisy_sigma,
+            name,
         )(entries)
 
-    def make_torso(self, name: str) -> Callable[[jax.Array], jax.Array]:
+    def make_torso(self, name: str, is_training: bool = False) -> Callable[[jax.Array], jax.Array]:
         """Makes the configured torso; call it inside a Haiku transform."""
-        if self.torso == "nature":
-            return NatureTorso(self.hidden_sizes[-1], self.noisy_sigma, name=name)
-        if self.torso == "impala":
-            return ImpalaTorso(hidden_size=self.hidden_sizes[-1], noise=self.noisy_sigma, name=name)
-        return self._make_mlp(name)
+        if self.torso == "mlp":
+            return self._make_mlp(name, is_training)
+        torso = NatureTorso if self.torso == "nature" else ImpalaTorso
+        return torso(
+            hidden_size=self.hidden_sizes[-1],
+            noise=self.noisy_sigma,
+            name=name,
+            block=self._block(),
+            is_training=is_training,
+        )
 
-    def _make_mlp(self, name: str) -> Callable[[jax.Array], jax.Array]:
-        return MLPTorso(self.hidden_sizes, self.activation, self.noisy_sigma, name=name)
+    def _make_mlp(self, name: str, is_training: bool) -> Callable[[jax.Array], jax.Array]:
+        return MLPTorso(
+            self.hidden_sizes,
+            self.activation,
+            self.noisy_sigma,
+            name,
+            block=self._block(),
+            is_training=is_training,
+        )
+
+    def _block(self) -> Block:
+        return Block(self.norm, self.batch_norm_decay, self.dropout, self.skip, self.spectral_norm)
 
     def make_core(self) -> hk.RNNCore:
         """Makes the configured recurrent core; call it inside a Haiku transform."""
-        if self.core == "lstm":
-            return hk.LSTM(self.core_size, name="core")
-        return hk.GRU(self.core_size, name="core")
+        layer = hk.LSTM if self.core == "lstm" else hk.GRU
+        if self.core_layers == 1:
+            return layer(self.core_size, name="core")
+        return hk.DeepRNN([layer(self.core_size, name="core") for _ in range(self.core_layers)])

@@ -17,10 +17,11 @@ import numpy as np
 from dm_env import specs
 
 from rlstack import distributions
-from rlstack.networks.base import Apply, Network, feed_forward
+from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.q_network import q_network
 from rlstack.networks.torsos import observation_features
+from rlstack.stateful_params import TrainingParams
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 
@@ -79,6 +80,11 @@ def ensemble(network: Network, size: int) -> Network:
     def init(rng_key: PRNGKey) -> Params:
         return jax.vmap(network.init)(jax.random.split(rng_key, size))
 
+    def members(params: Params) -> Params:
+        if isinstance(params, TrainingParams):
+            return params._replace(rng_key=jax.random.split(params.rng_key, size))
+        return params
+
     def along(axis: int, run: Apply) -> Apply:
         def run_all(
             rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
@@ -88,12 +94,24 @@ def ensemble(network: Network, size: int) -> Network:
                 lambda key, member: run(key, member, timestep, state)[0],
                 in_axes=(None if keys is None else 0, 0),
                 out_axes=axis,
-            )(keys, params)
+            )(keys, members(params))
             return outputs, state
 
         return run_all
 
-    return Network(init, along(1, network.apply), along(2, network.unroll), network.initial_state)
+    def new_state(params: TrainingParams, timestep: TimeStep, state: AgentState) -> PyTree:
+        assert network.new_state is not None
+        return jax.vmap(network.new_state, in_axes=(0, None, None))(
+            members(params), timestep, state
+        )
+
+    return Network(
+        init,
+        along(1, network.apply),
+        along(2, network.unroll),
+        network.initial_state,
+        new_state=new_state if network.new_state else None,
+    )
 
 
 def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
@@ -113,28 +131,29 @@ def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
 
 
 def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
-    def forward(observation: PyTree) -> jax.Array:
-        features = cfg.encode(obs_spec, observation, "torso")
+    def forward(observation: PyTree, is_training: bool) -> jax.Array:
+        features = cfg.encode(obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
         return hk.Linear(size, w_init=init, name="policy_head")(features)
 
-    return feed_forward(forward, obs_spec)
+    return cfg.feed_forward(forward, obs_spec)
 
 
 def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig) -> Network:
-    def forward(inputs: CriticInput) -> jax.Array:
+    def forward(inputs: CriticInput, is_training: bool) -> jax.Array:
         if cfg.torso == "mlp":
             seen = observation_features(obs_spec, inputs.observation, cfg.scale_pixels)
             flat = seen.reshape((seen.shape[0], -1))
-            hidden = cfg.make_torso("torso")(jnp.concatenate([flat, inputs.action], axis=-1))
+            torso = cfg.make_torso("torso", is_training)
+            hidden = torso(jnp.concatenate([flat, inputs.action], axis=-1))
         else:
             # The action is concatenated after the convolutions; one more layer combines the two.
-            features = cfg.encode(obs_spec, inputs.observation, "torso")
+            features = cfg.encode(obs_spec, inputs.observation, "torso", is_training)
             joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(hk.Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)
         return hk.Linear(1, w_init=init, name="value_head")(hidden)[..., 0]
 
-    return feed_forward(forward, CriticInput(obs_spec, action_spec))
+    return cfg.feed_forward(forward, CriticInput(obs_spec, action_spec))

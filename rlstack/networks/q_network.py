@@ -12,7 +12,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import WrongKindError
-from rlstack.networks.base import Network, feed_forward, recurrent
+from rlstack.networks.base import Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.noisy import linear
 from rlstack.types import Array, PyTree
@@ -89,8 +89,8 @@ def implicit_q_network(
     size, activation = cfg.hidden_sizes[-1], getattr(jax.nn, cfg.activation)
     gain = hk.initializers.Orthogonal(np.sqrt(2))
 
-    def forward(inputs: AtFractions) -> jax.Array:
-        features = cfg.encode(obs_spec, inputs.observation, "torso")[:, None]
+    def forward(inputs: AtFractions, is_training: bool) -> jax.Array:
+        features = cfg.encode(obs_spec, inputs.observation, "torso", is_training)[:, None]
         angles = np.pi * jnp.arange(cfg.num_cosines) * inputs.fractions[..., None]
         embed = linear(size, noise=cfg.noisy_sigma, name="fraction_embedding")
         embedding = jax.nn.relu(embed(jnp.cos(angles)))
@@ -98,7 +98,7 @@ def implicit_q_network(
         quantiles = _heads(cfg, num_actions, 1, activation(mix(features * embedding)))
         return jnp.moveaxis(quantiles[..., 0], 1, -1)
 
-    return feed_forward(forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
+    return cfg.feed_forward(forward, AtFractions(obs_spec, specs.Array((1,), np.float32)))
 
 
 def _count_actions(where: str, action_spec: specs.Array) -> int:
@@ -120,12 +120,16 @@ def _encoded(
 ) -> Network:
     """Builds a network from the configured torso, the optional core, and ``decode``."""
 
-    def encode(observation: PyTree) -> jax.Array:
-        return cfg.encode(obs_spec, observation, "torso")
+    def encode(observation: PyTree, is_training: bool) -> jax.Array:
+        return cfg.encode(obs_spec, observation, "torso", is_training)
 
     if cfg.core != "none":
-        return recurrent(encode, cfg.make_core, lambda hidden, _: decode(hidden), obs_spec)
-    return feed_forward(lambda observation: decode(encode(observation)), obs_spec)
+        return cfg.recurrent(encode, decode, obs_spec)
+
+    def forward(observation: PyTree, is_training: bool) -> jax.Array:
+        return decode(encode(observation, is_training))
+
+    return cfg.feed_forward(forward, obs_spec)
 
 
 def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.networks.dense import PLAIN, Block, dense
 from rlstack.networks.noisy import linear
 from rlstack.types import PyTree
 
@@ -114,9 +115,13 @@ class MLPTorso(hk.Module):
         activation: str = "tanh",
         noise: float = 0.0,
         name: str | None = None,
+        *,
+        block: Block = PLAIN,
+        is_training: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._sizes, self._noise = tuple(sizes), noise
+        self._sizes, self._is_training = tuple(sizes), is_training
+        self._block = block._replace(noise=noise)
         self._activation = getattr(jax.nn, activation)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -124,16 +129,25 @@ class MLPTorso(hk.Module):
         x = x.reshape((x.shape[0], -1))
         init = hk.initializers.Orthogonal(np.sqrt(2))
         for size in self._sizes:
-            x = self._activation(linear(size, noise=self._noise, w_init=init)(x))
+            x = dense(x, size, self._activation, self._block, self._is_training, init)
         return x
 
 
 class NatureTorso(hk.Module):
     """The convolutions of Mnih et al. (2015), https://doi.org/10.1038/nature14236, then dense."""
 
-    def __init__(self, hidden_size: int = 512, noise: float = 0.0, name: str | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int = 512,
+        noise: float = 0.0,
+        name: str | None = None,
+        *,
+        block: Block = PLAIN,
+        is_training: bool = False,
+    ) -> None:
         super().__init__(name=name)
-        self._hidden_size, self._noise = hidden_size, noise
+        self._hidden_size, self._is_training = hidden_size, is_training
+        self._block = block._replace(noise=noise)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``.
@@ -152,7 +166,7 @@ class NatureTorso(hk.Module):
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = jax.nn.relu(hk.Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
         x = x.reshape((x.shape[0], -1))
-        return jax.nn.relu(linear(self._hidden_size, noise=self._noise, w_init=init)(x))
+        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training, init)
 
 
 class ImpalaTorso(hk.Module):
@@ -164,10 +178,14 @@ class ImpalaTorso(hk.Module):
         hidden_size: int = 256,
         noise: float = 0.0,
         name: str | None = None,
+        *,
+        block: Block = PLAIN,
+        is_training: bool = False,
     ) -> None:
         super().__init__(name=name)
         self._channels = tuple(channels)
-        self._hidden_size, self._noise = hidden_size, noise
+        self._hidden_size, self._is_training = hidden_size, is_training
+        self._block = block._replace(noise=noise)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
@@ -178,7 +196,7 @@ class ImpalaTorso(hk.Module):
                 residual = hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
                 x = x + hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
         x = jax.nn.relu(x).reshape((x.shape[0], -1))
-        return jax.nn.relu(linear(self._hidden_size, noise=self._noise)(x))
+        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training)
 
 
 class EntryTorsos(hk.Module):

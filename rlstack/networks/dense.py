@@ -1,0 +1,132 @@
+"""Dense layers with norm, dropout and skip connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from rlstack.networks.noisy import NoisyLinear
+
+Norm = Literal["none", "layer", "batch"]
+
+
+class Block(NamedTuple):
+    """What a dense layer has besides its weights and its activation."""
+
+    norm: Norm = "none"  # between weights and activation
+    batch_norm_decay: float = 0.99
+    dropout: float = 0.0  # share of the outputs that is set to 0 in training mode
+    skip: bool = False  # whether the input is added to the output
+    spectral_norm: bool = False
+    noise: float = 0.0  # sigma of a `NoisyLinear`; 0 is a plain layer
+
+
+PLAIN = Block()
+
+
+def dense(
+    x: jax.Array,
+    size: int,
+    activation: Callable[[jax.Array], jax.Array],
+    block: Block = PLAIN,
+    is_training: bool = False,
+    w_init: hk.initializers.Initializer | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Maps ``[B, D]`` to ``[B, size]``: weights, norm, activation, dropout, skip, in this order.
+
+    Call it inside a Haiku transform.
+
+    Args:
+      x: the input.
+      size: size of the output.
+      activation: the activation.
+      block: the options of the layer.
+      is_training: whether outputs are dropped and batch norm uses the batch.
+      w_init: initial weights of a plain layer.
+      name: of the module with the weights.
+    """
+    linear: Callable[[jax.Array], jax.Array]
+    if block.spectral_norm:
+        linear = SpectralLinear(size, w_init, is_training, name)
+    elif block.noise:
+        linear = NoisyLinear(size, block.noise, name)
+    else:
+        linear = hk.Linear(size, w_init=w_init, name=name)
+    y = linear(x)
+    if block.norm == "layer":
+        y = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(y)
+    elif block.norm == "batch":
+        y = BatchNorm(block.batch_norm_decay)(y, is_training)
+    y = activation(y)
+    if block.dropout and is_training:
+        y = hk.dropout(hk.next_rng_key(), block.dropout, y)
+    if not block.skip:
+        return y
+    if x.shape != y.shape:
+        x = hk.Linear(size, with_bias=False, w_init=hk.initializers.Orthogonal(), name="skip")(x)
+    return x + y
+
+
+class BatchNorm(hk.Module):
+    """Batch norm over ``[B, D]``, Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167.
+
+    In training mode it uses the mean and variance of the batch, and moves the running statistics
+    towards them. In evaluation mode it uses the running statistics. These begin with mean 0 and
+    variance 1, unlike those of ``hk.BatchNorm``, because agents act before the first update.
+    """
+
+    def __init__(self, decay: float = 0.99, eps: float = 1e-5, name: str | None = None) -> None:
+        """Makes the layer.
+
+        Args:
+          decay: share of the running statistics that an update keeps.
+          eps: added to the variance.
+          name: name of the module.
+        """
+        super().__init__(name=name)
+        self._decay, self._eps = decay, eps
+
+    def __call__(self, x: jax.Array, is_training: bool) -> jax.Array:
+        """Maps ``[B, D]`` to ``[B, D]``."""
+        size = x.shape[-1:]
+        scale = hk.get_parameter("scale", size, init=jnp.ones)
+        offset = hk.get_parameter("offset", size, init=jnp.zeros)
+        mean = hk.get_state("mean", size, init=jnp.zeros)
+        variance = hk.get_state("variance", size, init=jnp.ones)
+        if is_training:
+            kept, seen = (mean, variance), (x.mean(axis=0), x.var(axis=0))
+            mean, variance = seen
+            new = [self._decay * a + (1 - self._decay) * b for a, b in zip(kept, seen, strict=True)]
+            hk.set_state("mean", new[0])
+            hk.set_state("variance", new[1])
+        return (x - mean) * jax.lax.rsqrt(variance + self._eps) * scale + offset
+
+
+class SpectralLinear(hk.Module):
+    """A dense layer whose weights are divided by their largest singular value.
+
+    Miyato et al. (2018), https://arxiv.org/abs/1802.05957, algorithm 1: the state is the singular
+    vector, and each update makes one step of the power iteration.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        w_init: hk.initializers.Initializer | None = None,
+        is_training: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._size, self._is_training = size, is_training
+        self._w_init = w_init or hk.initializers.VarianceScaling()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps ``[..., D]`` to ``[..., size]``."""
+        w = hk.get_parameter("w", (x.shape[-1], self._size), init=self._w_init)
+        b = hk.get_parameter("b", (self._size,), init=jnp.zeros)
+        return x @ hk.SpectralNorm()(w, update_stats=self._is_training) + b
