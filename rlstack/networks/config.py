@@ -47,8 +47,10 @@ class NetworkConfig(Checked):
     activation: Activation = "tanh"
     """Activation of the dense layers."""
     norm: Norm = "none"
-    """Norm between the weights and the activation of each dense layer before the heads: layer, or
-    batch (running statistics in acting, evaluation and target networks)."""
+    """Norm between the weights and the activation of each dense layer before the heads: layer,
+    batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
+    and target networks. Take batch_renorm with PPO and IMPALA: its log-probabilities in learning
+    begin as those of acting."""
     batch_norm_decay: float = 0.99
     """Share of the running statistics of batch norm that an update keeps."""
     dropout: float = 0.0
@@ -100,7 +102,7 @@ class NetworkConfig(Checked):
     @property
     def has_state(self) -> bool:
         """Whether the network has state or dropout, so that its params are `StatefulParams`."""
-        return self.norm == "batch" or self.dropout > 0 or self.spectral_norm
+        return self.norm in ("batch", "batch_renorm") or self.dropout > 0 or self.spectral_norm
 
     def require_for_entities(self) -> None:
         """Raises a ValueError if an option does not exist for observations of entities."""

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 
 from rlstack.networks.noisy import NoisyLinear
 
-Norm = Literal["none", "layer", "batch"]
+Norm = Literal["none", "layer", "batch", "batch_renorm"]
+_MAX_SCALE, _MAX_SHIFT = (
+    3.0,
+    5.0,
+)  # r_max and d_max of batch renormalisation, section 4 of its paper
 
 
 class Block(NamedTuple):
@@ -60,8 +64,8 @@ def dense(
     y = linear(x)
     if block.norm == "layer":
         y = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(y)
-    elif block.norm == "batch":
-        y = BatchNorm(block.batch_norm_decay)(y, is_training)
+    elif block.norm != "none":
+        y = BatchNorm(block.batch_norm_decay, block.norm == "batch_renorm")(y, is_training)
     y = activation(y)
     if block.dropout and is_training:
         y = hk.dropout(hk.next_rng_key(), block.dropout, y)
@@ -78,18 +82,30 @@ class BatchNorm(hk.Module):
     In training mode it uses the mean and variance of the batch, and moves the running statistics
     towards them. In evaluation mode it uses the running statistics. These begin with mean 0 and
     variance 1, unlike those of ``hk.BatchNorm``, because agents act before the first update.
+
+    With renormalisation, Ioffe (2017), https://arxiv.org/abs/1702.03275, equation 1, the outputs of
+    training mode are those of evaluation mode, unless the statistics of the batch differ very much
+    from the running ones; gradients flow through the statistics of the batch. So an update begins
+    with the log-probabilities of acting.
     """
 
-    def __init__(self, decay: float = 0.99, eps: float = 1e-5, name: str | None = None) -> None:
+    def __init__(
+        self,
+        decay: float = 0.99,
+        renorm: bool = False,
+        eps: float = 1e-5,
+        name: str | None = None,
+    ) -> None:
         """Makes the layer.
 
         Args:
           decay: share of the running statistics that an update keeps.
+          renorm: whether training mode corrects towards the running statistics.
           eps: added to the variance.
           name: name of the module.
         """
         super().__init__(name=name)
-        self._decay, self._eps = decay, eps
+        self._decay, self._renorm, self._eps = decay, renorm, eps
 
     def __call__(self, x: jax.Array, is_training: bool) -> jax.Array:
         """Maps ``[B, D]`` to ``[B, D]``."""
@@ -98,13 +114,20 @@ class BatchNorm(hk.Module):
         offset = hk.get_parameter("offset", size, init=jnp.zeros)
         mean = hk.get_state("mean", size, init=jnp.zeros)
         variance = hk.get_state("variance", size, init=jnp.ones)
-        if is_training:
-            kept, seen = (mean, variance), (x.mean(axis=0), x.var(axis=0))
-            mean, variance = seen
-            new = [self._decay * a + (1 - self._decay) * b for a, b in zip(kept, seen, strict=True)]
-            hk.set_state("mean", new[0])
-            hk.set_state("variance", new[1])
-        return (x - mean) * jax.lax.rsqrt(variance + self._eps) * scale + offset
+        if not is_training:
+            return (x - mean) * jax.lax.rsqrt(variance + self._eps) * scale + offset
+        batch_mean, batch_variance = x.mean(axis=0), x.var(axis=0)
+        hk.set_state("mean", self._decay * mean + (1 - self._decay) * batch_mean)
+        hk.set_state("variance", self._decay * variance + (1 - self._decay) * batch_variance)
+        y = (x - batch_mean) * jax.lax.rsqrt(batch_variance + self._eps)
+        if self._renorm:
+            deviation = jnp.sqrt(variance + self._eps)
+            ratio = jnp.sqrt(batch_variance + self._eps) / deviation
+            shift = (batch_mean - mean) / deviation
+            ratio, shift = jax.lax.stop_gradient((ratio, shift))
+            y = y * jnp.clip(ratio, 1 / _MAX_SCALE, _MAX_SCALE)
+            y = y + jnp.clip(shift, -_MAX_SHIFT, _MAX_SHIFT)
+        return y * scale + offset
 
 
 class SpectralLinear(hk.Module):

@@ -95,15 +95,26 @@ def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     assert leaves_equal(one, params(2))
 
 
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
+
+
 @pytest.mark.parametrize(
-    ("name", "env_type"),
-    [("cartpole-ppo", "cpp"), ("cartpole-ppo", "for_loop"), ("cartpole-dqn", "cpp")],
+    ("name", "env_type", "options"),
+    [
+        ("cartpole-ppo", "cpp", {}),
+        ("cartpole-ppo", "for_loop", {}),
+        ("cartpole-dqn", "cpp", {}),
+        pytest.param("cartpole-dqn", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
+        pytest.param("cartpole-ppo", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
+    ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):
     """Both runs restart their environments in the middle; see restart_environments."""
     experiment = small(name)
     experiment = dataclasses.replace(
-        experiment, env=dataclasses.replace(experiment.env, type=env_type)
+        experiment,
+        env=dataclasses.replace(experiment.env, type=env_type),
+        network=dataclasses.replace(experiment.network, **options),
     )
 
     def steps(program, count):
