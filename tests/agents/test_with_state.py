@@ -32,11 +32,13 @@ from tests.agent_cases import (
     ONE_OF_4,
     UNEVEN,
     VECTOR,
+    Case,
     Setting,
     acted_batch,
     assert_close,
     case,
     leaves_differ,
+    quick_jit,
     random_timesteps,
     step_types,
 )
@@ -57,20 +59,19 @@ RENORM = NetworkConfig(hidden_sizes=(8,), norm="batch_renorm", batch_norm_decay=
 SETTINGS = {
     "dqn-with-state": Setting(DQNConfig(optimizer=FAST, target_rate=0.1), VECTOR, ONE_OF_4, NET),
     "ppo-with-state": Setting(PPOConfig(optimizer=FAST), VECTOR, ONE_OF_4, RENORM, NORMALISED),
-    "ppo-lstm-with-state": Setting(
-        PPOConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM
-    ),
-    "impala-with-state": Setting(ImpalaConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
-    "iqn-with-state": Setting(
+    "td3-with-state": Setting(TD3Config(optimizer=FAST), VECTOR, UNEVEN, NET),
+}
+OTHERS = {
+    "ppo-lstm": Setting(PPOConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM),
+    "impala": Setting(ImpalaConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
+    "iqn": Setting(
         IQNConfig(optimizer=FAST, num_fractions=4, num_target_fractions=4), VECTOR, ONE_OF_4, NET
     ),
-    "r2d2-with-state": Setting(
-        R2D2Config(optimizer=FAST, burn_in=1, n_step=2), VECTOR, ONE_OF_4, LSTM
-    ),
-    "sac-with-state": Setting(SACConfig(optimizer=FAST, random_frames=0), VECTOR, UNEVEN, NET),
-    "td3-with-state": Setting(TD3Config(optimizer=FAST), VECTOR, UNEVEN, NET),
-    "ddpg-with-state": Setting(DDPGConfig(optimizer=FAST), VECTOR, UNEVEN, NET),
-    "bc-with-state": Setting(BCConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
+    "r2d2": Setting(R2D2Config(optimizer=FAST, burn_in=1, n_step=2), VECTOR, ONE_OF_4, LSTM),
+    "sac": Setting(SACConfig(optimizer=FAST, random_frames=0), VECTOR, UNEVEN, NET),
+    "sac-discrete": Setting(SACConfig(optimizer=FAST, random_frames=0), VECTOR, ONE_OF_4, NET),
+    "ddpg": Setting(DDPGConfig(optimizer=FAST), VECTOR, UNEVEN, NET),
+    "bc": Setting(BCConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
 }
 KEY = jax.random.PRNGKey(5)
 
@@ -98,7 +99,7 @@ def test_the_learner_updates_weights_and_state_and_the_target_follows_both(dqn):
 def test_the_running_statistics_are_those_of_the_first_steps_that_are_learned(dqn):
     c, (params, _, _) = dqn
     first = c.batch.trajectory.timestep.observation[0]
-    before, kept = c.params.weights["torso/linear"], c.params.state
+    before, kept = c.params.weights["torso/spectral_linear"], c.params.state
     largest = np.linalg.svd(before["w"])[1].max()  # the weights are orthogonal: all values equal
     features = first @ (before["w"] / largest) + before["b"]
     found = params.state["torso/batch_norm"]["mean"]
@@ -152,6 +153,8 @@ def test_an_inference_service_acts_with_the_state_of_the_version(dqn):
     assert np.abs(distributions[0] - distributions[1]).max() > 1e-3  # the state matters
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_with_renormalisation_learning_begins_with_the_log_probabilities_of_acting():
     c = case("ppo-with-state").agent.agent
     params = c.initial_params(KEY)
@@ -160,9 +163,9 @@ def test_with_renormalisation_learning_begins_with_the_log_probabilities_of_acti
     params = params._replace(state=means)
     batch = acted_batch_of(c, params)
     learner_state = c.initial_learner_state(KEY, params)
-    learner_state, rows, schedule = c.prepare(params, learner_state, batch)
+    learner_state, rows, schedule = quick_jit(c.prepare)(params, learner_state, batch)
     minibatch = jax.tree.map(lambda x: x[np.sort(schedule[0])], rows)
-    _, output = c.compute_gradients(params, learner_state, minibatch)
+    _, output = quick_jit(c.compute_gradients)(params, learner_state, minibatch)
     assert abs(output.logs["kl"]) < 1e-6
 
 
@@ -170,10 +173,32 @@ def acted_batch_of(agent, params):
     """A batch of this agent, which is not wrapped."""
 
     class Bare:
-        key, setting, act = KEY, SETTINGS["ppo-with-state"], staticmethod(agent.actor_step)
+        key, setting, act = (
+            KEY,
+            SETTINGS["ppo-with-state"],
+            staticmethod(quick_jit(agent.actor_step)),
+        )
 
     Bare.agent = agent
     return acted_batch(Bare, params, step_types())
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_agent_learns_weights_and_states(name):
+    c = Case(OTHERS[name])
+    params, learner_state, output = c.learn(c.params, c.learner_state, c.batch)
+    assert jax.tree.structure((params, learner_state)) == jax.tree.structure(
+        (c.params, c.learner_state)
+    )
+    found = zip(state_of(params), state_of(c.params), strict=True)
+    assert [leaves_differ(new, old) for new, old in found] == [True] * len(state_of(params))
+    assert leaves_differ(weights_of(params), weights_of(c.params))
+    assert all(np.isfinite(x) for x in output.logs.values())
+    # Other units are dropped at the next update, from the learner state alone.
+    later = c.learn(c.params, learner_state, c.batch)[2]
+    assert later.logs["loss"] != output.logs["loss"]
 
 
 def test_an_agent_that_does_not_update_states_is_refused():
