@@ -236,9 +236,13 @@ class Experiment(Checked):
 
     @property
     def older_runtime(self) -> bool:
-        """Whether XLA's older CPU runtime suits the network: it is faster for small dense ones."""
+        """Whether XLA's older CPU runtime suits the network: it is faster for small dense ones.
+
+        It cannot compile products of large matrices with random numbers, as dropout has them.
+        """
         entry = AGENTS.get(type(self.agent))
-        return not self.may_convolve and (entry is None or entry.older_runtime)
+        small = not self.may_convolve and not self.network.dropout
+        return small and (entry is None or entry.older_runtime)
 
     @property
     def num_actors(self) -> int:
