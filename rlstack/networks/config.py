@@ -52,7 +52,8 @@ class NetworkConfig(Checked):
     and target networks. Take batch_renorm with PPO and IMPALA: its log-probabilities in learning
     begin as those of acting."""
     batch_norm_decay: float = 0.99
-    """Share of the running statistics of batch norm that an update keeps."""
+    """Largest share of the running statistics of batch norm that an update keeps; the first updates
+    keep less."""
     dropout: float = 0.0
     """Share of the outputs of each dense layer before the heads that is set to 0 in learning; never
     in acting or evaluation."""

@@ -80,8 +80,9 @@ class BatchNorm(hk.Module):
     """Batch norm over ``[B, D]``, Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167.
 
     In training mode it uses the mean and variance of the batch, and moves the running statistics
-    towards them. In evaluation mode it uses the running statistics. These begin with mean 0 and
-    variance 1, unlike those of ``hk.BatchNorm``, because agents act before the first update.
+    towards them: at first these are the mean over all updates, later an exponential moving average.
+    In evaluation mode it uses the running statistics. Before the first update they are mean 0 and
+    variance 1, unlike those of ``hk.BatchNorm``, because agents act before they learn.
 
     With renormalisation, Ioffe (2017), https://arxiv.org/abs/1702.03275, equation 1, the outputs of
     training mode are those of evaluation mode, unless the statistics of the batch differ very much
@@ -99,7 +100,7 @@ class BatchNorm(hk.Module):
         """Makes the layer.
 
         Args:
-          decay: share of the running statistics that an update keeps.
+          decay: largest share of the running statistics that an update keeps.
           renorm: whether training mode corrects towards the running statistics.
           eps: added to the variance.
           name: name of the module.
@@ -117,8 +118,11 @@ class BatchNorm(hk.Module):
         if not is_training:
             return (x - mean) * jax.lax.rsqrt(variance + self._eps) * scale + offset
         batch_mean, batch_variance = x.mean(axis=0), x.var(axis=0)
-        hk.set_state("mean", self._decay * mean + (1 - self._decay) * batch_mean)
-        hk.set_state("variance", self._decay * variance + (1 - self._decay) * batch_variance)
+        count = hk.get_state("count", (), jnp.int32, init=jnp.zeros)
+        rate = jnp.maximum(1 - self._decay, 1 / (count + 1))
+        hk.set_state("count", count + 1)
+        hk.set_state("mean", (1 - rate) * mean + rate * batch_mean)
+        hk.set_state("variance", (1 - rate) * variance + rate * batch_variance)
         y = (x - batch_mean) * jax.lax.rsqrt(batch_variance + self._eps)
         if self._renorm:
             deviation = jnp.sqrt(variance + self._eps)

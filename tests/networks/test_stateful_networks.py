@@ -59,8 +59,11 @@ def test_batch_norm_by_hand():
     learned, after = norm.apply(params, state, None, X, True)
     mean, variance = X.mean(axis=0), X.var(axis=0)
     assert_close(learned, (X - mean) / np.sqrt(variance))
+    assert_close(after["batch_norm"], {"count": 1, "mean": mean, "variance": variance})
+    state = {"batch_norm": {**after["batch_norm"], "count": jnp.array(9), "mean": jnp.zeros(2)}}
+    _, after = norm.apply(params, state, None, X, True)
     kept = after["batch_norm"]
-    assert_close(kept, {"mean": 0.25 * mean, "variance": 0.75 + 0.25 * variance})
+    assert_close(kept, {"count": 10, "mean": 0.25 * mean, "variance": variance})
     acted, same = norm.apply(params, after, None, X[:1], False)
     assert_close(acted, (X[:1] - kept["mean"]) / np.sqrt(kept["variance"]))
     assert_close(same, after, atol=0, rtol=0)
@@ -69,7 +72,13 @@ def test_batch_norm_by_hand():
 def test_renormalised_outputs_are_those_of_evaluation_with_the_gradients_of_the_batch():
     norm = hk.transform_with_state(lambda x, learns: BatchNorm(0.5, renorm=True)(x, learns))
     params, state = norm.init(KEY, X, True)
-    state = {"batch_norm": {"mean": jnp.array([3.0, 0.0]), "variance": jnp.array([8.0, 6.0])}}
+    state = {
+        "batch_norm": {
+            "count": jnp.array(1),
+            "mean": jnp.array([3.0, 0.0]),
+            "variance": jnp.array([8.0, 6.0]),
+        }
+    }
     outputs = [norm.apply(params, state, None, X, learns)[0] for learns in (True, False)]
     assert_close(*outputs)
 
