@@ -10,7 +10,7 @@ from tests.learning.test_learning import SEEDS, learned_return
 
 NETWORKS = {
     "ppo": [{"dropout": 0.1}, {"norm": "batch_renorm"}],
-    "dqn": [{"dropout": 0.1}, {"norm": "batch"}],
+    "dqn": [{"dropout": 0.1}, {"norm": "batch_renorm"}],
 }
 
 
@@ -18,6 +18,14 @@ def return_of(agent, seed, options):
     experiment = preset(f"cartpole-{agent}")
     network = dataclasses.replace(experiment.network, **options)
     return learned_return(dataclasses.replace(experiment, seed=seed, network=network))
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.one_lane
+@pytest.mark.timeout(300)
+def test_ppo_solves_cartpole_with_batch_renormalisation():
+    assert return_of("ppo", 1, {"norm": "batch_renorm"}) >= 475
 
 
 @pytest.mark.slow
