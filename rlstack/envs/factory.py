@@ -11,11 +11,16 @@ from rlstack.checks import WrongKindError
 from rlstack.envs import cpp
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
+from rlstack.references import load_object
 
 if TYPE_CHECKING:
     import gymnasium
 
 TYPES = ("auto", "cpp", "for_loop", "thread", "process")
+
+# Names with one of these prefixes have a backend of their own, which is imported when it is used:
+# "module:callable" that takes the rest of the name and the config.
+_PREFIXES = {"rust:": "rlstack.entity.native.backend:ProgramBackend"}
 
 
 def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConfig) -> Backend:
@@ -38,6 +43,14 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
             "Env pool: name_or_builder must be a name or a callable that builds an environment; "
             f"got {type(name_or_builder).__name__}."
         )
+    for prefix, backend in _PREFIXES.items():
+        if isinstance(name_or_builder, str) and name_or_builder.startswith(prefix):
+            if type_ not in ("auto", "async"):
+                raise ValueError(
+                    f"Env pool: {name_or_builder!r} steps its environments itself, so type must be "
+                    f"'auto'; got {type_!r}. num_workers sets its number of threads."
+                )
+            return load_object(backend)(name_or_builder.removeprefix(prefix), config)
     if type_ in ("auto", "async", "cpp") and named and name_or_builder in cpp.names():
         return cpp.CppBackend(str(name_or_builder), config)
     if type_ == "cpp":

@@ -1,5 +1,6 @@
 //! Agents that a game asks for actions.
 
+use crate::rng::Rng;
 use crate::space::{Action, ActionKind, Observation, Space, GLOBAL};
 
 /// One player, in one game after the other.
@@ -18,21 +19,12 @@ pub trait Agent {
 /// refuses such an observation.
 pub struct RandomAgent {
     space: Space,
-    state: u64,
+    rng: Rng,
 }
 
 impl RandomAgent {
     pub fn new(space: Space, seed: u64) -> Self {
-        RandomAgent { space, state: seed }
-    }
-
-    /// Returns a number below `bound`, by SplitMix64.
-    fn below(&mut self, bound: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (((z ^ (z >> 31)) as u128 * bound as u128) >> 64) as usize
+        RandomAgent { space, rng: Rng::new(seed) }
     }
 }
 
@@ -48,7 +40,7 @@ impl Agent for RandomAgent {
                 if legal.is_empty() {
                     continue;
                 }
-                let mut choice = legal[self.below(legal.len())] as u32;
+                let mut choice = legal[self.rng.below(legal.len())] as u32;
                 if kind.kind == ActionKind::SelectEntity {
                     choice = given.actees[choice as usize];
                 }

@@ -12,13 +12,13 @@ use crate::space::{Action, Observation, Space};
 use crate::wire::{self, invalid, Writer};
 
 /// How long connecting, and the answer to HELLO, may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the trainer may leave what was sent unread.
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the trainer may take for actions, unless [`Connection::set_patience`] changes it.
-const PATIENCE: Duration = Duration::from_secs(3600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
 
-trait Stream: Read + Write {
+pub(crate) trait Stream: Read + Write {
     fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()>;
 }
 
@@ -58,7 +58,7 @@ impl Read for Until<'_> {
     }
 }
 
-fn receive(stream: &mut dyn Stream, timeout: Duration) -> io::Result<wire::Reader> {
+pub(crate) fn receive(stream: &mut dyn Stream, timeout: Duration) -> io::Result<wire::Reader> {
     wire::receive(&mut Until { stream, deadline: Instant::now() + timeout })
 }
 
@@ -75,10 +75,7 @@ pub struct Connection {
 impl Connection {
     /// Connects to the trainer that started this program, by its environment variables.
     pub fn from_env(space: Space, num_agents: usize, name: &str) -> io::Result<Connection> {
-        let address = env::var("RLSTACK_GAME_ADDRESS").map_err(|_| {
-            invalid("RLSTACK_GAME_ADDRESS is not set; let SocketGame start this program")
-        })?;
-        let token = env::var("RLSTACK_GAME_TOKEN").unwrap_or_default();
+        let (address, token) = address_from_env()?;
         Connection::connect(space, num_agents, name, &address, &token)
     }
 
@@ -271,7 +268,15 @@ impl Agent for RemoteAgent {
     }
 }
 
-fn open(address: &str) -> io::Result<Box<dyn Stream>> {
+/// Returns the address and the token of the trainer that started this program.
+pub(crate) fn address_from_env() -> io::Result<(String, String)> {
+    let address = env::var("RLSTACK_GAME_ADDRESS").map_err(|_| {
+        invalid("RLSTACK_GAME_ADDRESS is not set; let SocketGame start this program")
+    })?;
+    Ok((address, env::var("RLSTACK_GAME_TOKEN").unwrap_or_default()))
+}
+
+pub(crate) fn open(address: &str) -> io::Result<Box<dyn Stream>> {
     #[cfg(unix)]
     if let Some(path) = address.strip_prefix("unix:") {
         return Ok(Box::new(std::os::unix::net::UnixStream::connect(path)?));

@@ -16,6 +16,10 @@ pub(crate) const ACT: u8 = 4;
 pub(crate) const GAME_OVER: u8 = 5;
 pub(crate) const SHUTDOWN: u8 = 6;
 pub(crate) const ERROR: u8 = 7;
+pub(crate) const MANY_HELLO: u8 = 8;
+pub(crate) const MANY_WELCOME: u8 = 9;
+pub(crate) const STEP: u8 = 10;
+pub(crate) const ROWS: u8 = 11;
 
 pub(crate) struct Writer(Vec<u8>);
 
@@ -30,6 +34,11 @@ impl Writer {
 
     pub fn u32(&mut self, value: usize) {
         self.0.extend((value as u32).to_le_bytes());
+    }
+
+    /// Appends bytes as `write` does.
+    pub fn with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.0);
     }
 
     pub fn bytes(&mut self, value: &[u8]) {
@@ -88,6 +97,13 @@ impl Reader {
         Ok(u32::from_le_bytes(self.take()?))
     }
 
+    pub fn flag(&mut self) -> io::Result<bool> {
+        match self.take::<1>()? {
+            [value @ (0 | 1)] => Ok(value == 1),
+            [value] => Err(invalid(format!("a flag must be 0 or 1; got {value}"))),
+        }
+    }
+
     pub fn u64(&mut self) -> io::Result<u64> {
         Ok(u64::from_le_bytes(self.take()?))
     }
@@ -97,6 +113,14 @@ impl Reader {
             return Err(invalid("the frame is too short"));
         }
         (0..count).map(|_| self.u32()).collect()
+    }
+
+    pub fn i32s(&mut self, count: usize) -> io::Result<Vec<i32>> {
+        let part = self.data.get(self.at..self.at.saturating_add(4 * count));
+        let part = part.ok_or_else(|| invalid("the frame is too short"))?;
+        self.at += 4 * count;
+        let values = part.chunks_exact(4);
+        Ok(values.map(|bytes| i32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect())
     }
 
     /// Checks that the frame ends here.
@@ -144,11 +168,30 @@ pub(crate) fn send(stream: &mut impl Write, frame: Writer) -> io::Result<()> {
 
 pub(crate) fn hello(space: &Space, num_agents: usize, name: &str, token: &str) -> Writer {
     let mut out = Writer::new(HELLO);
+    greet(&mut out, token);
+    out.text(name);
+    out.u32(num_agents);
+    write_space(&mut out, space);
+    out
+}
+
+/// Returns the first frame of a program with many environments; `refusal` says why there are none.
+pub(crate) fn many_hello(space: &Space, name: &str, token: &str, refusal: &str) -> Writer {
+    let mut out = Writer::new(MANY_HELLO);
+    greet(&mut out, token);
+    out.text(name);
+    out.text(refusal);
+    write_space(&mut out, space);
+    out
+}
+
+fn greet(out: &mut Writer, token: &str) {
     out.bytes(b"RLGP");
     out.u32(VERSION as usize);
     out.text(token);
-    out.text(name);
-    out.u32(num_agents);
+}
+
+fn write_space(out: &mut Writer, space: &Space) {
     out.u32(space.entities.len());
     for kind in &space.entities {
         out.text(&kind.name);
@@ -168,7 +211,6 @@ pub(crate) fn hello(space: &Space, num_agents: usize, name: &str, token: &str) -
         out.u32(action.capacity as usize);
         out.texts(choices);
     }
-    out
 }
 
 /// Appends an observation that fits the space.

@@ -74,12 +74,12 @@ def write_hello(hello: Hello) -> Writer:
 
 
 def read_token(data: Reader) -> str:
-    """Returns the token of a HELLO, which shows that the sender is a game, or "".
+    """Returns the token of a HELLO or MANY_HELLO, which shows that the sender is a game, or "".
 
     Raises:
       WireError: the frame does not begin like a HELLO of this version.
     """
-    if data.kind is not Kind.HELLO:
+    if data.kind not in (Kind.HELLO, Kind.MANY_HELLO):
         raise WireError(f"a game must begin with HELLO; got {data.kind.name}")
     magic = data.array(len(MAGIC), "u1").tobytes()
     if magic != MAGIC:
@@ -99,7 +99,20 @@ def read_hello(data: Reader) -> Hello:
     Raises:
       WireError: it is not a HELLO, has another version, or its spaces are not valid.
     """
+    if data.kind is Kind.MANY_HELLO:
+        raise WireError("the program has many environments; it must play one game here")
     token, name, num_agents = read_token(data), data.text(), data.u32()
+    obs_space, action_space = read_spaces(data)
+    data.end()
+    return Hello(token, name, num_agents, obs_space, action_space)
+
+
+def read_spaces(data: Reader) -> tuple[ObsSpace, ActionSpace]:
+    """Returns the spaces in a HELLO or MANY_HELLO.
+
+    Raises:
+      WireError: they are not valid.
+    """
     try:
         entities = {}
         for _ in range(data.u32()):
@@ -123,8 +136,7 @@ def read_hello(data: Reader) -> Hello:
         raise
     except ValueError as error:  # from the spaces themselves
         raise WireError(f"HELLO: {error}") from None
-    data.end()
-    return Hello(token, name, num_agents, obs_space, actions)
+    return obs_space, actions
 
 
 class MessageCodec:

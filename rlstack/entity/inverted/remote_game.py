@@ -172,7 +172,9 @@ class RemoteGame:
         assert self._listener is not None
         if self._command:
             try:
-                self._process = _start(self._command, self._listener.address, self._token)
+                self._process = start_program(
+                    shlex.split(self._command), self._listener.address, self._token
+                )
             except OSError as error:
                 raise GameError(f"{self.name}: {self._command!r}: {error}") from error
         while True:
@@ -250,7 +252,7 @@ class RemoteGame:
         self._close_connection()
         process, self._process = self._process, None
         if process is not None:
-            _stop(process)
+            stop_program(process)
 
     def close(self) -> None:
         """Ends the game and stops listening."""
@@ -273,29 +275,37 @@ def _ask(
     return {number: actions for number, actions in enumerate(answers) if actions is not None}
 
 
-def _start(command: str, address: str, token: str) -> subprocess.Popen[bytes]:
-    """Starts a game in its own session, so that Ctrl-C reaches only the trainer.
+def start_program(
+    command: Sequence[str], address: str, token: str, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Starts the program of a game in its own session, so that Ctrl-C reaches only the trainer.
 
-    Between them is `guard`, which ends the game when this process is killed.
+    Between them is `guard`, which ends the program when this process is killed.
+
+    Args:
+      command: the program and its arguments.
+      address: where it must connect.
+      token: what its HELLO must contain.
+      **variables: more environment variables.
 
     Raises:
       OSError: there is no such program.
       ValueError: the command is empty.
     """
-    arguments = shlex.split(command)
-    if not arguments:
-        raise ValueError(f"SocketGame: command must name a program; got {command!r}.")
-    if shutil.which(arguments[0]) is None:  # the guard could only print this
-        raise FileNotFoundError(errno.ENOENT, "no such program", arguments[0])
+    if not command:
+        raise ValueError("SocketGame: command must name a program; got an empty one.")
+    if shutil.which(command[0]) is None:  # the guard could only print this
+        raise FileNotFoundError(errno.ENOENT, "no such program", command[0])
+    greeting = {wire.ADDRESS_VARIABLE: address, wire.TOKEN_VARIABLE: token}
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, *arguments],
-        env={**os.environ, wire.ADDRESS_VARIABLE: address, wire.TOKEN_VARIABLE: token},
+        [sys.executable, "-I", "-S", guard.__file__, *command],
+        env={**os.environ, **greeting, **variables},
         stdin=subprocess.PIPE,  # without input; its end tells the guard that this process ended
         start_new_session=True,
     )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_program(process: subprocess.Popen[bytes]) -> None:
     """Gives a process time to exit, then kills it and all processes that it started."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_TIMEOUT)

@@ -38,6 +38,10 @@ class Kind(enum.IntEnum):
     GAME_OVER = 5  # from the game: an agent's last observation
     SHUTDOWN = 6  # to the game: end the loop
     ERROR = 7  # from either side: why the sender disconnects
+    MANY_HELLO = 8  # from a program with many environments: its name and spaces
+    MANY_WELCOME = 9  # to it: version, threads, and the seed of each environment
+    STEP = 10  # to it: the actions of some environments
+    ROWS = 11  # from it: what these environments show
 
 
 class Writer:

@@ -142,7 +142,7 @@ def frame(kind, body=b""):
         (frame(1, b"HTTP"), "must begin with b'RLGP'"),
         (b"GET / HTTP/1.1\r\n\r\n", "a frame must have 1 to"),
         (frame(3), "must begin with HELLO; got OBSERVE"),
-        (frame(99), "kind must be 1 to 7; got 99"),
+        (frame(99), "kind must be 1 to 11; got 99"),
         (frame(1, MAGIC + struct.pack("<II", 1, 1 << 31)), "more bytes"),
         (frame(1, MAGIC + struct.pack("<III", 1, 1, 97)), "token must be that of"),
     ],

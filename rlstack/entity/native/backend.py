@@ -1,0 +1,301 @@
+"""The pool of a program that steps all its environments, see `rlstack.envs.backend.Backend`.
+
+A program that ends, falls silent or breaks the protocol is started again with new seeds. The
+episodes of its environments end as truncated: LAST, reward 0, discount 1, the last observation that
+was received.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import time
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from rlstack.checks import EnvCrash, EnvError
+from rlstack.entity.inverted import wire
+from rlstack.entity.inverted.wire import WireError
+from rlstack.entity.native.program import Lost, Program
+from rlstack.entity.native.rows import Rows, RowsLayout, joined
+from rlstack.envs.auto_reset import LAST
+from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.episode_metrics import by_name
+from rlstack.envs.process.restarts import RestartLimit
+from rlstack.types import TimeStep
+
+_MAX_UNANSWERED = 1 << 15  # bytes of actions; more could fill the sockets of both directions
+_SEED_SHIFT = 32  # each start has its own seeds: the environment's plus this power of two
+
+_log = logging.getLogger(__name__)
+
+
+class _Asked(NamedTuple):
+    """A message that the program has not answered yet."""
+
+    ids: np.ndarray
+    first: np.ndarray  # bool, where an episode begins
+    size: int  # bytes of actions
+
+
+class ProgramBackend:
+    """A program with all environments of a pool.
+
+    Rows arrive message by message: an asynchronous pool receives first what it sent first.
+    """
+
+    def __init__(self, path: str, config: PoolConfig):
+        """Starts the program and builds the environments in it.
+
+        Args:
+          path: of the program; the options of the config are its arguments, ``name=value``.
+          config: ``num_workers`` is the number of threads, by default one for each core.
+
+        Raises:
+          ValueError: there is no such program, or it refuses its options.
+          EnvError: it does not follow the protocol.
+          EnvCrash: it ended while it started.
+        """
+        self._name = f"rust:{path}"
+        self._config, size = config, config.size
+        self._command = [_find(path), *(f"{k}={_text(v)}" for k, v in config.options.items())]
+        self.last_restart = ""  # its reason
+        self._limit = RestartLimit(config.max_restarts, config.restart_window)
+        self._running: list[Program] = []  # one at most
+        self._finalizer = weakref.finalize(self, _close_all, self._running)
+        try:
+            program = self._open()
+            self._spaces = program.spaces
+            self._layout = RowsLayout(*program.spaces[1:], self._name)
+            self._check_size()
+            program.welcome(self._seeds(), config.num_workers or 0)
+        except Lost as error:
+            self.close()
+            raise EnvCrash(f"{self._name}: {error}") from error
+        except WireError as error:
+            self.close()
+            raise EnvError(f"{self._name}: {error}.") from error
+        except ValueError as error:
+            self.close()
+            raise ValueError(f"{self._name}: {str(error).removesuffix('.')}.") from error
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(
+            self._layout.observation, self._layout.action
+        )
+        self._ids = np.arange(size, dtype=np.int32)
+        self._over = np.ones(size, bool)  # whether the next row begins an episode
+        self._lost = np.zeros(size, bool)  # whether the program ended while the caller held the row
+        self._newest: Rows | None = None  # of all environments, in order
+        self._owns_newest = False  # whether no caller has its arrays
+        self._asked: deque[_Asked] = deque()
+        self._ready: deque[Rows] = deque()
+        self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
+        self._began = False  # whether a program has answered
+        self._working_since = time.monotonic()
+
+    def _open(self) -> Program:
+        program = Program(self._command, self._config.start_timeout)
+        self._running.append(program)
+        return program
+
+    def _seeds(self) -> list[int]:
+        start = self._limit.total << _SEED_SHIFT
+        return [start + self._config.seed + i for i in range(self._config.size)]
+
+    def _check_size(self) -> None:
+        size = self._config.size * self._layout.row_size
+        if size + 64 > wire.MAX_FRAME:
+            raise ValueError(
+                f"the padded observations of {self._config.size} environments must fit "
+                f"{wire.MAX_FRAME} bytes; got {size}. Lower num_envs or the capacities"
+            )
+
+    def reset(self) -> None:
+        """Starts a new episode in every environment."""
+        self._lost[:], self._over[:] = False, True
+        self._ready.clear()
+        nothing = bytes(4 * self._layout.num_choices * self._config.size)
+        self._ask(self._ids, nothing, reset=True)
+
+    def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
+        """Steps some or (None) all environments."""
+        ids = self._ids if env_ids is None else env_ids
+        lost = self._lost[ids]
+        if lost.any():
+            self._truncate(ids[lost])
+            self._lost[ids] = False
+            ids, actions = ids[~lost], [leaf[~lost] for leaf in actions]
+        if len(ids):
+            self._ask(ids, self._layout.write_actions(actions), reset=False)
+
+    def _ask(self, ids: np.ndarray, actions: bytes, reset: bool) -> None:
+        size = len(actions)
+        while self._asked and sum(asked.size for asked in self._asked) + size > _MAX_UNANSWERED:
+            self._receive()
+        self._asked.append(_Asked(ids, self._over[ids], size))
+        try:
+            self._running[0].step(ids, actions, reset)
+        except Lost as error:
+            self._restart(error)
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Returns the rows of ``wait_num`` environments.
+
+        Raises:
+          EnvCrash: the program was lost too often; the message says why.
+        """
+        wanted, parts = self._config.wait_num, []
+        while wanted:
+            while not self._ready:
+                self._receive()
+            rows = self._ready.popleft()
+            if len(rows.ids) > wanted:
+                self._ready.appendleft(rows.take(slice(wanted, None)))
+                rows = rows.take(slice(wanted))
+            parts.append(rows)
+            wanted -= len(rows.ids)
+        rows = joined(parts)
+        if len(parts) > 1 and len(rows.ids) == self._config.size:
+            rows = rows.take(np.argsort(rows.ids))
+        observation = self._layout.observation.unflatten(rows.leaves)
+        return rows.ids.copy(), TimeStep(rows.step_type, rows.reward, rows.discount, observation)
+
+    def _receive(self) -> None:
+        """Waits for the program's next answer."""
+        asked = self._asked[0]
+        try:
+            rows, metrics = self._running[0].rows(
+                self._layout, asked.ids, asked.first, self._config.step_timeout
+            )
+        except Lost as error:
+            self._restart(error)
+            return
+        self._began = True
+        self._asked.popleft()
+        over = rows.step_type == LAST
+        if over.any():
+            for i in asked.ids[over].tolist():
+                self._metrics.pop(i, None)
+        for row, values in metrics.items():
+            self._metrics[int(asked.ids[row])] = {
+                name: value for name, value in values.items() if math.isfinite(value)
+            }
+        self._over[asked.ids] = over
+        self._keep(rows)
+        self._ready.append(rows)
+
+    def _keep(self, rows: Rows) -> None:
+        """Remembers the newest rows, for the case that the program is lost."""
+        if len(rows.ids) == self._config.size:
+            self._newest, self._owns_newest = rows, False
+            return
+        assert self._newest is not None
+        if not self._owns_newest:
+            self._newest, self._owns_newest = self._newest.take(self._ids), True
+        for newest, leaf in zip(self._newest.leaves, rows.leaves, strict=True):
+            newest[rows.ids] = leaf
+
+    def _truncate(self, ids: np.ndarray) -> None:
+        """Ends the episodes of environments with their last observations."""
+        assert self._newest is not None
+        n = len(ids)
+        leaves = self._newest.take(ids).leaves
+        self._ready.append(
+            Rows(
+                ids,
+                np.full(n, LAST, np.int32),
+                np.zeros(n, np.float32),
+                np.ones(n, np.float32),
+                leaves,
+            )
+        )
+        self._over[ids] = True
+        for i in ids.tolist():
+            self._metrics.pop(i, None)
+
+    def _restart(self, lost: Lost) -> None:
+        """Starts the program again, and answers what the old one has not."""
+        asked, self._asked = list(self._asked), deque()
+        held = np.ones(self._config.size, bool)
+        for message in asked:
+            held[message.ids] = False
+        while True:
+            _close_all(self._running)
+            worked = time.monotonic() - self._working_since - lost.waited
+            if not self._began or not self._limit.count(worked):
+                limit = self._limit.text if self._began else "no restarts before the first rows"
+                raise EnvCrash(f"{self._name}: there may be {limit}; it was lost once more: {lost}")
+            self.last_restart = str(lost)
+            _log.warning(
+                "%s restarted (%d so far), its episodes are truncated: %s",
+                self._name,
+                self._limit.total,
+                lost,
+            )
+            try:
+                self._start_again()
+                break
+            except Lost as error:
+                lost = error
+            finally:
+                self._working_since = time.monotonic()
+        self._lost |= held & ~self._over
+        for message in asked:
+            going_on = ~message.first
+            if going_on.any():
+                self._truncate(message.ids[going_on])
+            again = message.ids[message.first]
+            if len(again):
+                self._over[again] = True
+                self._ask(again, bytes(4 * self._layout.num_choices * len(again)), reset=True)
+
+    def _start_again(self) -> None:
+        try:
+            program = self._open()
+        except (WireError, ValueError) as error:
+            raise Lost(f"{error}.") from error
+        if program.spaces != self._spaces:
+            raise EnvError(f"{self._name}: must have the same spaces when it is started again.")
+        program.welcome(self._seeds(), self._config.num_workers or 0)
+
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the metrics of the last episodes of these environments, by name."""
+        return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
+
+    def stats(self) -> dict[str, int]:
+        """Returns ``restarts``, the number of times that the program was started again."""
+        return {"restarts": self._limit.total}
+
+    def close(self) -> None:
+        """Ends the program."""
+        self._finalizer()
+
+
+def _close_all(running: list[Program]) -> None:
+    while running:
+        running.pop().close()
+
+
+def _find(path: str) -> str:
+    """Returns the program at a path.
+
+    Raises:
+      ValueError: there is none.
+    """
+    here = os.path.abspath(os.path.expanduser(path))
+    if path and os.path.isfile(here) and os.access(here, os.X_OK):
+        return here
+    if path and os.sep not in path and (found := shutil.which(path)):
+        return found
+    raise ValueError(
+        f"rust:{path}: must name a program that can be run; there is none at {here!r}. Build it "
+        "with `cargo build --release`."
+    )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
