@@ -73,7 +73,8 @@ class EnvConfig(Checked):
     """The environments, their number, and how they run in parallel."""
 
     name: str
-    """An EnvPool or Gymnasium id, or "module:callable" of a class or function that makes one."""
+    """An EnvPool or Gymnasium id, "module:callable" of a class or function that makes one, or
+    "rust:PATH" of a program that has all environments."""
     num_envs: int = 8
     """Number of environments of one actor."""
     type: Literal["auto", "cpp", "for_loop", "thread", "process"] = "auto"

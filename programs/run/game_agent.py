@@ -16,6 +16,7 @@ from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
 from rlstack.entity.environment import Actions, Observation
 from rlstack.entity.inverted.game import ScoredObservation
+from rlstack.entity.inverted.remote_game import START_TIMEOUT, RemoteGame
 from rlstack.entity.padded import PaddedCodec
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 from rlstack.entity.validator import Validator
@@ -139,3 +140,65 @@ def from_run(
 ) -> RunAgent:
     """Returns one player; see `team_from_run`."""
     return team_from_run(run_dir, obs_space, action_space, 1, greedy=greedy, seed=seed)[0]
+
+
+class _Counted:
+    """A player who ends the loop after a number of games, and keeps their scores."""
+
+    def __init__(self, player: RunAgent, games: int):
+        self.scores: list[float] = []
+        self._player, self._games = player, games
+
+    def act(self, observation: ScoredObservation) -> Actions | None:
+        """Returns the player's actions; None once all games were played."""
+        return None if len(self.scores) >= self._games else self._player.act(observation)
+
+    def idle(self) -> None:
+        """Tells the player about a tick at which only others act."""
+        self._player.idle()
+
+    def game_over(self, observation: ScoredObservation) -> None:
+        """Keeps the score."""
+        self.scores.append(observation.score)
+        self._player.game_over(observation)
+
+
+def play_program(
+    run_dir: str | os.PathLike[str],
+    command: str,
+    *,
+    games: int = 1,
+    agents: int = 1,
+    greedy: bool = True,
+    seed: int = 0,
+    step_timeout: float = 60.0,
+) -> list[list[float]]:
+    """Starts a game in another process, in any language, and lets the agent of a run play it.
+
+    Args:
+      run_dir: the directory of a run; the newest checkpoint is used.
+      command: starts the game, see `rlstack.entity.inverted.SocketGame`.
+      games: number of games of each player.
+      agents: number of players of the game.
+      greedy: whether players take the best action; otherwise they sample as in training.
+      seed: seed of the game and of the sampling.
+      step_timeout: longest time in seconds between the actions and the game's next observation.
+
+    Returns:
+      The scores of each player's games.
+
+    Raises:
+      ValueError: there is no run or no checkpoint, or the run was trained on other spaces.
+      EnvError: the game does not follow the protocol.
+      GameError: the game did not start, or ended too early.
+    """
+    game = RemoteGame(command, "", agents, seed, step_timeout, START_TIMEOUT)
+    try:
+        team = team_from_run(
+            run_dir, game.obs_space, game.action_space, agents, greedy=greedy, seed=seed
+        )
+        players = [_Counted(player, games) for player in team]
+        game.play(players)
+    finally:
+        game.close()
+    return [player.scores for player in players]

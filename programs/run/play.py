@@ -99,6 +99,11 @@ def find_game(name: str) -> Builder:
     Raises:
       ValueError: there is no such game; the message names the most similar one.
     """
+    if name.startswith("rust:"):
+        raise ValueError(
+            f"play: a game must run in Python to be played by hand; got {name}. "
+            "programs.run.game_agent.play_program lets a run's agent play it."
+        )
     if ":" in name:
         return load_object(name)
 

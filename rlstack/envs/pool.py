@@ -120,7 +120,8 @@ class SyncEnv(Pool):
         """Builds the environments; call ``reset`` to get the first rows.
 
         Args:
-          name_or_builder: an EnvPool or Gymnasium id, ``"package.module:callable"``, or a callable
+          name_or_builder: an EnvPool or Gymnasium id, ``"package.module:callable"``,
+            ``"rust:PATH"`` of a program that has all environments (docs/rust.md), or a callable
             that returns a ``gymnasium.Env`` or a ``dm_env.Environment``. A builder with a ``seed``
             parameter receives the environment's seed, which is the only way to seed a dm_env.
           size: number of environments.

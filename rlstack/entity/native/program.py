@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -175,7 +175,7 @@ class Program:
             self._connection.settimeout(left)
             count = self._connection.recv_into(view[filled:])
             if not count:
-                raise ConnectionError(f"it disconnected{self.ended()}".removesuffix("."))
+                raise ConnectionError("it disconnected")
             filled += count
         return filled
 
@@ -269,5 +269,3 @@ def _read_hello(data: Reader) -> Spaces:
     spaces = Spaces(name, *read_spaces(data))
     data.end()
     return spaces
-
-

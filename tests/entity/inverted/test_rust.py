@@ -1,44 +1,31 @@
 """The Rust client: its own tests, and its example games as environments."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from rlstack.entity.inverted import SocketGame
 from rlstack.envs import SyncEnv
 from tests.entity.inverted.test_inverted import random_actions
+from tests.entity.rust_crate import NEEDS_CARGO, cargo
+from tests.entity.rust_crate import examples as examples  # a fixture
 
-CRATE = Path(__file__).resolve().parents[3] / "clients" / "rust"
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.timeout(180)]
 
 
-def cargo(target, *arguments):
-    command = ["cargo", *arguments, "--offline", "--locked", "--target-dir", str(target)]
-    done = subprocess.run(command, cwd=CRATE, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def test_the_crates_own_tests_pass():
+    assert "24 passed" in cargo("test", "--lib")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tmp_path_factory.mktemp("target")
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_the_crates_documentation_runs():
+    assert "2 passed" in cargo("test", "--doc")
 
 
-def test_the_crates_own_tests_pass(target):
-    assert "16 passed" in cargo(target, "test")
-
-
-def test_the_examples_play(target):
-    score = cargo(target, "run", "--example", "count", "--", "random")
+def test_the_examples_play(examples):
+    score = cargo("run", "--example", "count", "--", "random")
     assert abs(float(score) - 0.25) < 0.06
     rng = np.random.default_rng(0)
-    examples = target / "debug" / "examples"
     with SyncEnv(SocketGame, 2, options={"command": str(examples / "count")}) as pool:
         timestep, rewards = pool.reset(), []
         while len(rewards) < 100:
