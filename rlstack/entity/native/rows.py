@@ -25,8 +25,13 @@ class Rows(NamedTuple):
 
     def take(self, rows: np.ndarray | slice) -> Rows:
         """Returns some of the rows."""
-        ids, step_type, reward, discount = (self[i][rows] for i in range(4))
-        return Rows(ids, step_type, reward, discount, [leaf[rows] for leaf in self.leaves])
+        return Rows(
+            self.ids[rows],
+            self.step_type[rows],
+            self.reward[rows],
+            self.discount[rows],
+            [leaf[rows] for leaf in self.leaves],
+        )
 
 
 def joined(parts: list[Rows]) -> Rows:
@@ -118,7 +123,7 @@ class RowsLayout:
         """
         n = len(ids)
         self._check_bytes(data, n)
-        arrays = [
+        arrays: list[np.ndarray] = [
             np.ndarray((n, *column.shape), column.dtype, data, n * start)
             for column, start in zip(self._columns, self._starts, strict=True)
         ]
@@ -146,7 +151,7 @@ class RowsLayout:
             low, high = (np.repeat([c.bounds[i] for c in ints], sizes) for i in range(2))
             self._limits[n] = low.astype(np.int32), high.astype(np.int32)
         low, high = self._limits[n]
-        values = np.ndarray((len(low),), _INT, data)
+        values: np.ndarray = np.ndarray((len(low),), _INT, data)
         wrong = (values < low) | (values > high)
         if wrong.any():
             i = int(wrong.argmax())
