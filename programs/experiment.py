@@ -24,8 +24,9 @@ from rlstack.checks import Checked
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
-from rlstack.references import nearest
+from rlstack.references import name_of, nearest
 from rlstack.replay import ReplayConfig
+from rlstack.replay.base import NO_FACTORY
 
 own_modules.load_entry_points(own_modules.AGENTS)
 
@@ -226,6 +227,11 @@ class Experiment(Checked):
                 "Experiment: topology must be distributed with launch ray, because the nodes of "
                 f"other topologies share memory; got {self.topology}. Add --topology distributed."
             )
+        if self.replay.sampler_factory and self.topology == "distributed":
+            raise ValueError(
+                f"Experiment: replay.sampler_factory must be empty in distributed, {NO_FACTORY}. "
+                "Use --topology heavy_env or light_env, whose replay is in shared memory."
+            )
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
@@ -273,8 +279,11 @@ class Experiment(Checked):
 
 
 def to_json(experiment: Experiment) -> str:
-    """Returns the experiment as JSON text, which `from_json` reads."""
-    return json.dumps(_converter().unstructure(experiment), indent=2) + "\n"
+    """Returns the experiment as JSON text, which `from_json` reads.
+
+    A function of the user's own is recorded by its name, "module:callable".
+    """
+    return json.dumps(_converter().unstructure(experiment), indent=2, default=name_of) + "\n"
 
 
 def from_json(text: str, where: str | Path = "from_json") -> Experiment:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlstack.acting.evaluator import Evaluator
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.families.normalised import normalised
-from rlstack.references import load_object, nearest
+from rlstack.references import call_factory, nearest
 from rlstack.types import EnvSpec
 
 
@@ -59,17 +58,9 @@ class _Factory:
     reference: str  # "module:callable"
 
     def __call__(self, *arguments: object) -> Any:
-        factory, wanted = load_object(self.reference), _FACTORIES[self.field]
+        wanted = _FACTORIES[self.field]
         rule = f"Experiment: {self.field} {self.reference} must be a function {wanted}"
-        if not callable(factory):
-            raise WrongKindError(f"{rule}; got {type(factory).__name__} {factory!r:.80}.")
-        try:
-            inspect.signature(factory).bind(*arguments)
-        except TypeError as error:
-            raise WrongKindError(f"{rule}; it does not take these arguments: {error}.") from None
-        except ValueError:  # written in C, without a signature
-            pass
-        made = factory(*arguments)
+        made = call_factory(f"Experiment: {self.field}", self.reference, wanted, *arguments)
         # Networks are NamedTuples of functions, policies are functions.
         fits = hasattr(made, "_fields") if arguments else callable(made)
         if not fits:

@@ -17,6 +17,7 @@ from setproctitle import setproctitle
 from programs.components import opponents, xla
 from programs.components.agent import make_agent, make_evaluator
 from programs.components.environments import check_opponents, make_evaluation_env
+from programs.components.hooks import check_hooks
 from programs.components.restored import (
     newest_checkpoint,
     read_config,
@@ -64,6 +65,7 @@ def run(
       programs.run.launch.ProgramError: a node of a program failed for good.
     """
     experiment = opponents.resolved(resolve_dataset(experiment))
+    check_hooks(experiment)
     check_opponents(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
@@ -100,6 +102,7 @@ def resume(
                 result.env_frames,
             )
             return result
+        check_hooks(experiment)
         check_opponents(experiment)
         start_from = require_checkpoint(directory, experiment, resume_point(directory))
         if frames is not None:

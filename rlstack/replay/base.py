@@ -19,9 +19,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlstack.checks import Checked
+from rlstack.references import Hook
 from rlstack.types import Batch, Logs, PyTree, Transition
 
 LOOK_PERIOD = 0.2  # seconds between two calls of ``stop`` while a dataset waits for a sample
+
+
+# Why a Reverb table takes no sampler of the user's own.
+NO_FACTORY = (
+    "because Reverb's server, which is written in C++, draws the items and calls no Python for it"
+)
 
 
 class Sample(NamedTuple):
@@ -108,6 +115,10 @@ class ReplayConfig(Checked):
     importance_anneal_samples: int = 0
     """Items sampled while importance_exponent moves linearly to its final value. 0: it stays
     constant."""
+    sampler_factory: Hook = ""
+    """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
+    () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. Reverb has
+    no such samplers, so not in the topology distributed."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -151,6 +162,13 @@ class ReplayConfig(Checked):
         for name in ("priority_exponent", "importance_exponent", "importance_exponent_final"):
             require(name, 0 <= getattr(self, name) <= 1, "in 0..1")
         self.require_at_least(0, "importance_anneal_samples")
+        if self.sampler_factory:
+            fits = isinstance(self.sampler_factory, str) or callable(self.sampler_factory)
+            require("sampler_factory", fits, '"module:callable", or a callable')
+            rule = "empty with the sampler fifo, which samples each item once, in order"
+            require("sampler_factory", not fifo, rule)
+            rule = "0 or None with sampler_factory, whose draws may repeat an item"
+            require("max_times_sampled", not self.times_limit, rule)
 
     @property
     def step_period(self) -> int:

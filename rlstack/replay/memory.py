@@ -83,7 +83,11 @@ def reader_bytes(cfg: ReplayConfig, num_envs: int, step: int) -> int:
     batches = BUFFERS * cfg.batch_size * (cfg.unroll_length + 1) * step
     per_item = 8 + 4 * (cfg.times_limit > 0)  # priorities included
     per_item += {"fifo": 16, "uniform": 0, "prioritized": 9}[cfg.sampler]
-    return batches + ring_shape(cfg, num_envs).items * num_envs * per_item
+    sizes = ring_shape(cfg, num_envs)
+    if cfg.sampler_factory:  # the order of insertion, and the return of each step's episode
+        per_item += 8
+        batches += 4 * sizes.rows * num_envs
+    return batches + sizes.items * num_envs * per_item
 
 
 def available_memory() -> int | None:

@@ -42,6 +42,11 @@ class StepRing:
         return self._rings[0]  # the first field of the first field
 
     @property
+    def reward(self) -> np.ndarray:
+        """Ring of rewards."""
+        return self._rings[1]  # the second field of the first field
+
+    @property
     def params_version(self) -> np.ndarray:
         """Ring of params versions."""
         return self._rings[-1]  # the last field

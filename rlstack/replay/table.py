@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample, as_logs
+from rlstack.replay.custom import CustomSampler
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import Prioritized, checked_priorities
 from rlstack.replay.rounds import Round, Rounds
@@ -65,7 +66,11 @@ class ItemTable:
         self.ring, self.counter = ring, StepCounter(num_envs)
         cells = self.items * num_envs
         kept = cfg if drops else dataclasses.replace(cfg, max_size=max(cells, cfg.max_size))
-        self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
+        self.sampler: Sampler
+        if cfg.sampler_factory:
+            self.sampler = CustomSampler(cfg, cells, seed, lambda: self.ring, self.counter)
+        else:
+            self.sampler = _SAMPLERS[cfg.sampler](kept, cells, seed)
         self.inserts = self.samples = 0
         self.version = -1
         self._checked = (-1, -1)  # version and inserts at the last search for stale items

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig
+from rlstack.replay.base import NO_FACTORY, ReplayConfig
 from rlstack.replay.reverb import binding, checkpoints
 from rlstack.replay.reverb.batch_service import BatchService
 from rlstack.replay.reverb.client import (
@@ -89,6 +89,8 @@ class ReverbServer:
 
     def _start(self, first: Path | None) -> None:
         reverb, cfg = self._reverb, self._cfg
+        if cfg.sampler_factory:
+            raise ValueError(f"ReverbServer: sampler_factory must be empty, {NO_FACTORY}.")
         sampler = {
             "fifo": reverb.FifoSelector,
             "uniform": reverb.UniformSelector,

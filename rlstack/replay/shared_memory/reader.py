@@ -53,6 +53,8 @@ class SharedMemReader:
         if np.count_nonzero(steps == seen) == len(seen):
             return
         memory_fence()
+        if cfg.sampler_factory:  # it needs to know where episodes were broken off
+            table.counter.unbroken[:] = self._numbers.unbroken
         first, last = self._items_ended(seen), self._items_ended(steps)
         if cfg.sampler != "fifo":  # writers do not wait, and may have overwritten unseen items
             oldest = np.maximum(first, last - table.items)

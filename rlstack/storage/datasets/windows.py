@@ -87,6 +87,11 @@ class Windows:
                 f"{', '.join(output._fields)}. Learn with an agent that takes anybody's actions, "
                 "such as bc, dqn or sac."
             )
+        if cfg.sampler_factory:
+            raise ValueError(
+                "Windows: a dataset is drawn in epochs, which a sampler of your own cannot change; "
+                "got replay.sampler_factory. Leave it empty with --data."
+            )
         if cfg.sampler == "prioritized":
             raise ValueError(
                 "Windows: a dataset is drawn in epochs, without priorities; got replay.sampler "
