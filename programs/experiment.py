@@ -24,7 +24,7 @@ from rlstack.checks import Checked
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
-from rlstack.references import name_of, nearest
+from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY
 
@@ -191,6 +191,10 @@ class Experiment(Checked):
     policy_factory: str = ""
     """The policy in training, as "module:callable" of a function () -> Policy: how actions are
     chosen. By default the agent's own. Evaluation always takes the greedy action."""
+    step_processor: Hook = ""
+    """Changes the steps between the environments and the replay, as "module:callable" of a function
+    (num_envs) -> processor; see `rlstack.acting.step_processor`. Use it to shape or delay rewards.
+    With one, means of the numbers in each step's info are logged."""
     normalisation: NormalisationConfig = NormalisationConfig()
     """Scaling of the observations and rewards that the agent sees."""
     inferencer: InferencerConfig = InferencerConfig()
@@ -232,6 +236,14 @@ class Experiment(Checked):
                 f"Experiment: replay.sampler_factory must be empty in distributed, {NO_FACTORY}. "
                 "Use --topology heavy_env or light_env, whose replay is in shared memory."
             )
+        if self.step_processor:
+            self.require("data", not self.data, "empty with step_processor: nothing is acted")
+            if self.normalisation.rewards == "return":
+                raise ValueError(
+                    "Experiment: normalisation.rewards must not be return with step_processor, "
+                    "because returns are measured on the environment's own rewards. Use "
+                    "--normalisation.rewards reward."
+                )
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")

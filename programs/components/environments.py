@@ -14,15 +14,15 @@ from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
 Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
 
 
-def make_env(cfg: EnvConfig, seed: int) -> Pool:
-    """Makes one actor's pool of environments.
+def make_env(cfg: EnvConfig, seed: int, *, step_info: bool = False) -> Pool:
+    """Makes one actor's pool of environments; ``step_info`` keeps the info of every step.
 
     Raises:
       ValueError: there are no such environments, or opponents do not fit them.
     """
     if not cfg.opponents.runs:
-        return _make_pool(cfg, seed)
-    pool = _make_pool(opponents.config_of_games(cfg), seed)
+        return _make_pool(cfg, seed, step_info)
+    pool = _make_pool(opponents.config_of_games(cfg), seed, step_info)
     try:
         return opponents.add_opponents(pool, cfg, seed)
     except BaseException:
@@ -58,7 +58,7 @@ def check_opponents(experiment: Experiment) -> None:
                 pass
 
 
-def _make_pool(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
+def _make_pool(cfg: EnvConfig, seed: int, step_info: bool) -> SyncEnv | AsyncEnv:
     more: dict[str, Any] = {
         "seed": seed,
         "options": dict(cfg.options),
@@ -68,6 +68,7 @@ def _make_pool(cfg: EnvConfig, seed: int) -> SyncEnv | AsyncEnv:
         "step_timeout": cfg.step_timeout,
         "start_timeout": cfg.start_timeout,
         "check_finite": cfg.check_finite,
+        "step_info": step_info,
     }
     if cfg.wait_num:
         return AsyncEnv(cfg.name, cfg.num_envs, cfg.wait_num, cfg.type, **more)

@@ -1,8 +1,9 @@
-"""Checks the functions of the user's own that an experiment names, before anything is started."""
+"""Makes the functions of the user's own that an experiment names, and checks them beforehand."""
 
 from __future__ import annotations
 
 from programs.experiment import Experiment
+from rlstack.acting.step_processor import Processor, make_processor
 from rlstack.replay.custom import make_sampler
 
 
@@ -15,3 +16,16 @@ def check_hooks(experiment: Experiment) -> None:
     """
     if experiment.replay.sampler_factory:
         make_sampler(experiment.replay)
+    make_step_processor(experiment)
+
+
+def make_step_processor(experiment: Experiment) -> Processor | None:
+    """Makes the step processor of one actor; None if the experiment has none.
+
+    Raises:
+      ValueError: it cannot be imported.
+      rlstack.checks.WrongKindError: it is not a step processor.
+    """
+    if not experiment.step_processor:
+        return None
+    return make_processor(experiment.step_processor, experiment.env.num_envs)

@@ -14,6 +14,7 @@ import numpy as np
 from programs import timing
 from programs.components.agent import make_agent
 from programs.components.environments import Pool, make_env
+from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig
@@ -76,7 +77,9 @@ class ActorNode:
                 program.wait_for(self._service.is_ready)
         writer = self._replay.writer(self._rank, lambda: memory)
         with program.phase(f"making {experiment.env.num_envs:,} environments"):
-            pool = make_env(self._env_config(), self._env_seed())
+            processor = make_step_processor(experiment)
+            infos = processor is not None
+            pool = make_env(self._env_config(), self._env_seed(), step_info=infos)
         with pool as env:
             inferencer, has_newer, close = self._inferencer()
             ids, cfg = experiment.env_ids(self._rank), experiment.replay
@@ -86,7 +89,7 @@ class ActorNode:
             program.gauges = _Gauges(program, replay, env, shows=shows)
             try:
                 with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
-                    actor = Actor(env, inferencer, replay)
+                    actor = Actor(env, inferencer, replay, step_processor=processor)
                 if experiment.program.pacing == "lock_step":
                     replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
                     self._act_in_lock_step(actor, replay)

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent, make_evaluator
-from programs.components.environments import make_env, make_evaluation_env
+from programs.components.environments import Pool, make_env, make_evaluation_env
+from programs.components.hooks import make_step_processor
 from programs.components.replay import announce_replay, make_replay
 from programs.components.seeds import acting_key, role_key, role_seed
 from programs.experiment import Experiment
@@ -45,7 +46,7 @@ class SingleProcess:
         self._restarts = 0
         self._base_frames = 0
         with phase(f"making {experiment.env.num_envs:,} environments"):
-            self.env = make_env(experiment.env, role_seed(seed, "env"))
+            self.env = self._make_env(role_seed(seed, "env"))
         try:
             agent = make_agent(experiment, self.env.spec)
             self.step_spec = transition_spec(agent, self.env.spec)
@@ -61,11 +62,19 @@ class SingleProcess:
                 acting_key(seed, rank=0),
             )
             with phase(f"resetting {experiment.env.num_envs:,} environments"):
-                self.actor = Actor(self.env, self.inferencer, self.replay)
+                self.actor = self._make_actor()
             self._evaluator = make_evaluator(experiment, self.env.spec)
         except BaseException:
             self.env.close()
             raise
+
+    def _make_env(self, seed: int) -> Pool:
+        experiment = self.experiment
+        return make_env(experiment.env, seed, step_info=bool(experiment.step_processor))
+
+    def _make_actor(self) -> Actor:
+        processor = make_step_processor(self.experiment)
+        return Actor(self.env, self.inferencer, self.replay, step_processor=processor)
 
     def announce(self, stream: TextIO) -> None:
         """Prints the memory that the replay needs.
@@ -153,9 +162,9 @@ class SingleProcess:
         self._base_frames = self.env_frames
         self.env.close()
         seed = role_seed(self.experiment.seed, "env", self._restarts)
-        self.env = make_env(self.experiment.env, seed)
+        self.env = self._make_env(seed)
         self.replay.gap(None)
-        self.actor = Actor(self.env, self.inferencer, self.replay)
+        self.actor = self._make_actor()
 
     def close(self) -> None:
         """Closes the environments and the replay."""

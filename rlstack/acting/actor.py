@@ -16,6 +16,7 @@ import numpy as np
 from rlstack.acting.inference import Inference, InferencerLike
 from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inference_service import InferenceService
+from rlstack.acting.step_processor import ProcessedSteps, Processor
 from rlstack.agent import Agent
 from rlstack.networks.base import dummy_timestep
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -48,6 +49,7 @@ class Actor(Node):
         inferencer: InferencerLike,
         replay_buffer: ReplayWriter | None,
         rank: int | None = None,
+        step_processor: Processor | None = None,
     ) -> None:
         """Starts all environments.
 
@@ -58,6 +60,8 @@ class Actor(Node):
           replay_buffer: stores the steps; None in evaluation.
           rank: the number of this actor among the actors of a program. Global ids are
               ``rank * num_envs + id``. None for the only actor, because its ids need no offset.
+          step_processor: changes the steps on their way to the replay buffer, see
+              `rlstack.acting.step_processor`. The pool must have been made with ``step_info``.
         """
         self._owns_env = callable(env_builder)
         self._env = env = env_builder() if self._owns_env else env_builder
@@ -69,10 +73,13 @@ class Actor(Node):
         # A pool that is not one of rlstack's may have no numbers.
         self._metrics = getattr(env, "episode_metrics", None)
         self._env_ids: np.ndarray | None = None
+        self._processed = None if step_processor is None else ProcessedSteps(step_processor, env)
         if self._is_sync:
             self._timestep = env.reset()
             # None means all in order, so that the inferencer need not check each id.
             self._global_ids = None if rank is None else env.env_ids + self._offset
+            if self._processed is not None:
+                self._processed.receive(None, self._timestep)
         else:
             env.async_reset()
             self._receive()
@@ -96,7 +103,9 @@ class Actor(Node):
             self._env.send(answer.agent_output.action)
         else:
             self._env.send(self._env_ids, answer.agent_output.action)
-        if self._replay_buffer is not None:
+        if self._processed is not None:
+            self._store(self._processed, Transition(timestep, *answer))
+        elif self._replay_buffer is not None:
             self._replay_buffer.add(self._global_ids, Transition(timestep, *answer))
         logs = self._account(timestep)
         self._receive()
@@ -152,6 +161,14 @@ class Actor(Node):
         else:
             self._env_ids, self._timestep = self._env.recv()
             self._global_ids = self._env_ids + self._offset
+        if self._processed is not None:
+            self._processed.receive(self._env_ids, self._timestep)
+
+    def _store(self, processed: ProcessedSteps, transition: Transition) -> None:
+        """Stores what the step processor makes of a step."""
+        for step in processed.process(self._env_ids, transition):
+            if self._replay_buffer is not None:
+                self._replay_buffer.add(step.env_ids + self._offset, step.transition)
 
     def _account(self, timestep: TimeStep) -> Logs | None:
         """Counts frames and sums the returns of episodes."""
@@ -176,6 +193,8 @@ class Actor(Node):
         if self._metrics is not None:
             for name, values in self._metrics(ended).items():
                 logs[f"episode/{name}"] = values
+        if self._processed is not None:
+            logs |= self._processed.logs(np.asarray(ended))
         self._returns[ended] = 0
         self._lengths[ended] = 0
         return logs

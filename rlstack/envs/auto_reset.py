@@ -56,8 +56,17 @@ class AutoResetEnv:
       action: the action's structure and specs.
     """
 
-    def __init__(self, builder: EnvBuilder, options: Options, env_id: int, seed: int):
+    def __init__(
+        self,
+        builder: EnvBuilder,
+        options: Options,
+        env_id: int,
+        seed: int,
+        step_info: bool = False,
+    ):
         """Builds the environment; ``seed`` also seeds its first reset.
+
+        With ``step_info``, `step` returns the numbers of every step's info.
 
         Raises:
           EnvError: the environment breaks the rules of its interface.
@@ -69,6 +78,7 @@ class AutoResetEnv:
         self.action = Nest(self._env.action_spec)
         self._seed: int | None = seed
         self._over = True
+        self._step_info = step_info
 
     def reset(self, buffer: TimestepBuffer, row: int) -> None:
         """Starts an episode and writes its FIRST step to ``row`` of the buffer."""
@@ -85,7 +95,8 @@ class AutoResetEnv:
         """Takes the leaves of one action and writes ``row``; after LAST it resets instead.
 
         Returns:
-          The numbers in the info of this step if it ends an episode, else None.
+          The numbers in the info of this step if it ends an episode, else None. With ``step_info``,
+          those of every step but FIRST.
         """
         if self._over:
             self.reset(buffer, row)
@@ -99,7 +110,7 @@ class AutoResetEnv:
         buffer.step_type[row] = LAST if outcome.last else MID
         buffer.reward[row], buffer.discount[row] = reward, discount
         self._over = outcome.last
-        if not outcome.last:
+        if not outcome.last and not self._step_info:
             return None
         return numbers_of(outcome.info) if isinstance(outcome.info, Mapping) else {}
 
@@ -184,7 +195,7 @@ class AutoResetEnv:
 
 
 def build_all(
-    builder: EnvBuilder, options: Options, seeds: dict[int, int]
+    builder: EnvBuilder, options: Options, seeds: dict[int, int], step_info: bool = False
 ) -> dict[int, AutoResetEnv]:
     """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
 
@@ -195,7 +206,7 @@ def build_all(
     envs: dict[int, AutoResetEnv] = {}
     try:
         for env_id, seed in seeds.items():
-            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed)
+            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed, step_info)
             head = next(iter(envs.values()))
             if spec_signature(env) != spec_signature(head):
                 raise EnvError(

@@ -52,6 +52,12 @@ class Backend(Protocol):
         for each of the environments that gave it.
         """
 
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers that came with the last step received of each of these environments.
+
+        The config has ``step_info``. After a FIRST, the numbers are those of an earlier step.
+        """
+
     def stats(self) -> dict[str, int]:
         """Returns counters since construction."""
 
@@ -89,6 +95,8 @@ class PoolConfig:
     "Process pools: longest time in seconds for a worker to build its environments."
     check_finite: bool = True
     "Whether a reward or observation that is NaN or infinite is an error."
+    step_info: bool = False
+    "Whether to keep the numbers in the info of every step, not only of the last one of an episode."
 
     def __post_init__(self) -> None:
         _check_int("size", self.size, 1)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -128,6 +129,7 @@ class CppBackend:
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
         self._metrics_at = {f: self._position[f] for f in fields if _is_metric(f, fields[f])}
         self._metrics = {f: np.zeros(self._size) for f in self._metrics_at}  # by id, at a LAST
+        self._step_info = config.step_info
         self._firsts_due = 0
         self._unsent: list[tuple[np.ndarray, list[np.ndarray]]] = []
         self.direct = direct and _direct_works(pool, fields, acted)
@@ -192,6 +194,9 @@ class CppBackend:
             self._firsts_due += int(np.count_nonzero(done))
             for field, i in self._metrics_at.items():
                 self._metrics[field][ids[done]] = rows[i][done]
+        if self._step_info:
+            for field, i in self._metrics_at.items():
+                self._metrics[field][ids] = rows[i]
         if self._episodic:
             self._lives[ids] = rows[self._lives_at]
         if self._observation.bare and not self._narrow and not self._shifts:
@@ -246,6 +251,13 @@ class CppBackend:
         found = {field: values[env_ids] for field, values in self._metrics.items()}
         finite = {field: values[np.isfinite(values)] for field, values in found.items()}
         return {field.removeprefix(_INFO): x for field, x in finite.items() if len(x)}
+
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the finite numbers in EnvPool's ``info`` at the last step of each of these."""
+        found = {f.removeprefix(_INFO): x[env_ids].tolist() for f, x in self._metrics.items()}
+        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        finite = [{f: x for f, x in row.items() if math.isfinite(x)} for row in rows]
+        return finite or [{} for _ in env_ids]
 
     def stats(self) -> dict[str, int]:
         """Returns an empty dict: EnvPool has no counters."""

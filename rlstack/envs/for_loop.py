@@ -20,7 +20,7 @@ class ForLoopBackend:
     def __init__(self, builder: EnvBuilder, config: PoolConfig):
         """Builds the environments."""
         seeds = {i: config.seed + i for i in range(config.size)}
-        self._envs = build_all(builder, config.options, seeds)
+        self._envs = build_all(builder, config.options, seeds, config.step_info)
         head = self._envs[0]
         self._observation = head.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
@@ -62,6 +62,10 @@ class ForLoopBackend:
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the numbers of the last episodes of these environments, by name."""
         return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
+
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers in the info of the last step of each of these environments."""
+        return [self._metrics.get(i, {}) for i in env_ids.tolist()]
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""

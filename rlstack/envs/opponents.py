@@ -98,6 +98,10 @@ class _WithOpponents(Generic[AnyPool]):
         """Returns numbers to log about the episodes that these environments ended last."""
         return self._pool.episode_metrics(self._seats[env_ids])
 
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers in the ``info`` of the last step of each of these environments."""
+        return self._pool.step_infos(self._seats[env_ids])
+
     def stats(self) -> dict[str, int]:
         """Returns the counters of the wrapped pool."""
         return self._pool.stats()

@@ -71,6 +71,14 @@ class Pool:
         """
         return self._open("episode_metrics").episode_metrics(env_ids)
 
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers in the ``info`` of the last step of each of these environments.
+
+        The pool must have been made with ``step_info``. Call it after ``recv`` and before these
+        environments return another step. After a FIRST, the numbers are those of an earlier step.
+        """
+        return self._open("step_infos").step_infos(env_ids)
+
     def stats(self) -> dict[str, int]:
         """Returns counters since construction, such as ``restarts`` of worker processes."""
         return (self._backend or self._open("stats")).stats()  # also of a pool that failed
@@ -132,8 +140,8 @@ class SyncEnv(Pool):
           num_workers: number of threads or processes; by default one per core, or up to 32 for
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
-          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout`` and
-            ``check_finite`` of ``PoolConfig``.
+          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
+            ``check_finite`` and ``step_info`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a size, seed or option out of range.
@@ -260,8 +268,8 @@ class AsyncEnv(Pool):
           num_workers: number of threads or processes; by default one per core, or up to 32 for
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
-          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout`` and
-            ``check_finite`` of ``PoolConfig``.
+          **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
+            ``check_finite`` and ``step_info`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a number or option out of range.

@@ -44,9 +44,8 @@ class ThreadBackend:
         """Builds the environments in the caller's thread and starts the pool's threads."""
         self._size, self._wait = config.size, config.wait_num
         self._name = builder_name(builder)
-        self._envs = build_all(
-            builder, config.options, {i: config.seed + i for i in range(config.size)}
-        )
+        seeds = {i: config.seed + i for i in range(config.size)}
+        self._envs = build_all(builder, config.options, seeds, config.step_info)
         head = self._envs[0]
         self._observation = head.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
@@ -135,6 +134,10 @@ class ThreadBackend:
             f"step_timeout={self._step_timeout:g} s; it did not. Raise step_timeout if steps are "
             "slow; use type='process' for environments that hang, because their workers restart."
         )
+
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers in the info of the last step of each of these environments."""
+        return [self._metrics.get(i, {}) for i in env_ids.tolist()]
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: a failing environment fails the pool."""

@@ -266,6 +266,10 @@ class ProgramBackend:
         """Returns the metrics of the last episodes of these environments, by name."""
         return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
 
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns an empty dict for each environment: programs give numbers of episodes only."""
+        return [{} for _ in env_ids]
+
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, the number of times that the program was started again."""
         return {"restarts": self._limit.total}

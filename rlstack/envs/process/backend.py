@@ -107,7 +107,8 @@ class ProcessBackend:
 
     def _start(self, seeds: dict[int, int]) -> WorkerHandle:
         together = self._config.wait_num == self._size
-        return WorkerHandle(Setup(self._builder, seeds, self._size, together), self._memory_fd)
+        setup = Setup(self._builder, seeds, self._size, together, self._config.step_info)
+        return WorkerHandle(setup, self._memory_fd)
 
     def _listen(self, worker: WorkerHandle) -> None:
         self._by_fd[worker.sock.fileno()] = worker
@@ -278,6 +279,10 @@ class ProcessBackend:
     def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the numbers of the last episodes of these environments, by name."""
         return by_name(self._metrics.get(i, {}) for i in env_ids.tolist())
+
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns the numbers in the info of the last step of each of these environments."""
+        return [self._metrics.get(i, {}) for i in env_ids.tolist()]
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, the number of workers replaced."""

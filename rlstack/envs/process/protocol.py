@@ -3,9 +3,9 @@
 Each worker has one socket. First the pool sends a ``Setup``, and the worker answers with a pair of
 a failure (None on success) and a ``Hello``, both as length-prefixed pickles. Then the pool sends
 orders, one int32 per environment, and the worker answers each order with the environment's id once
-its timestep is in shared memory. If this timestep ends an episode, a message with the numbers to
-log comes first. A worker that cannot continue sends a negative code and a
-traceback, and exits.
+its timestep is in shared memory. If this timestep ends an episode, or if the pool wants every info,
+a message with the numbers in its info comes first. A worker that cannot continue sends a negative
+code and a traceback, and exits.
 
 The memory is an anonymous file: workers inherit its descriptor, it has no name in the file system,
 and the kernel frees it when the last process that uses it ends, for any reason.
@@ -47,6 +47,7 @@ class Setup(NamedTuple):
     seeds: dict[int, int]  # by environment id
     size: int  # number of environments of the whole pool
     together: bool  # whether to answer once for all environments of a batch of orders
+    step_info: bool = False  # whether to send the numbers in the info of every step
 
 
 class Hello(NamedTuple):
