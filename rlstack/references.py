@@ -1,12 +1,22 @@
-"""Resolves names that users give, and suggests corrections of misspelt names."""
+"""Resolves names and functions that users give, and suggests corrections of misspelt names."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlstack.checks import WrongKindError
+
+# A function of the user's own, called a hook: "module:callable" in a config file and on the command
+# line, or the callable itself in Python. The command line reads the field as text.
+if TYPE_CHECKING:
+    Hook = str | Callable[..., Any]
+else:
+    Hook = str
 
 
 def load_object(reference: str) -> Any:
@@ -31,6 +41,70 @@ def load_object(reference: str) -> Any:
         raise ValueError(
             f"{reference!r}: module {module_name} has no {name!r}{nearest(name, vars(module))}."
         ) from error
+
+
+def load_hook(hook: Hook) -> Any:
+    """Returns the callable of a hook; imports it if the hook is "module:callable".
+
+    Raises:
+      ValueError: there is no such module or name.
+    """
+    return load_object(hook) if isinstance(hook, str) else hook
+
+
+def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any:
+    """Returns what a factory of the user's own makes.
+
+    Args:
+      field: the field of the config that names the factory, for messages.
+      hook: the factory.
+      wanted: its signature and what it must return, for messages.
+      *arguments: the arguments of the call.
+
+    Raises:
+      ValueError: there is no such module or name.
+      WrongKindError: it is not callable, or does not take these arguments.
+    """
+    factory = load_hook(hook)
+    check_callable(f"{field} {name_of(hook)} must be a function {wanted}", factory, *arguments)
+    return factory(*arguments)
+
+
+def check_callable(rule: str, function: Any, *arguments: object) -> None:
+    """Checks that a function of the user's own takes these arguments, without calling it.
+
+    Args:
+      rule: the beginning of the message, which says where and what is required.
+      function: the function.
+      *arguments: only their number is used.
+
+    Raises:
+      WrongKindError: it is not callable, or does not take this number of arguments.
+    """
+    if not callable(function):
+        raise WrongKindError(f"{rule}; got {type(function).__name__} {function!r:.80}.")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise WrongKindError(f"{rule}; it does not take these arguments: {error}.") from None
+    except ValueError:  # written in C, without a signature
+        pass
+
+
+def name_of(hook: object) -> str:
+    """Returns a hook as "module:callable", as files record it.
+
+    `load_object` finds the hook by this name if it is at the top level of a module.
+
+    Raises:
+      TypeError: the object is neither a text nor callable.
+    """
+    if isinstance(hook, str):
+        return hook
+    if not callable(hook):
+        raise TypeError(f"{type(hook).__name__} {hook!r:.80} is neither a text nor callable.")
+    kind = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
