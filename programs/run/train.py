@@ -106,8 +106,8 @@ def resume(
         result = read_result(directory)
         if result is not None and is_complete(experiment, result, same_budget=not given):
             _log.warning(
-                "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it is. "
-                "Give more --%s to go on.",
+                "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
+                "is. Give more --%s to go on.",
                 directory.path,
                 result.env_frames,
                 result.learner_steps,
