@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from programs import timing
+from programs.components.best import BestCheckpoint
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
-from programs.tracking.best import BestCheckpoint
 from rlstack.rpc import RemoteObject, codec
 
 

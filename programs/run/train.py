@@ -15,6 +15,7 @@ from setproctitle import setproctitle
 
 from programs.components import opponents, xla
 from programs.components.agent import make_agent
+from programs.components.best import BestCheckpoint
 from programs.components.environments import check_opponents, make_evaluation_env
 from programs.components.hooks import check_hooks
 from programs.components.restored import (
@@ -27,7 +28,6 @@ from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
 from programs.tracking import failed_update, signals
-from programs.tracking.best import BestCheckpoint
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.endings import BUDGETS, is_complete
 from programs.tracking.periodic import PeriodicActions

@@ -11,10 +11,10 @@ import pytest
 from programs.cli.commands import main
 from programs.cli.env_options import take_vary
 from programs.components import opponents
+from programs.components.best import BestCheckpoint
 from programs.components.environments import make_evaluation_env
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.run import evaluation, train
-from programs.tracking.best import BestCheckpoint
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation, EvaluatorConfig
 from rlstack.storage import checkpoint
