@@ -65,6 +65,10 @@ class PPOConfig(PolicyGradientConfig):
     """For actions of several numbers, such as one per actor. joint clips the ratio of the whole
     action, and every step has the same weight; per_actor clips the ratio of each number, and every
     number has the same weight."""
+    target_kl: float = 0.0
+    """Largest approximate KL divergence of a minibatch from the policy that acted. The epochs of an
+    update end before the first minibatch above it. 0 never ends them. Try 0.01 to 0.05 when `kl`
+    jumps."""
     entropy_anneal_steps: int = 0
     """Optimizer steps over which entropy_cost falls linearly to 0. 0 keeps it constant."""
 
@@ -74,6 +78,7 @@ class PPOConfig(PolicyGradientConfig):
         self.require("clip_ratio", self.clip_ratio > 0, "positive")
         self.require("value_clip", self.value_clip >= 0, "at least 0")
         self.require("advantage_epsilon", self.advantage_epsilon > 0, "positive")
+        self.require("target_kl", self.target_kl >= 0, "at least 0")
         self.require("ratio", self.ratio in ("joint", "per_actor"), "joint or per_actor")
         self.require("entropy_anneal_steps", self.entropy_anneal_steps >= 0, "at least 0")
         self.require("num_epochs", self.num_epochs >= 1, "at least 1")
@@ -105,6 +110,11 @@ class PPO(PolicyGradientAgent, EpochAgent):
     def __init__(self, cfg: PPOConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._is_recurrent = bool(jax.tree.leaves(self.initial_state(1)))
+        self.may_stop = cfg.target_kl > 0
+
+    def stops_at(self, logs: Logs) -> Array:
+        """Returns whether the policy has moved beyond ``target_kl``."""
+        return logs["kl"] > self.cfg.target_kl
 
     def prepare(
         self, params: Params, learner_state: PolicyGradientState, batch: Batch

@@ -1,5 +1,5 @@
 """Experiments and the topologies that run them.
 
-May import: agents, rlstack, rlstack.acting, rlstack.families, rlstack.learning, rlstack.networks,
-rlstack.replay.
+May import: agents, rlstack, rlstack.acting, rlstack.exploration, rlstack.families,
+rlstack.learning, rlstack.networks, rlstack.replay.
 """

@@ -19,7 +19,7 @@ usage: rlstack COMMAND ...
 commands:
   train PRESET [options]   train a preset; `rlstack train PRESET --help` lists the options
   train --resume RUN_DIR   continue a run from its newest checkpoint
-  eval RUN_DIR             evaluate the newest params of a run with the greedy policy
+  eval RUN_DIR             evaluate the last or best params of a run with the greedy policy
   report RUN_DIR ...       write a table and learning curves of finished runs
   record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
   play ENV                 play an entity environment by hand, alone or guided by a run's agent

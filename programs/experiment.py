@@ -17,10 +17,12 @@ from cattrs.preconf.json import make_converter
 from agents import AGENTS
 from programs import own_modules
 from programs.cluster_config import RayConfig
+from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
 from rlstack.checks import Checked
+from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
@@ -174,6 +176,11 @@ class Experiment(Checked):
     frames: int
     """Budget: environment steps in training, of all environments together.
     One Atari step is four emulator frames."""
+    updates: int = 0
+    """Budget: updates of the learner; 0 is no limit. The run ends with the budget, among frames,
+    updates and hours, that is spent first."""
+    hours: float = 0.0
+    """Budget: hours of training, over all commands of the run; 0 is no limit."""
     data: str = ""
     """Directory of a dataset to learn from, without acting; `rlstack record` writes one.
     frames then counts the steps learned from, with repetitions."""
@@ -185,16 +192,18 @@ class Experiment(Checked):
     distributed: as light_env, with a replay server; nodes may be on several machines."""
     network: NetworkConfig = NetworkConfig()
     """The agent's default network."""
-    network_factory: str = ""
+    network_factory: Hook = ""
     """The network, as "module:callable" of a function (obs_spec, action_spec) -> Network.
     By default the agent's own, described by the options of network."""
-    policy_factory: str = ""
+    policy_factory: Hook = ""
     """The policy in training, as "module:callable" of a function () -> Policy: how actions are
     chosen. By default the agent's own. Evaluation always takes the greedy action."""
     step_processor: Hook = ""
     """Changes the steps between the environments and the replay, as "module:callable" of a function
     (num_envs) -> processor; see `rlstack.acting.step_processor`. Use it to shape or delay rewards.
     With one, means of the numbers in each step's info are logged."""
+    policy: PolicyConfig = PolicyConfig()
+    """The policy in training, if it is one of rlstack's and not the agent's own."""
     normalisation: NormalisationConfig = NormalisationConfig()
     """Scaling of the observations and rewards that the agent sees."""
     inferencer: InferencerConfig = InferencerConfig()
@@ -203,6 +212,11 @@ class Experiment(Checked):
     """Learning."""
     evaluator: EvaluatorConfig = EvaluatorConfig()
     """Evaluation with the greedy policy."""
+    stop: StopConfig = StopConfig()
+    """When training ends before its budget."""
+    loggers: tuple[Hook, ...] = ("jsonl", "tensorboard", "terminal")
+    """What receives the logs: jsonl (metrics.jsonl), tensorboard, terminal (the lines of progress),
+    and loggers of your own, each as "module:callable" of a function (run_dir) -> Logger."""
     program: ProgramConfig = ProgramConfig()
     """The nodes of a topology of several processes. single_process ignores these options."""
     service: ServiceConfig = ServiceConfig()
@@ -247,6 +261,21 @@ class Experiment(Checked):
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
+        if self.policy_factory and self.policy.kind != "agent":
+            raise ValueError(
+                "Experiment: policy.kind must be agent with policy_factory, because there is one "
+                f"policy; got {self.policy.kind}. Give one of them."
+            )
+        self.require("updates", self.updates >= 0, "at least 0")
+        self.require("hours", 0 <= self.hours < math.inf, "at least 0 and finite")
+        if (self.stop.return_reached is not None or self.stop.patience) and not (
+            self.evaluator.period
+        ):
+            raise ValueError(
+                "Experiment: evaluator.period must be positive with stop.return_reached and "
+                "stop.patience, which judge evaluations during training; got 0. "
+                "Add --evaluator.period FRAMES."
+            )
 
     @property
     def may_convolve(self) -> bool:

@@ -226,6 +226,15 @@ class EpochAgent(Agent):
         """Takes one `gradient_step` on rows ``[minibatch_size, ...]``."""
         return gradient_step(self, params, learner_state, minibatch)
 
+    may_stop: bool = False  # whether `stops_at` decides; drivers do not call it otherwise
+
+    def stops_at(self, logs: Logs) -> Array:
+        """Returns whether a minibatch with these logs and those after it are left out, [] bool.
+
+        It is decided before the minibatch changes anything: its update is dropped.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no stops_at")
+
     def lay_out_rows(self, minibatch: PyTree) -> PyTree:
         """Applies `lay_out` to the steps in rows ``[minibatch_size, ...]``; runs on the host."""
         return minibatch
@@ -237,14 +246,34 @@ class EpochAgent(Agent):
     def learner_step(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Runs all minibatches as one scan; logs are means over the updates."""
+        """Runs all minibatches as one scan; logs are means over the minibatches it went over."""
         learner_state, rows, schedule = self.prepare(params, learner_state, batch)
 
-        def body(carry: Any, indices: Any) -> tuple[Any, Logs]:
+        def update(carry: Any, indices: Any) -> tuple[Any, Logs]:
             minibatch = jax.tree.map(lambda x: jnp.asarray(x)[indices], rows)
             new_params, new_state, output = self.update(carry[0], carry[1], minibatch)
             return (new_params, new_state), output.logs
 
-        (params, learner_state), logs = jax.lax.scan(body, (params, learner_state), schedule)
-        params, learner_state = self.finish(params, learner_state)
-        return params, learner_state, LearnerOutput(jax.tree.map(jnp.mean, logs))
+        def update_or_stop(carry: Any, indices: Any) -> tuple[Any, tuple[Logs, Array]]:
+            before, stopped = carry
+            shapes = jax.eval_shape(lambda: update(before, indices)[1])
+            after, logs = jax.lax.cond(
+                stopped,
+                lambda: (before, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)),
+                lambda: update(before, indices),
+            )
+            stops = stopped | self.stops_at(logs)
+            kept = jax.tree.map(lambda old, new: jnp.where(stops, old, new), before, after)
+            return (kept, stops), (logs, ~stopped)
+
+        start = (params, learner_state)
+        if self.may_stop:
+            carry = (start, jnp.zeros((), bool))
+            (after, _), (logs, seen) = jax.lax.scan(update_or_stop, carry, schedule)
+            means = jax.tree.map(lambda x: jnp.mean(x, where=seen), logs)
+            means["minibatches"] = seen.sum().astype(jnp.float32)
+        else:
+            after, logs = jax.lax.scan(update, start, schedule)
+            means = jax.tree.map(jnp.mean, logs)
+        params, learner_state = self.finish(*after)
+        return params, learner_state, LearnerOutput(means)

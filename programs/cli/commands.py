@@ -18,12 +18,12 @@ from programs.cli import env_options
 from programs.cli.options import UsageError, parse
 from programs.experiment import Experiment, Option, use_modules
 from programs.presets import PRESETS, describe, preset
-from programs.run import record, report, train
+from programs.run import evaluation, record, report, train
 from programs.run.launch import ProgramError
 from programs.tracking import open_files
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
-from rlstack.acting.evaluator import by_opponent
+from rlstack.acting.evaluator import Evaluation, by_opponent
 from rlstack.checks import EnvCrash
 from rlstack.references import nearest
 
@@ -126,6 +126,10 @@ class _ResumeOptions:
     frames: int | None = None
     """A new budget in environment steps, counted from the start of the first run. By default the
     budget stays."""
+    updates: int | None = None
+    """A new budget in updates of the learner, counted likewise. 0 is no limit."""
+    hours: float | None = None
+    """A new budget in hours of training, counted likewise. 0 is no limit."""
 
 
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
@@ -142,7 +146,10 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
                 f"{args[0]}"
             )
         resumed = parse(_ResumeOptions, "rlstack train", args)
-        return _print_result(train.resume(resumed.resume, frames=resumed.frames))
+        result = train.resume(
+            resumed.resume, frames=resumed.frames, updates=resumed.updates, hours=resumed.hours
+        )
+        return _print_result(result)
     name, *rest = args
     base = dataclasses.replace(preset(name), modules=modules)
     rest, experiment = env_options.join(_expand_short_options(rest), base)
@@ -166,7 +173,7 @@ def _print_result(result: Result) -> int:
     print(
         f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
         f"{result.eval_episodes} episodes, after {result.env_frames:,} frames in "
-        f"{result.wall_seconds:.1f} s"
+        f"{result.wall_seconds:.1f} s; ended by {result.ended_by}"
     )
     for name, mean in result.eval_return_by_opponent.items():
         print(f"  {mean:.2f} against {name}")
@@ -175,7 +182,12 @@ def _print_result(result: Result) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _EvalOptions:
-    """Evaluate the newest params of a run with the greedy policy; print the result as JSON."""
+    """Evaluate the newest params of a run, or its best ones, with the greedy policy; print the
+    result as JSON.
+
+    `--vary NAME VALUE ...`, which may be repeated, evaluates each combination of these options of
+    the environment, and prints a line of JSON for each.
+    """
 
     run_dir: tyro.conf.Positional[Path]
     """The directory of the run."""
@@ -186,20 +198,32 @@ class _EvalOptions:
     against: tuple[Path, ...] = ()
     """Opponents in a game of several agents: directories of runs, or of single checkpoints. By
     default the opponents of the run's own evaluation."""
+    params: Literal["last", "best"] = "last"
+    """Which params: the last ones, or those with the best return in an evaluation of the run."""
+    by_index: bool | None = None
+    """Whether episode i is the same for all params and runs. By default as in training."""
 
 
 def _eval(args: list[str]) -> int:
-    chosen = parse(_EvalOptions, "rlstack eval", args)
-    evaluation = train.evaluate(chosen.run_dir, chosen.episodes, chosen.seed, chosen.against)
-    found: dict[str, object] = {
-        "eval_return_mean": float(evaluation.returns.mean()),
-        "eval_return_std": float(evaluation.returns.std()),
-        "eval_episodes": len(evaluation.returns),
-    }
-    if evaluation.opponents:
-        found["eval_return_by_opponent"] = by_opponent(evaluation)
-    print(json.dumps(found))
+    vary, args = env_options.take_vary(args)
+    chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
+    settings = (chosen.episodes, chosen.seed, chosen.against, chosen.params, chosen.by_index)
+    if not vary:
+        print(json.dumps(_evaluated(evaluation.evaluate(chosen.run_dir, *settings))))
+    for options, found in evaluation.matrix(chosen.run_dir, vary, *settings) if vary else ():
+        print(json.dumps({"options": options, **_evaluated(found)}), flush=True)
     return 0
+
+
+def _evaluated(found: Evaluation) -> dict[str, object]:
+    summary: dict[str, object] = {
+        "eval_return_mean": float(found.returns.mean()),
+        "eval_return_std": float(found.returns.std()),
+        "eval_episodes": len(found.returns),
+    }
+    if found.opponents:
+        summary["eval_return_by_opponent"] = by_opponent(found)
+    return summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +291,8 @@ class _PlayOptions:
     """Let the Enter key play the agent's choice. Needs --checkpoint."""
     seed: int = 0
     """Seed of the game."""
+    params: Literal["last", "best"] = "last"
+    """Which params of the run: the last ones, or those with the best return in an evaluation."""
 
 
 def _play(args: list[str]) -> int:
@@ -280,6 +306,7 @@ def _play(args: list[str]) -> int:
             options=chosen.options,
             agent=chosen.agent,
             seed=chosen.seed,
+            params=chosen.params,
         )
     except KeyboardInterrupt as stop:
         print()

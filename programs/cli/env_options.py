@@ -42,6 +42,34 @@ def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experi
     return left, experiment
 
 
+def take_vary(args: Sequence[str]) -> tuple[dict[str, list[Option]], list[str]]:
+    """Returns the values of each option that ``--vary NAME VALUE ...`` names, and the other words.
+
+    Raises:
+      ValueError: a ``--vary`` has no name, no values, or a name that was given before.
+    """
+    vary: dict[str, list[Option]] = {}
+    left: list[str] = []
+    at = 0
+    while at < len(args):
+        if args[at] != "--vary":
+            left.append(args[at])
+            at += 1
+            continue
+        end = at + 1
+        while end < len(args) and not args[end].startswith("--"):
+            end += 1
+        name, *values = args[at + 1 : end] or [""]
+        if not values or name in vary:
+            raise ValueError(
+                "--vary: must be a new name of an option and its values, such as length 4 8; got "
+                f"{' '.join(args[at + 1 : end])!r}."
+            )
+        vary[name] = [_value(word) for word in values]
+        at = end
+    return vary, left
+
+
 def _joined(experiment: Experiment, field: str, option: str, words: Sequence[str]) -> Experiment:
     if len(words) % 2 or not words:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Makes the agent of an experiment, and its evaluator."""
+"""Makes the agent of an experiment."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from agents import AGENTS
-from programs.components.seeds import role_key
 from programs.experiment import Experiment
 from rlstack import exploration
-from rlstack.acting.evaluator import Evaluator
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.families.normalised import normalised
-from rlstack.references import call_factory, nearest
+from rlstack.references import Hook, call_factory, name_of, nearest
 from rlstack.types import EnvSpec
 
 
@@ -44,10 +44,25 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         policy = exploration.Greedy
     elif experiment.policy_factory:
         policy = _Factory("policy_factory", experiment.policy_factory)
+    elif experiment.policy.kind != "agent":
+        policy = functools.partial(experiment.policy.make, experiment.total_envs)
     else:
         policy = functools.partial(entry.policy, cfg, experiment.total_envs)
     agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
+    if not greedy and experiment.policy.counts and not _counts(agent):
+        raise ValueError(
+            f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
+            f"{entry.agent.__name__}, whose state does not count steps; got "
+            f"{experiment.policy.schedule} and {experiment.policy.warm_up}."
+        )
     return normalised(agent, experiment.normalisation)
+
+
+def _counts(agent: Agent) -> bool:
+    """Whether the agent's state has the counts of steps and episodes that schedules depend on."""
+    state = jax.eval_shape(lambda: agent.initial_state(1))
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, exploration.Counts))
+    return any(isinstance(node, exploration.Counts) for node in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +70,11 @@ class _Factory:
     """A user's factory, with checks of what it is and what it returns; it can be pickled."""
 
     field: str  # of the experiment
-    reference: str  # "module:callable"
+    reference: Hook
 
     def __call__(self, *arguments: object) -> Any:
         wanted = _FACTORIES[self.field]
-        rule = f"Experiment: {self.field} {self.reference} must be a function {wanted}"
+        rule = f"Experiment: {self.field} {name_of(self.reference)} must be a function {wanted}"
         made = call_factory(f"Experiment: {self.field}", self.reference, wanted, *arguments)
         # Networks are NamedTuples of functions, policies are functions.
         fits = hasattr(made, "_fields") if arguments else callable(made)
@@ -72,9 +87,3 @@ _FACTORIES = {
     "network_factory": "(obs_spec, action_spec) -> Network or PolicyAndCritic of rlstack.networks",
     "policy_factory": "() -> Policy of rlstack.exploration",
 }
-
-
-def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
-    """Makes the evaluator, with the agent's greedy policy."""
-    agent = make_agent(experiment, spec, greedy=True)
-    return Evaluator(experiment.evaluator, agent, role_key(experiment.seed, "evaluator"))

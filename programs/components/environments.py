@@ -30,14 +30,15 @@ def make_env(cfg: EnvConfig, seed: int, *, step_info: bool = False) -> Pool:
         raise
 
 
-def make_evaluation_env(experiment: Experiment, role: str = "evaluator") -> Pool:
+def make_evaluation_env(experiment: Experiment, role: str = "evaluator", first: int = 0) -> Pool:
     """Makes the environments of one evaluation; they start the same each time.
 
     Args:
       experiment: the experiment; `Experiment.evaluation_env` is used.
       role: the role whose seed is used; another role gives other initial states.
+      first: the number of the first environment, added to its seed.
     """
-    return make_env(experiment.evaluation_env, role_seed(experiment.seed, role))
+    return make_env(experiment.evaluation_env, role_seed(experiment.seed, role) + first)
 
 
 def check_opponents(experiment: Experiment) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from programs.components.evaluation import check_evaluator
 from programs.experiment import Experiment
+from programs.tracking.endings import make_rules
+from programs.tracking.own_loggers import check_loggers
 from rlstack.acting.step_processor import Processor, make_processor
 from rlstack.replay.custom import make_sampler
 
@@ -14,6 +17,10 @@ def check_hooks(experiment: Experiment) -> None:
       ValueError: a hook cannot be imported.
       rlstack.checks.WrongKindError: a hook is not the function that its option describes.
     """
+    check_loggers(experiment.loggers)
+    make_rules(experiment.stop)
+    if experiment.evaluator.factory:
+        check_evaluator(experiment.evaluator.factory)
     if experiment.replay.sampler_factory:
         make_sampler(experiment.replay)
     make_step_processor(experiment)

@@ -113,7 +113,7 @@ class _Frozen:
         self, run: str, spec: EnvSpec, cfg: OpponentsConfig, num_seats: int, seed: int, number: int
     ) -> None:
         path = _checkpoint(run, "opponents")
-        experiment = read_config(RunDir.open(path.parent.parent))
+        experiment = read_config(RunDir.open(_run_of(path)))
         try:
             self._params = read_params(path, experiment, spec, on_host=True)
             self._agent = make_agent(experiment, spec, greedy=cfg.greedy)
@@ -138,7 +138,9 @@ def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
     """Returns the path of a checkpoint: the one given, or the newest one of a run."""
     path = Path(run).absolute()
     try:
-        if path.parent.name == "checkpoints" and path.is_dir():
+        if path.name == "best" and path.parent.name == "checkpoints":
+            path = checkpoint.latest(path) or path
+        if "checkpoints" in (path.parent.name, path.parent.parent.name) and path.is_dir():
             checkpoint.read_metadata(path)
             return path
         directory = RunDir.open(path)
@@ -149,12 +151,17 @@ def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
         ) from error
 
 
+def _run_of(path: Path) -> Path:
+    """Returns the run directory of a checkpoint."""
+    return path.parents[2] if path.parent.name == "best" else path.parents[1]
+
+
 def _names(runs: tuple[str, ...]) -> list[str]:
     """Returns NAME@FRAMES for each, or whole paths if two of those are equal."""
     paths = [_checkpoint(run, "opponents") for run in runs]
     told = [checkpoint.read_metadata(path) for path in paths]
     frames = [metadata.get("env_frames", metadata["step"]) for metadata in told]
-    names = [f"{path.parent.parent.name}@{n}" for path, n in zip(paths, frames, strict=True)]
+    names = [f"{_run_of(path).name}@{n}" for path, n in zip(paths, frames, strict=True)]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 

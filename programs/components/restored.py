@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from programs.experiment import Experiment, from_json
 from programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Params
+
+Which = Literal["last", "best"]
 
 
 def read_config(directory: RunDir) -> Experiment:
@@ -33,6 +36,28 @@ def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
     return require_checkpoint(
         directory, experiment, checkpoint.newest_intact(directory.checkpoints, part=part)
     )
+
+
+def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -> Path:
+    """Returns the path of the checkpoint of a run whose params a command uses.
+
+    Args:
+      directory: of the run.
+      experiment: of the run.
+      which: "last" is the newest one, "best" that with the best return in an evaluation.
+
+    Raises:
+      ValueError: the run has no such checkpoint.
+    """
+    if which == "last":
+        return newest_checkpoint(directory, experiment)
+    path = checkpoint.newest_intact(directory.best)
+    if path is None:
+        raise ValueError(
+            f"{directory.path} has no best checkpoint, because no evaluation of it has ended. "
+            "Use --params last, or train with --evaluator.period FRAMES."
+        )
+    return path
 
 
 def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | None) -> Path:

@@ -22,14 +22,13 @@ from programs.experiment import Experiment
 from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
 from programs.nodes.ending import NodeLostError
 from programs.tracking.frame_budget import FrameBudget
+from programs.tracking.notes import Notes
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
-from rlstack.acting.evaluator import Evaluation, as_logs
+from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import remote
 from rlstack.storage.loggers import Fanout, Logger
-
-_MAX_NOTES = 20  # lines that a display may not have shown yet
 
 
 class Coordinator:
@@ -41,6 +40,7 @@ class Coordinator:
         directory: RunDir,
         logger: Logger,
         start: Progress = Progress(),  # noqa: B008  (immutable)
+        notes: Notes | None = None,
     ) -> None:
         """Starts the program's clock.
 
@@ -49,11 +49,13 @@ class Coordinator:
           directory: where the result is written.
           logger: receives the logs, by frames.
           start: the progress of the earlier commands, if this one resumes a run.
+          notes: lines for the display, to which others may add too.
         """
         self._experiment, self._directory = experiment, directory
         self._newest = _NewestLogs()
         self._logger = Fanout([logger, self._newest])
         self._lock = threading.Lock()
+        self._notes = Notes() if notes is None else notes
         self._changed = threading.Condition(self._lock)
         self._periodic = PeriodicActions(
             experiment,
@@ -61,6 +63,8 @@ class Coordinator:
             start=start,
             evaluate=lambda _: self._increment(evaluations=1),
             checkpoint=lambda _: self._increment(checkpoints=1),
+            tell=self._notes.add,
+            earlier=directory.metrics,
         )
         self._state = ProgramState(env_frames=start.env_frames)
         unroll = experiment.replay.unroll_length * experiment.env.num_envs
@@ -68,7 +72,6 @@ class Coordinator:
         self._learner_steps = 0
         self._lost_frames = 0.0
         self._env_restarts = 0
-        self._notes: collections.deque[tuple[int, str]] = collections.deque(maxlen=_MAX_NOTES)
         self._nodes: dict[str, _NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
@@ -121,8 +124,7 @@ class Coordinator:
             if self._state.phase == RUNNING:
                 with self._own_failures():
                     self._periodic.tick(self._state.env_frames, self._program_logs)
-                if self._state.env_frames >= self._experiment.frames:
-                    self._enter(SAVING)
+                self._end_if_due()
             known.left = self._state.phase == OVER or "ended" in counts
             self._changed.notify_all()
             made, total = int(counts.get("env_frames", -1)), self._state.env_frames
@@ -148,9 +150,7 @@ class Coordinator:
     @remote()
     def note(self, node: str, text: str) -> None:
         """Takes a line for the display, such as the restart of an environment's worker."""
-        with self._lock:
-            number = self._notes[-1][0] + 1 if self._notes else 1
-            self._notes.append((number, f"{node}: {text}"))
+        self._notes.add(f"{node}: {text}")
 
     @remote()
     def judged(
@@ -161,14 +161,21 @@ class Coordinator:
         last: bool,
         opponents: Sequence[str] = (),
         cut: int = 0,
+        metrics: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """The evaluator calls this after each evaluation; the last one becomes the result."""
         with self._lock, self._own_failures():
-            evaluation = Evaluation(np.asarray(returns), np.asarray(lengths), tuple(opponents), cut)
-            self._logger.write(env_frames, as_logs(evaluation))
-            if last:
+            evaluation = Evaluation(
+                np.asarray(returns), np.asarray(lengths), tuple(opponents), cut, metrics or {}
+            )
+            if not last:
+                self._periodic.judged(env_frames, evaluation)
+                if self._state.phase == RUNNING:
+                    self._end_if_due()
+            else:
                 frames, steps = self._state.env_frames, self._learner_steps
                 result = self._periodic.result(evaluation, frames, steps)
+                self._periodic.judged(env_frames, evaluation)
                 self._directory.write_result(result._asdict())
                 self._enter(OVER)
 
@@ -188,7 +195,7 @@ class Coordinator:
         """Returns what a display shows: the state, the newest logs, and every node."""
         with self._lock:
             nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
-            logs, notes = dict(self._newest.logs), [list(note) for note in self._notes]
+            logs, notes = dict(self._newest.logs), self._notes.listed()
             return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
 
     @remote(idempotent=True)
@@ -276,6 +283,11 @@ class Coordinator:
     def _add_frames(self, frames: int) -> None:
         self._state = self._state._replace(env_frames=self._state.env_frames + frames)
 
+    def _end_if_due(self) -> None:
+        """Ends training if a budget is spent or a stop rule says so."""
+        if self._periodic.ended_by(self._state.env_frames, self._learner_steps):
+            self._enter(SAVING)
+
     def _enter(self, phase: str) -> None:
         self._state = self._state._replace(phase=phase)
         self._changed.notify_all()
@@ -333,9 +345,10 @@ class CoordinatorNode(Coordinator):
         """Opens the logs in the run directory."""
         directory = setup.directory
         start = Progress.of(setup.restored)
-        self._logs = open_logs(directory, start)
+        experiment, notes = setup.experiment, Notes()
+        self._logs = open_logs(directory, start, experiment.loggers, notes.add)
         self._stop = stop
-        super().__init__(setup.experiment, directory, self._logs, start)
+        super().__init__(experiment, directory, self._logs, start, notes)
 
     def run(self) -> None:
         """Waits for the end of the program, then until the other nodes know of it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from programs import timing
-from programs.components.agent import make_evaluator
-from programs.components.environments import make_evaluation_env
+from programs.components.best import BestCheckpoint
+from programs.components.evaluation import evaluate, make_evaluator
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
 from rlstack.rpc import RemoteObject, codec
 
@@ -41,6 +41,7 @@ class EvaluatorNode:
         self._program = CoordinatorClient(coordinator, "evaluator", stop)
         self._evaluator = make_evaluator(setup.experiment, setup.spec)
         setup.register_records(self._evaluator.agent)
+        self._best = BestCheckpoint(setup.directory)
 
     def run(self) -> None:
         """Evaluates when an evaluation is due, and once more at the end of training."""
@@ -57,8 +58,15 @@ class EvaluatorNode:
 
     def _evaluate(self, env_frames: int, *, last: bool) -> None:
         _, encoded = self._learner.get_params(-1)
-        with make_evaluation_env(self._setup.experiment) as env:
-            found = self._evaluator.evaluate(codec.decode(encoded), env)
+        params = codec.decode(encoded)
+        found = evaluate(self._setup.experiment, self._evaluator, params)
+        self._best.offer(env_frames, params, found)
         self._coordinator.judged(
-            env_frames, found.returns, found.lengths, last, found.opponents, found.cut
+            env_frames,
+            found.returns,
+            found.lengths,
+            last,
+            found.opponents,
+            found.cut,
+            dict(found.metrics),
         )

@@ -156,12 +156,19 @@ class LearnerNode:
             state = self._poll()
             if state.phase == RUNNING:
                 self._save_if_due(state)
-            return state.phase != RUNNING
+            return state.phase != RUNNING or self._has_learned_enough()
 
         with saved_on_failure(self._setup.directory, self._learner):
-            self._learner.run(should_stop, self)
+            if not self._has_learned_enough():
+                self._learner.run(should_stop, self)
+        while self._has_learned_enough() and self._poll(now=True).phase == RUNNING:
+            time.sleep(timing.LEARNER_PHASE_POLL)
         if self._poll().phase == RUNNING:
             raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
+
+    def _has_learned_enough(self) -> bool:
+        updates = self._setup.experiment.updates
+        return 0 < updates <= self._learner.version
 
     def _learn_in_lock_step(self) -> None:
         experiment = self._setup.experiment
@@ -172,13 +179,15 @@ class LearnerNode:
             frames = self._barrier.wait_for_actors(timing.LEARNER_SAMPLE)
             if frames is None and not leaves_some:
                 continue
-            while self._replay.can_sample():
+            while not self._has_learned_enough() and self._replay.can_sample():
                 self._update(self._replay.sample())
             if frames is None:
                 continue
             self._read_replay_stats()
             self._save_if_due(state)
-            self._barrier.release(go_on=start + frames < experiment.frames)
+            self._poll(now=self._has_learned_enough())
+            go_on = start + frames < experiment.frames and not self._has_learned_enough()
+            self._barrier.release(go_on=go_on)
 
     def _update(self, sample: Sample) -> None:
         with saved_on_failure(self._setup.directory, self._learner):

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from agents import AGENTS
-from programs.components.agent import make_agent, make_evaluator
+from programs.components.agent import make_agent
 from programs.components.environments import make_evaluation_env
+from programs.components.evaluation import evaluate, make_evaluator
 from programs.components.seeds import role_key, role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
@@ -107,9 +108,9 @@ class Offline:
             print(f"note: {self.dataset.path}: {self.dataset.note}", file=stream, flush=True)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Learns from the experiment's number of frames, or until ``stop()`` is true."""
+        """Learns until a budget is spent, a rule says stop, or ``stop()`` is true."""
         cfg = self.experiment.replay
-        while self.env_frames < self.experiment.frames and not stop():
+        while not (periodic.ended_by(self.env_frames, self.learner.version) or stop()):
             periodic.log(self.learner.step(self.windows.sample()), "learner/")
             self.env_frames += cfg.batch_size * cfg.unroll_length
             periodic.tick(self.env_frames, self.stats)
@@ -125,8 +126,7 @@ class Offline:
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
         """
-        with make_evaluation_env(self.experiment) as env:
-            return self._evaluator.evaluate(self.learner.params, env, progress)
+        return evaluate(self.experiment, self._evaluator, self.learner.params, progress)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from programs.components.restored import Which
 from programs.experiment import Option
 from programs.run.predictor import Prediction, Predictor
 from rlstack.entity.adapter import EntityEnv, as_dm_env
@@ -42,6 +43,7 @@ def play(
     options: Mapping[str, Option] | None = None,
     agent: bool = False,
     seed: int = 0,
+    params: Which = "last",
     console: Console | None = None,
 ) -> list[float]:
     """Lets the user play until they quit with ``q`` or the input ends.
@@ -53,6 +55,7 @@ def play(
       options: options of the game, which override those of the run.
       agent: whether Enter plays the agent's choice.
       seed: seed of the game.
+      params: which params of the run: the last ones, or those with the best evaluation.
       console: receives the output; standard output by default.
 
     Returns:
@@ -64,7 +67,7 @@ def play(
     builder = find_game(env)
     if agent and checkpoint is None:
         raise ValueError("play: --agent needs the run of an agent. Add --checkpoint RUN_DIR.")
-    predictor = None if checkpoint is None else Predictor(checkpoint)
+    predictor = None if checkpoint is None else Predictor(checkpoint, params)
     settings = dict(options or {})
     if predictor is not None:
         cfg = predictor.experiment.env

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
 from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
@@ -42,14 +42,14 @@ class Predictor:
     Call `load` once, then the predictor with each step of the environment, in order.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str]):
-        """Reads the config of the run.
+    def __init__(self, run_dir: str | os.PathLike[str], which: Which = "last"):
+        """Reads the config of the run, whose last or best params are used.
 
         Raises:
           ValueError: the directory holds no run, or the run has no checkpoint.
         """
         self.experiment: Experiment = read_config(directory := RunDir.open(run_dir))
-        self._checkpoint = newest_checkpoint(directory, self.experiment)
+        self._checkpoint = chosen_checkpoint(directory, self.experiment, which)
 
     def load(self, spec: EnvSpec) -> None:
         """Reads the params.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TextIO
@@ -10,8 +11,9 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from programs.components.agent import make_agent, make_evaluator
-from programs.components.environments import Pool, make_env, make_evaluation_env
+from programs.components.agent import make_agent
+from programs.components.environments import Pool, make_env
+from programs.components.evaluation import evaluate, make_evaluator
 from programs.components.hooks import make_step_processor
 from programs.components.replay import announce_replay, make_replay
 from programs.components.seeds import acting_key, role_key, role_seed
@@ -85,18 +87,19 @@ class SingleProcess:
         announce_replay(self.experiment, self.step_spec, stream)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
-        """Acts and learns until the frames of the experiment are made, or ``stop()`` is true."""
+        """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true."""
         actor, replay, learner = self.actor, self.replay, self.learner
+        most = self.experiment.updates or math.inf
         env_steps = range(self.experiment.steps_per_update)
         # The first calls compile, which may take minutes for a large network.
         acting: AbstractContextManager = self._phase("compiling the agent's step, and acting")
         first = learner.version
-        while self.env_frames < self.experiment.frames and not stop():
+        while not (periodic.ended_by(self.env_frames, learner.version) or stop()):
             with acting:
                 for _ in env_steps:
                     periodic.log(actor.step())
             acting = _NOTHING
-            while replay.can_sample():
+            while learner.version < most and replay.can_sample():
                 sample = replay.sample()
                 learning = learner.version == first
                 with self._phase("compiling the learner's step") if learning else _NOTHING:
@@ -121,8 +124,7 @@ class SingleProcess:
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
         """
-        with make_evaluation_env(self.experiment) as env:
-            return self._evaluator.evaluate(self.learner.params, env, progress)
+        return evaluate(self.experiment, self._evaluator, self.learner.params, progress)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -5,37 +5,37 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 from setproctitle import setproctitle
 
 from programs.components import opponents, xla
-from programs.components.agent import make_agent, make_evaluator
+from programs.components.agent import make_agent
+from programs.components.best import BestCheckpoint
 from programs.components.environments import check_opponents, make_evaluation_env
 from programs.components.hooks import check_hooks
 from programs.components.restored import (
-    newest_checkpoint,
     read_config,
-    read_params,
     require_checkpoint,
 )
 from programs.experiment import Experiment, OpponentsConfig, to_json
+from programs.run.evaluation import evaluate as evaluate
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
 from programs.tracking import failed_update, signals
 from programs.tracking.display import ProgressDisplay
+from programs.tracking.endings import BUDGETS, is_complete
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs, resume_point
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
-from rlstack.acting.evaluator import Evaluation, as_logs
+from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
@@ -75,15 +75,23 @@ def run(
 
 
 def resume(
-    run_dir: str | Path, *, frames: int | None = None, stream: TextIO | None = None
+    run_dir: str | Path,
+    *,
+    frames: int | None = None,
+    updates: int | None = None,
+    hours: float | None = None,
+    stream: TextIO | None = None,
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
 
-    A run that has finished its budget is left as it is.
+    A run that has spent a budget is left as it is. So is one that a stop rule ended, unless it gets
+    a new budget; it then ends when a rule says so at a later evaluation.
 
     Args:
       run_dir: the directory of a run that was interrupted or has finished.
       frames: a new budget, counted from the start of the first run; unchanged by default.
+      updates: likewise.
+      hours: likewise.
       stream: receives the progress display; standard error by default.
 
     Raises:
@@ -92,61 +100,28 @@ def resume(
     """
     with RunDir.open(run_dir).claimed() as directory:
         experiment = read_config(directory)
-        if frames is not None:
-            experiment = dataclasses.replace(experiment, frames=frames)
+        given: dict[str, Any] = {"frames": frames, "updates": updates, "hours": hours}
+        given = {name: value for name, value in given.items() if value is not None}
+        experiment = dataclasses.replace(experiment, **given)
         result = read_result(directory)
-        if result is not None and result.env_frames >= experiment.frames:
+        if result is not None and is_complete(experiment, result, same_budget=not given):
             _log.warning(
-                "%s has finished its %d frames, and stays as it is. Give more --frames to go on.",
+                "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
+                "is. Give more --%s to go on.",
                 directory.path,
                 result.env_frames,
+                result.learner_steps,
+                result.wall_seconds / 3600,
+                result.ended_by,
+                result.ended_by if result.ended_by in BUDGETS else "frames",
             )
             return result
         check_hooks(experiment)
         check_opponents(experiment)
         start_from = require_checkpoint(directory, experiment, resume_point(directory))
-        if frames is not None:
+        if given:
             directory.write_config(to_json(experiment))
         return _run(experiment, directory, start_from, stream)
-
-
-def evaluate(
-    run_dir: str | Path,
-    episodes: int | None = None,
-    seed: int | None = None,
-    against: Sequence[str | Path] = (),
-) -> Evaluation:
-    """Evaluates the newest params of a run with the greedy policy.
-
-    Args:
-      run_dir: the directory of a run with a checkpoint.
-      episodes: number of whole episodes; by default as many as at the end of training.
-      seed: seed of the environments; by default the seed of the run.
-      against: runs, or checkpoints of runs, that play the other places of a game of several agents;
-        by default those of the run's own evaluation. The run's config says whether they are greedy.
-
-    Raises:
-      ValueError: there is no run or no checkpoint, or opponents do not fit.
-    """
-    directory = RunDir.open(run_dir)
-    experiment = read_config(directory)
-    evaluator = experiment.evaluator
-    if episodes is not None:
-        # Every environment plays the same number of episodes.
-        num_envs = math.gcd(episodes, evaluator.num_envs)
-        evaluator = dataclasses.replace(evaluator, episodes=episodes, num_envs=num_envs)
-    # Opponents of training play no part here, and their checkpoints may have been deleted.
-    env_cfg = dataclasses.replace(experiment.env, opponents=OpponentsConfig())
-    if against:
-        runs = tuple(map(str, against))
-        eval_opponents = dataclasses.replace(env_cfg.eval_opponents, runs=runs, share=1.0)
-        env_cfg = dataclasses.replace(env_cfg, eval_opponents=eval_opponents)
-    seed = experiment.seed if seed is None else seed
-    experiment = dataclasses.replace(experiment, env=env_cfg, evaluator=evaluator, seed=seed)
-    check_opponents(experiment)
-    with make_evaluation_env(experiment) as env:
-        params = read_params(newest_checkpoint(directory, experiment), experiment, env.spec)
-        return make_evaluator(experiment, env.spec).evaluate(params, env)
 
 
 def rerun(dump_dir: str | Path) -> Logs:
@@ -172,7 +147,12 @@ def _run(
     if signals.is_watching():  # a notebook keeps its own title
         setproctitle(f"rlstack: train {directory.path}")
     start = Progress.of(start_from)
-    with ProgressDisplay(experiment.frames, stream, start_frames=start.env_frames) as display:
+    with ProgressDisplay(
+        experiment.frames,
+        stream,
+        start_frames=start.env_frames,
+        shows_progress="terminal" in experiment.loggers,
+    ) as display:
         if experiment.topology == "single_process":
             return _run_in_process(experiment, directory, start_from, display)
         return run_program(experiment, directory, start_from, display)
@@ -184,7 +164,8 @@ def _run_in_process(
     """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
     start = Progress.of(start_from)
-    logger = Fanout([open_logs(directory, start), display])
+    files = open_logs(directory, start, experiment.loggers, display.write_line)
+    logger = Fanout([files, display])
     try:
         loop = Offline(experiment) if experiment.data else SingleProcess(experiment, display.phase)
         try:
@@ -230,9 +211,20 @@ def _train(
             display.write_activity("")
 
     def evaluate(frames: int) -> None:
-        logger.write(frames, as_logs(evaluation()))
+        found = evaluation()
+        best.offer(frames, loop.learner.params, found)
+        periodic.judged(frames, found)
 
-    periodic = PeriodicActions(experiment, logger, start=start, evaluate=evaluate, checkpoint=save)
+    best = BestCheckpoint(directory)
+    periodic = PeriodicActions(
+        experiment,
+        logger,
+        start=start,
+        evaluate=evaluate,
+        checkpoint=save,
+        tell=display.write_line,
+        earlier=directory.metrics,
+    )
     before = loop.learner.version
     with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
         with (
@@ -243,7 +235,10 @@ def _train(
         periodic.finish(loop.env_frames, loop.stats())
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    return periodic.result(evaluation(), loop.env_frames, loop.learner.version)
+    last = evaluation()
+    result = periodic.result(last, loop.env_frames, loop.learner.version)
+    best.offer(loop.env_frames, loop.learner.params, last)
+    return result
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class ProgressDisplay:
         *,
         start_frames: int = 0,
         line_period: float = 5.0,
+        shows_progress: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Creates the display; the first logs make it visible.
@@ -50,6 +51,7 @@ class ProgressDisplay:
           stream: receives the display; standard error by default.
           start_frames: frames of the earlier runs, if this run resumes one.
           line_period: seconds between two plain lines.
+          shows_progress: False if only `write_line` and `phase` must show anything.
           clock: returns the time in seconds, from any starting point.
 
         Raises:
@@ -63,6 +65,7 @@ class ProgressDisplay:
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._period = _LIVE_PERIOD if self._terminal else line_period
+        self._shows_progress = shows_progress
         self._clock = clock
         self._frames = start_frames
         self._logs: dict[str, Scalar] = {}
@@ -173,6 +176,8 @@ class ProgressDisplay:
             self._show(now)
 
     def _show(self, now: float) -> None:
+        if not self._shows_progress:
+            return
         self._shown_at = now
         self._pending = False
         if self._terminal:

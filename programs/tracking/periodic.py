@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import collections
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from programs.experiment import Experiment
+from programs.tracking.endings import StopRules, spent_budget
 from programs.tracking.progress import Progress
 from programs.tracking.result import Result, git_commit
-from rlstack.acting.evaluator import Evaluation, by_opponent
+from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent
 from rlstack.storage.loggers import Logger
+
+_log = logging.getLogger(__name__)
 
 
 class PeriodicActions:
@@ -32,6 +37,8 @@ class PeriodicActions:
         start: Progress = Progress(),  # noqa: B008  (immutable)
         evaluate: Callable[[int], None],
         checkpoint: Callable[[int], None],
+        tell: Callable[[str], None] = _log.warning,
+        earlier: Path | None = None,
     ) -> None:
         """Starts the clock.
 
@@ -39,14 +46,21 @@ class PeriodicActions:
           experiment: the periods, and what the result says of the run.
           logger: the sink of the logs.
           start: the progress of the earlier commands, if this one resumes a run.
-          evaluate: evaluates the current params and logs the result; takes the frames so far.
+          evaluate: evaluates the current params, and passes the evaluation to `judged`, at once or
+            later; takes the frames so far.
           checkpoint: saves a checkpoint; takes the frames so far.
+          tell: shows the user a line.
+          earlier: the file of metrics of the earlier commands, which stop rules see.
         """
         self._experiment = experiment
         self._logger = logger
         self._evaluate = evaluate
         self._checkpoint = checkpoint
         self._averages = _Averages()
+        self._rules = StopRules(experiment.stop, tell)
+        if earlier is not None:
+            self._rules.replay(earlier)
+        self._ended_by = ""
         self._start = start
         start_frames = start.env_frames
         self._start_time = time.monotonic()
@@ -78,6 +92,25 @@ class PeriodicActions:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
             self._save(frames)
 
+    def judged(self, frames: int, evaluation: Evaluation) -> None:
+        """Logs an evaluation of params that had learned for these frames."""
+        logs = as_logs(evaluation)
+        self._logger.write(frames, logs)
+        self._rules.see(frames, logs)
+
+    def ended_by(self, frames: int, updates: int) -> str:
+        """Returns what ends training, a budget or a stop rule; an empty string while it goes on.
+
+        Args:
+          frames: frames so far, of this run and of those that it resumes.
+          updates: updates of the learner, counted likewise.
+        """
+        if not self._ended_by:  # the first of them: actors may spend another budget since
+            seconds = self.progress(frames).train_seconds if self._experiment.hours else 0.0
+            spent = spent_budget(self._experiment, frames, updates, seconds)
+            self._ended_by = spent or self._rules.reason
+        return self._ended_by
+
     def finish(self, frames: int, counters: Mapping[str, object]) -> None:
         """Ends training: writes the last logs and, unless it exists, the last checkpoint."""
         self._end_time = time.monotonic()
@@ -103,6 +136,7 @@ class PeriodicActions:
             preset=experiment.preset,
             git_commit=git_commit(),
             eval_return_by_opponent=by_opponent(evaluation),
+            ended_by=self.ended_by(env_frames, learner_steps),
         )
 
     def progress(self, frames: int) -> Progress:
@@ -124,6 +158,7 @@ class PeriodicActions:
         if frames > last_frames:
             logs["actor/frames_per_second"] = (frames - last_frames) / max(now - last_time, 1e-9)
         self._logger.write(frames, logs)
+        self._rules.see(frames, logs)
 
 
 class _Averages:

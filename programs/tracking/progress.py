@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from programs.tracking.own_loggers import own_loggers
 from programs.tracking.run_dir import RunDir
+from rlstack.references import Hook
 from rlstack.storage import checkpoint, checkpoint_files, jsonl
-from rlstack.storage.loggers import Fanout, JsonlLogger, TensorBoardLogger
+from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 
 # The entry of a checkpoint's metadata that names the replay service's checkpoint.
 REPLAY = "replay"
@@ -70,12 +73,23 @@ def resume_point(directory: RunDir) -> Path | None:
     return found
 
 
-def open_logs(directory: RunDir, start: Progress) -> Fanout:
-    """Opens metrics.jsonl and TensorBoard's files, to continue at ``start``.
+def open_logs(
+    directory: RunDir,
+    start: Progress,
+    loggers: Sequence[Hook],
+    tell: Callable[[str], None] = _log.warning,
+) -> Fanout:
+    """Opens the loggers of a config that write files, and the user's own, to continue at ``start``.
 
     A killed run has logged more than its last checkpoint holds. The resumed run makes these frames
     again, so their lines are moved to another file: every reader of metrics.jsonl sees each frame
     once. TensorBoard hides its own.
+
+    Args:
+      directory: of the run.
+      start: where to continue.
+      loggers: of the config.
+      tell: shows the user a line.
 
     Raises:
       OSError: a file cannot be written.
@@ -93,9 +107,9 @@ def open_logs(directory: RunDir, start: Progress) -> Fanout:
             frames,
             directory.abandoned_metrics,
         )
-    return Fanout(
-        [
-            JsonlLogger(directory.metrics, before_write=directory.check_claim),
-            TensorBoardLogger(directory.tensorboard, after=frames if again else None),
-        ]
-    )
+    opened: list[Logger] = []
+    if "jsonl" in loggers:
+        opened.append(JsonlLogger(directory.metrics, before_write=directory.check_claim))
+    if "tensorboard" in loggers:
+        opened.append(TensorBoardLogger(directory.tensorboard, after=frames if again else None))
+    return Fanout([*opened, *own_loggers(loggers, directory.path, tell)])

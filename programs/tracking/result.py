@@ -30,6 +30,7 @@ class Result(NamedTuple):
     preset: str
     git_commit: str
     eval_return_by_opponent: Mapping[str, float] = MappingProxyType({})  # empty without opponents
+    ended_by: str = "frames"  # the budget that was spent, or what a stop rule says
 
 
 def read_result(directory: RunDir) -> Result | None:

@@ -4,7 +4,7 @@
 config.json      the resolved config, from which the run can be repeated
 metrics.jsonl    scalars, one JSON object per line
 tensorboard/     the same scalars as TensorBoard events
-checkpoints/     see rlstack.storage.checkpoint
+checkpoints/     see rlstack.storage.checkpoint; best/ has the params of the best evaluation
 result.json      the result; a resumed run keeps the earlier one until it has its own
 metrics.abandoned.jsonl
                  scalars from after the checkpoint from which a run was resumed
@@ -171,6 +171,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The directory that `rlstack.storage.checkpoint` writes to."""
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The directory of the one checkpoint with the best return in an evaluation."""
+        return self.checkpoints / "best"
 
     @property
     def failures(self) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,8 @@ from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.checks import Checked
-from rlstack.types import Logs, Params, PRNGKey, StepType, TimeStep
+from rlstack.references import Hook
+from rlstack.types import Array, Logs, Params, PRNGKey, StepType, TimeStep
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,13 @@ class EvaluatorConfig(Checked):
     max_steps: int = 30_000
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
+    by_index: bool = False
+    """Whether episode i is the same for all params: the first episode of an environment with the
+    seed of number i, also for another num_envs. Environments are then made for each num_envs
+    episodes. Turn it on to compare runs, or checkpoints, episode by episode."""
+    factory: Hook = ""
+    """An evaluator of your own, as "module:callable" of a function (cfg, agent, rng_key) ->
+    Evaluator of rlstack, such as a subclass of it."""
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "episodes", "num_envs", "max_steps")
@@ -46,6 +55,20 @@ class Evaluation(NamedTuple):
     lengths: np.ndarray  # [episodes] int64, in steps
     opponents: tuple[str, ...] = ()  # [episodes] the opponent of each; empty without opponents
     cut: int = 0  # number of episodes that were longer than max_steps
+    # By name: the environments' numbers of these episodes, each [n], n <= episodes.
+    metrics: Mapping[str, Array] = MappingProxyType({})
+
+
+def joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Returns several evaluations as one."""
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    return Evaluation(
+        np.concatenate([part.returns for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        tuple(name for part in parts for name in part.opponents),
+        sum(part.cut for part in parts),
+        {name: np.hstack([part.metrics.get(name, ()) for part in parts]) for name in names},
+    )
 
 
 def by_opponent(evaluation: Evaluation) -> dict[str, float]:
@@ -60,13 +83,16 @@ def by_opponent(evaluation: Evaluation) -> dict[str, float]:
 def as_logs(evaluation: Evaluation) -> Logs:
     """Returns the mean returns over all episodes and against each opponent, by name.
 
-    If episodes were cut, their number is among the logs.
+    The means of the environments' own numbers are ``evaluator/episode/NAME``. If episodes were cut,
+    their number is among the logs.
     """
     logs: Logs = {"evaluator/episode_return": evaluation.returns.mean()}
     if evaluation.cut:
         logs["evaluator/cut_episodes"] = np.asarray(evaluation.cut)
     for name, mean in by_opponent(evaluation).items():
         logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
+    for name, values in evaluation.metrics.items():
+        logs[f"evaluator/episode/{name}"] = np.asarray(np.mean(values))
     return logs
 
 
@@ -128,9 +154,14 @@ class Evaluator:
         self._source.params = params
         self._inferencer.load(self._fresh)
         tally = _Tally(self._num_envs, self._episodes_per_env, self._max_steps)
+        metrics_of = getattr(env, "episode_metrics", None)  # other pools may have none
+        metrics: dict[str, list[Array]] = {}
         timestep = env.reset()
         while True:
-            tally.add(timestep)
+            ended = tally.add(timestep)
+            if ended and metrics_of is not None:
+                for name, values in metrics_of(np.array(ended, np.int32)).items():
+                    metrics.setdefault(name, []).append(values)
             if progress is not None:
                 progress(tally.ended, tally.total)
             if tally.ended == tally.total:
@@ -153,7 +184,8 @@ class Evaluator:
             name for name in getattr(env, "opponents", ()) for _ in range(self._episodes_per_env)
         ]
         returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
-        return Evaluation(returns, lengths, tuple(met), tally.cut)
+        found = {name: np.concatenate(values) for name, values in metrics.items()}
+        return Evaluation(returns, lengths, tuple(met), tally.cut, found)
 
 
 class _Tally:
@@ -184,26 +216,34 @@ class _Tally:
             for cut, found in zip(self._is_cut, self.returns, strict=True)
         )
 
-    def add(self, timestep: TimeStep) -> None:
-        """Takes one step of every environment."""
+    def add(self, timestep: TimeStep) -> list[int]:
+        """Takes one step of every environment; returns those with an episode that ended and counts.
+
+        Episodes that were cut are not among them.
+        """
+        ended = []
         step_type = np.asarray(timestep.step_type)
         self._return += timestep.reward
         self._length += step_type != StepType.FIRST
         over = step_type == StepType.LAST
         for i in np.flatnonzero(over | (self._length >= self._max_steps)):
-            if not self._is_cut[i]:
-                self._end(i, cut=not over[i])
+            if not self._is_cut[i] and self._end(i, cut=not over[i]) and over[i]:
+                ended.append(int(i))
             if over[i]:
                 self._return[i] = self._length[i] = 0
                 self._is_cut[i] = False
+        return ended
 
-    def _end(self, i: int, cut: bool) -> None:
+    def _end(self, i: int, cut: bool) -> bool:
+        """Ends an episode; returns whether it counts."""
         self._is_cut[i] = cut
-        if len(self.returns[i]) < self._episodes_per_env:
-            self.returns[i].append(self._return[i])
-            self.lengths[i].append(self._length[i])
-            self.ended += 1
-            self.cut += cut
+        if len(self.returns[i]) == self._episodes_per_env:
+            return False
+        self.returns[i].append(self._return[i])
+        self.lengths[i].append(self._length[i])
+        self.ended += 1
+        self.cut += cut
+        return True
 
     def start_again(self) -> None:
         """Forgets the episodes in progress."""

@@ -12,6 +12,7 @@ Pure.
 May import: rlstack, rlstack.distributions.
 """
 
+from rlstack.exploration.config import PolicyConfig
 from rlstack.exploration.policies import (
     EpsilonGreedy,
     GaussianNoise,
@@ -48,6 +49,7 @@ __all__ = [
     "Linear",
     "MultiPhaseLinear",
     "Policy",
+    "PolicyConfig",
     "Sample",
     "Schedule",
     "Softmax",

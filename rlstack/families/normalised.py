@@ -33,6 +33,7 @@ from rlstack.types import (
     Batch,
     LearnerOutput,
     LearnerState,
+    Logs,
     Params,
     PRNGKey,
     PyTree,
@@ -221,6 +222,14 @@ class NormalisedEpochs(Normalised, EpochAgent):
     """An epoch agent with observations and rewards that are normalised once per batch."""
 
     agent: EpochAgent
+
+    def __init__(self, agent: EpochAgent, cfg: NormalisationConfig) -> None:
+        super().__init__(agent, cfg)
+        self.may_stop = agent.may_stop
+
+    def stops_at(self, logs: Logs) -> Array:
+        """Calls the same method of the agent."""
+        return self.agent.stops_at(logs)
 
     def prepare(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch

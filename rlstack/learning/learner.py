@@ -276,10 +276,16 @@ def _call_by_minibatch(agent: EpochAgent) -> _Step:
         for indices in np.asarray(schedule):
             minibatch = jax.tree.map(lambda x, i=indices: np.take(x, i, axis=0), rows)
             minibatch = agent.lay_out_rows(minibatch)
-            params, learner_state, output = update(params, learner_state, minibatch)
+            *after, output = update(params, learner_state, minibatch)
             all_logs.append(output.logs)
+            if agent.may_stop and agent.stops_at(output.logs):
+                break
+            params, learner_state = after
         params, learner_state = finish(params, learner_state)
-        return params, learner_state, LearnerOutput(jax.tree.map(_mean, *all_logs))
+        logs = jax.tree.map(_mean, *all_logs)
+        if agent.may_stop:
+            logs["minibatches"] = np.float32(len(all_logs))
+        return params, learner_state, LearnerOutput(logs)
 
     return step
 

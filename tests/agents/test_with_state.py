@@ -1,4 +1,4 @@
-"""Agents with networks that have state or dropout; the contract suite runs SETTINGS too."""
+"""Agents with networks that have state or dropout."""
 
 import functools
 from typing import ClassVar
@@ -36,7 +36,6 @@ from tests.agent_cases import (
     Setting,
     acted_batch,
     assert_close,
-    case,
     leaves_differ,
     quick_jit,
     random_timesteps,
@@ -56,7 +55,7 @@ LSTM = NetworkConfig(
     hidden_sizes=(8,), norm="batch", batch_norm_decay=0.8, dropout=0.1, core="lstm", core_size=6
 )
 RENORM = NetworkConfig(hidden_sizes=(8,), norm="batch_renorm", batch_norm_decay=0.8)
-SETTINGS = {
+MAIN = {
     "dqn-with-state": Setting(DQNConfig(optimizer=FAST, target_rate=0.1), VECTOR, ONE_OF_4, NET),
     "ppo-with-state": Setting(PPOConfig(optimizer=FAST), VECTOR, ONE_OF_4, RENORM, NORMALISED),
     "td3-with-state": Setting(TD3Config(optimizer=FAST), VECTOR, UNEVEN, NET),
@@ -84,7 +83,7 @@ def state_of(params):
 
 @pytest.fixture(scope="module")
 def dqn():
-    c = case("dqn-with-state")
+    c = Case(MAIN["dqn-with-state"])
     return c, c.learn(c.params, c.learner_state, c.batch)
 
 
@@ -158,7 +157,7 @@ def test_an_inference_service_acts_with_the_state_of_the_version(dqn):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_with_renormalisation_learning_begins_with_the_log_probabilities_of_acting():
-    c = case("ppo-with-state").agent.agent
+    c = Case(MAIN["ppo-with-state"]).agent.agent
     params = c.initial_params(KEY)
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda x: (x + 0.3 * rng.random(x.shape)).astype(x.dtype), params.state)
@@ -177,7 +176,7 @@ def acted_batch_of(agent, params):
     class Bare:
         key, setting, act = (
             KEY,
-            SETTINGS["ppo-with-state"],
+            MAIN["ppo-with-state"],
             staticmethod(quick_jit(agent.actor_step)),
         )
 
@@ -187,9 +186,9 @@ def acted_batch_of(agent, params):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, "td3-with-state"])
 def test_every_agent_learns_weights_and_states(name):
-    c = Case(OTHERS[name])
+    c = Case({**MAIN, **OTHERS}[name])
     params, learner_state, output = c.learn(c.params, c.learner_state, c.batch)
     assert jax.tree.structure((params, learner_state)) == jax.tree.structure(
         (c.params, c.learner_state)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from agents.ppo import PPOConfig
-from programs.components.agent import make_agent, make_evaluator
+from programs.components.agent import make_agent
+from programs.components.evaluation import make_evaluator
 from programs.components.restored import newest_checkpoint, read_params
 from programs.experiment import EnvConfig, Experiment, to_json
 from programs.run.game_agent import from_run, team_from_run

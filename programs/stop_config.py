@@ -1,0 +1,25 @@
+"""The config of the rules that end training before its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlstack.checks import Checked
+from rlstack.references import Hook
+
+
+@dataclasses.dataclass(frozen=True)
+class StopConfig(Checked):
+    """When training ends before its budget. Rules are asked at each evaluation."""
+
+    return_reached: float | None = None
+    """Mean return of an evaluation that ends training. Needs evaluator.period."""
+    patience: int = 0
+    """Number of evaluations in a row without a better mean return that ends training. 0 is no
+    limit. Needs evaluator.period."""
+    factory: Hook = ""
+    """A rule of your own, as "module:callable" of a function () -> rule, with
+    rule(step, logs) -> True or a reason to end. It sees every line of logs."""
+
+    def __post_init__(self) -> None:
+        self.require_at_least(0, "patience")

@@ -1,0 +1,55 @@
+"""PPO's target KL: the epochs of an update end before the first minibatch above it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from agents.ppo import PPOConfig
+from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.replay import Sample
+from tests.agent_cases import FAST, NORMALISED, ONE_OF_4, VECTOR, Case, Setting
+
+CFG = PPOConfig(num_epochs=4, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
+
+
+def learned(made, batch, minibatches="scan"):
+    learner = Learner(LearnerConfig(minibatches=minibatches), made.agent, None, made.key)
+    logs = learner.step(Sample(batch, np.arange(len(batch.weights), dtype=np.uint64)))
+    return jax.tree.leaves((learner.params, learner.learner_state)), logs
+
+
+@pytest.mark.parametrize("normalisation", [None, NORMALISED])
+def test_the_epochs_end_at_the_target(normalisation):
+    free = Setting(CFG, VECTOR, ONE_OF_4)
+    if normalisation is not None:
+        free = free._replace(normalisation=normalisation)
+    batch = Case(free).batch
+    without, logs = learned(Case(free), batch)
+    assert "minibatches" not in logs and logs["kl"] > 1e-4
+
+    def limited(target):
+        return Case(free._replace(cfg=dataclasses.replace(CFG, target_kl=target)))
+
+    # A limit that is never reached changes nothing.
+    far, far_logs = learned(limited(1e9), batch)
+    assert far_logs["minibatches"] == 8
+    for left, right in zip(without, far, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+    # A limit in between drops the minibatches from the first one above it, in a scan and in calls.
+    near = limited(float(logs["kl"]) / 4)
+    scanned, scan_logs = learned(near, batch)
+    called, call_logs = learned(near, batch, "calls")
+    assert 1 < scan_logs["minibatches"] < 8
+    assert scan_logs["minibatches"] == call_logs["minibatches"]
+    for left, right in zip(scanned, called, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+    assert any(not np.allclose(a, b, atol=1e-5) for a, b in zip(scanned, without, strict=True))
+    counts = [int(x) for x in scanned if x.dtype == np.int32 and x.shape == ()]
+    assert int(scan_logs["minibatches"]) - 1 in counts  # the last one was dropped
+
+
+def test_a_negative_target_is_refused():
+    with pytest.raises(ValueError, match="target_kl must be at least 0"):
+        PPOConfig(target_kl=-0.1)

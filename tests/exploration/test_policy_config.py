@@ -1,0 +1,63 @@
+"""Policies by config: each kind and schedule makes what `rlstack.exploration` makes in Python."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from programs.components.agent import make_agent
+from programs.components.environments import make_env
+from programs.presets import preset
+from rlstack import exploration
+from rlstack.exploration import Counts, PolicyConfig
+
+
+def values(config, steps, num_envs=4):
+    made = config.make(num_envs)
+    counts = Counts(np.array(steps), np.array(steps), np.arange(len(steps)))
+    return made.temperature(counts)
+
+
+def test_schedules_count_the_steps_of_all_environments_or_the_episodes_of_each():
+    linear = PolicyConfig("softmax", "linear", start=1.0, end=0.5, steps=100)
+    np.testing.assert_allclose(values(linear, [0, 10, 25, 90]), [1.0, 0.8, 0.5, 0.5])
+    halving = PolicyConfig("softmax", "exponential", 1.0, 0.0, half_life=10, over="episodes")
+    np.testing.assert_allclose(values(halving, [0, 10, 20]), [1.0, 0.5, 0.25])
+    phases = PolicyConfig("softmax", "multi_phase", points=((0, 1.0), (40, 0.2), (80, 0.1)))
+    np.testing.assert_allclose(values(phases, [0, 10, 15, 50]), [1.0, 0.2, 0.15, 0.1], rtol=1e-6)
+
+
+def test_each_kind_makes_its_policy():
+    assert PolicyConfig("sample").make(2) == exploration.Sample()
+    assert PolicyConfig("epsilon_greedy", start=0.1).make(2) == exploration.EpsilonGreedy(0.1)
+    assert PolicyConfig("gaussian_noise", start=0.2).make(2) == exploration.GaussianNoise(0.2)
+    assert PolicyConfig("uniform_noise", start=0.2).make(2) == exploration.UniformNoise(0.2)
+    warm = PolicyConfig("softmax", start=2.0, warm_up=30).make(2)
+    assert warm == exploration.WarmUp(exploration.Softmax(2.0), 30, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "epsilon_greedy", "start": 2.0}, "epsilon must be in"),
+        ({"kind": "sample", "schedule": "linear"}, "schedule must be constant for sample"),
+        ({"kind": "softmax", "schedule": "multi_phase"}, "points must be one or more"),
+        ({"warm_up": 5}, "warm_up must be 0 for agent"),
+    ],
+)
+def test_settings_that_make_no_policy_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        PolicyConfig(**changes)
+
+
+def test_an_experiment_uses_it_and_schedules_need_an_agent_that_counts():
+    experiment = preset("cartpole-dqn")
+    with make_env(dataclasses.replace(experiment.env, num_envs=1, wait_num=0), 0) as env:
+        spec = env.spec
+    chosen = PolicyConfig("softmax", "linear")
+    made = make_agent(dataclasses.replace(experiment, policy=chosen), spec)
+    assert made.policy == chosen.make(experiment.total_envs)
+    ppo = dataclasses.replace(preset("cartpole-ppo"), policy=chosen)
+    with pytest.raises(ValueError, match="whose state does not count steps"):
+        make_agent(ppo, spec)
+    assert make_agent(ppo, spec, greedy=True).policy == exploration.Greedy()
