@@ -177,6 +177,8 @@ class Learner(Node):
         params, learner_state, output = self._step(*before, batch)
         logs = output.logs  # on the host, so that a single device has finished
         if self._everywhere is not None:
+            if self._cfg.micro_batches > 1:  # XLA may divide the results of the parts
+                params, learner_state = self._placed(params, learner_state)
             jax.block_until_ready(params)
         if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
             raise _non_finite(logs, before, sample.batch, self.version)
