@@ -25,8 +25,9 @@ def in_parts(network: Any, parts: int) -> Any:
     Each part has every ``parts``-th row, so that a batch which is split over devices stays on them.
 
     Raises:
-      WrongKindError: the network is of another kind. The network's functions raise a ValueError if
-        the rows of a batch do not divide into parts.
+      WrongKindError: the network is of another kind.
+      ValueError: the network has state. The network's functions raise it too if the rows of a batch
+        do not divide into parts.
     """
     if isinstance(network, PolicyAndCritic):
         return PolicyAndCritic(in_parts(network.policy, parts), in_parts(network.critic, parts))
@@ -34,6 +35,11 @@ def in_parts(network: Any, parts: int) -> Any:
         raise WrongKindError(
             "LearnerConfig: micro_batches must be 1 for networks that are no "
             f"rlstack.networks.Network; got {parts} and a {type(network).__name__}."
+        )
+    if network.new_state is not None:
+        raise ValueError(
+            f"LearnerConfig: micro_batches must be 1 for networks with state; got {parts}. Batch "
+            "norm and dropout concern the whole batch. Remove them, or --learner.micro-batches."
         )
     # How rows are packed refers to the whole batch, and is computed for each part instead.
     return network._replace(

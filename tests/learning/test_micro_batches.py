@@ -79,6 +79,12 @@ def test_networks_of_another_kind_are_refused():
         in_parts(object(), 2)
 
 
+def test_networks_with_state_are_refused():
+    network = q_network(VECTOR, ONE_OF_4, NetworkConfig(hidden_sizes=(8,), norm="batch"))
+    with pytest.raises(ValueError, match="micro_batches must be 1 for networks with state"):
+        in_parts(network, 2)
+
+
 def test_a_learner_learns_in_parts():
     replay = Replay(sample())
     whole, parts = make(), make(replay=replay, micro_batches=2)
