@@ -30,7 +30,7 @@ from rlstack.distributions import Joint, Normal
 from rlstack.exploration import initial_counts
 from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
@@ -56,7 +56,12 @@ class BCConfig(Checked):
     max_grad_norm: float = 0.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
-    """The optimizer."""
+    """Optimizer of all components without their own optimizer."""
+    torso_optimizer: OptimizerConfig | None = None
+    """Optimizer of all layers before the head. None takes optimizer, as for all components; on the
+    command line, options not given are those of optimizer."""
+    policy_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy head; None takes optimizer."""
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "entropy_cost")
@@ -83,7 +88,11 @@ class BC(Agent):
 
     def __init__(self, cfg: BCConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+        components: Components = {
+            ("torso", "core"): cfg.torso_optimizer,
+            ("policy_head",): cfg.policy_head_optimizer,
+        }
+        self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised network parameters."""

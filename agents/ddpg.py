@@ -26,7 +26,7 @@ from rlstack.families.off_policy import (
 )
 from rlstack.math.n_step import n_step
 from rlstack.networks import deterministic_policy_and_critic
-from rlstack.optimizers import component_optimizer, optimizer_step
+from rlstack.optimizers import Components, component_optimizer, optimizer_step
 from rlstack.stateful_params import (
     evaluating,
     has_state,
@@ -65,9 +65,11 @@ class DDPG(DeterministicAgent):
 
     def __init__(self, cfg: DDPGConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._optimizer = component_optimizer(
-            cfg.optimizer, {("policy",): cfg.policy_optimizer}, cfg.max_grad_norm
-        )
+        components: Components = {
+            ("policy",): cfg.policy_optimizer,
+            ("critics",): cfg.critics_optimizer,
+        }
+        self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
 
     def initial_learner_state(
         self, rng_key: PRNGKey, params: DeterministicParams

@@ -88,7 +88,12 @@ class R2D2Config(Checked):
     max_grad_norm: float = 40.0
     """Global norm that gradients are clipped to (Ape-X); 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, eps=1e-3)
-    """The optimizer."""
+    """Optimizer of all components without their own optimizer."""
+    torso_optimizer: OptimizerConfig | None = None
+    """Optimizer of all layers before the heads. None takes optimizer, as for all components; on the
+    command line, options not given are those of optimizer."""
+    value_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the heads, which give the actions' values; None takes optimizer."""
     epsilon_base: float = 0.4
     """Environment i of N takes random actions with probability base ** (1 + alpha i / (N - 1))."""
     epsilon_alpha: float = 7.0

@@ -27,7 +27,7 @@ from rlstack.families.off_policy import PolicyAndCriticsAgent, PolicyAndCriticsC
 from rlstack.math.n_step import NStep, n_step
 from rlstack.networks import policy_and_critic
 from rlstack.networks.torsos import action_mask
-from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers import Components, OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.stateful_params import (
     evaluating,
     moved_towards,
@@ -59,7 +59,7 @@ class SACConfig(PolicyAndCriticsConfig):
     """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
     of a continuous action, and 0.98 of the largest possible entropy of a discrete one."""
     temperature_optimizer: OptimizerConfig | None = None
-    """Optimizer of the temperature's logarithm."""
+    """Optimizer of the temperature's logarithm; None takes optimizer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,8 +109,9 @@ class SAC(PolicyAndCriticsAgent):
             self._learned_spec = self._bounds.unit_spec()
             usual = -float(self.action_spec.shape[0])
         self._target_entropy = usual if cfg.target_entropy is None else cfg.target_entropy
-        components: dict[tuple[str, ...], OptimizerConfig | None] = {
+        components: Components = {
             ("policy",): cfg.policy_optimizer,
+            ("critics",): cfg.critics_optimizer,
             ("log_temperature",): cfg.temperature_optimizer,
         }
         self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)

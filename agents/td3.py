@@ -78,7 +78,8 @@ class TD3(DeterministicAgent):
         super().__init__(cfg, *args, **kwargs)
         policy_optimizer = cfg.policy_optimizer or cfg.optimizer
         self._policy_optimizer = component_optimizer(policy_optimizer, {}, cfg.max_grad_norm)
-        self._critic_optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+        critics_optimizer = cfg.critics_optimizer or cfg.optimizer
+        self._critic_optimizer = component_optimizer(critics_optimizer, {}, cfg.max_grad_norm)
 
     def initial_learner_state(
         self, rng_key: PRNGKey, params: DeterministicParams

@@ -76,7 +76,7 @@ class ReferencePPO:
         self.params = jax.jit(self.network.init)(init_key)
         self.optimizer = optax.chain(
             optax.clip_by_global_norm(cfg.max_grad_norm),
-            optax.adam(cfg.optimizer.learning_rate, eps=cfg.optimizer.eps),
+            optax.adam(cfg.optimizer.learning_rate, eps=cfg.optimizer.eps or 1e-5),
         )
         self.opt_state = jax.jit(self.optimizer.init)(self.params)
         self.rng = np.random.default_rng(seed)

@@ -26,6 +26,7 @@ from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
+from rlstack.optimizers import require_component
 from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY
@@ -356,6 +357,9 @@ def _converter() -> cattrs.Converter:
         name = str(fields.pop("kind", ""))
         if name not in kinds:
             raise ValueError(f"unknown kind of agent {name!r}{nearest(name, kinds)}")
+        for field in fields:
+            if field.endswith("_optimizer"):
+                require_component(kinds[name], field.removesuffix("_optimizer"))
         return converter.structure(fields, kinds[name])
 
     # By predicate, because cattrs would try to disambiguate the union by its members' fields.

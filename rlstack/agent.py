@@ -80,6 +80,15 @@ class Agent(abc.ABC):
         # instead.
         return type(self), self._arguments
 
+    def with_network(self, change: Callable[[Any], Any]) -> Agent:
+        """Returns the same agent with ``change(network)`` in place of its network."""
+        cfg, obs_spec, action_spec, net_factory, policy_factory = self._arguments
+
+        def changed(*specs: PyTree) -> Any:
+            return change(net_factory(*specs))
+
+        return type(self)(cfg, obs_spec, action_spec, changed, policy_factory)
+
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised parameters."""

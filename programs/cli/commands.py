@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from programs.cli import env_options
+from programs.cli import component_options, env_options
 from programs.cli.options import UsageError, parse
 from programs.experiment import Experiment, Option, use_modules
 from programs.presets import PRESETS, describe, preset
@@ -153,15 +153,27 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     name, *rest = args
     base = dataclasses.replace(preset(name), modules=modules)
     rest, experiment = env_options.join(_expand_short_options(rest), base)
-    chosen = parse(
+    if "-h" in rest or "--help" in rest:
+        experiment = component_options.fill_all(experiment)
+    rest, of_components = component_options.split(rest, experiment)
+    chosen = _parse_train(name, rest, _TrainOptions(experiment))
+    if of_components:
+        # They change a copy of the agent's optimizer, so they are read after its own options.
+        experiment = component_options.fill(chosen.experiment, of_components)
+        rest, experiment = env_options.join(of_components, experiment)
+        chosen = _parse_train(name, rest, _TrainOptions(experiment, chosen.run_dir))
+    return _print_result(train.run(chosen.experiment, chosen.run_dir))
+
+
+def _parse_train(name: str, args: Sequence[str], default: _TrainOptions) -> _TrainOptions:
+    return parse(
         _TrainOptions,
         f"rlstack train {name}",
-        rest,
+        args,
         description=describe(name),
-        default=_TrainOptions(experiment),
+        default=default,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
-    return _print_result(train.run(chosen.experiment, chosen.run_dir))
 
 
 def _expand_short_options(args: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``--env.options NAME VALUE ...`` for presets that have environment options of their own.
+"""``--env.options NAME VALUE ...`` and the like, where the preset has names and values of its own.
 
 The parser of the command line makes one option of each entry that a preset has, such as
 ``--env.options.delay``, and then accepts no list of names and values. This module takes such lists
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from programs.experiment import Experiment, Option
-
-_FIELDS = ("options", "eval_options")
 
 
 def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experiment]:
@@ -29,12 +27,12 @@ def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experi
     left: list[str] = []
     at = 0
     while at < len(args):
-        field = args[at].removeprefix("--env.").replace("-", "_")
-        if args[at].startswith("--env.") and field in _FIELDS and getattr(experiment.env, field):
+        path = args[at].removeprefix("--").replace("-", "_").split(".")
+        if args[at].startswith("--") and _has_entries(experiment, path):
             end = at + 1
             while end < len(args) and not args[end].startswith("--"):
                 end += 1
-            experiment = _joined(experiment, field, args[at], args[at + 1 : end])
+            experiment = _joined(experiment, path, args[at], args[at + 1 : end])
             at = end
         else:
             left.append(args[at])
@@ -70,13 +68,23 @@ def take_vary(args: Sequence[str]) -> tuple[dict[str, list[Option]], list[str]]:
     return vary, left
 
 
-def _joined(experiment: Experiment, field: str, option: str, words: Sequence[str]) -> Experiment:
+def _has_entries(config: Any, path: Sequence[str]) -> bool:
+    for name in path:
+        config = getattr(config, name, None) if dataclasses.is_dataclass(config) else None
+    return isinstance(config, dict) and bool(config)
+
+
+def _joined(config: Any, path: Sequence[str], option: str, words: Sequence[str]) -> Any:
+    """Returns a config with the names and values added to the dict at the end of the path."""
+    field, *rest = path
+    if rest:
+        changed = _joined(getattr(config, field), rest, option, words)
+        return dataclasses.replace(config, **{field: changed})
     if len(words) % 2 or not words:
         raise ValueError(
             f"{option}: must be names and values, such as length 4; got {' '.join(words)!r}."
         )
-    env = experiment.env
-    options: dict[str, Option] = dict(getattr(env, field))
+    options: dict[str, Option] = dict(getattr(config, field))
     for name, word in zip(words[::2], words[1::2], strict=True):
         if word == "None":
             options.pop(name, None)
@@ -85,8 +93,7 @@ def _joined(experiment: Experiment, field: str, option: str, words: Sequence[str
             # The parser expects values of the type that the preset has.
             real = type(options.get(name)) is float and type(value) is int
             options[name] = float(value) if real else value
-    changes: dict[str, Any] = {field: options}
-    return dataclasses.replace(experiment, env=dataclasses.replace(env, **changes))
+    return dataclasses.replace(config, **{field: options})
 
 
 def _value(word: str) -> Option:

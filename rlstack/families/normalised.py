@@ -9,6 +9,7 @@ change.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -112,6 +113,10 @@ class Normalised(Agent):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.agent, self.normalisation)
+
+    def with_network(self, change: Callable[[Any], Any]) -> Normalised:
+        """Changes the network of the wrapped agent."""
+        return type(self)(self.agent.with_network(change), self.normalisation)
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's newly initialised parameters, and empty statistics."""

@@ -49,9 +49,12 @@ class PolicyAndCriticsConfig(Checked):
     max_grad_norm: float = 0.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer of the critics, and of all parts without their own optimizer."""
+    """Optimizer of all components without their own optimizer."""
     policy_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy; None uses the critics'."""
+    """Optimizer of the policy. None takes optimizer, as for all components; on the command line,
+    options not given are those of optimizer."""
+    critics_optimizer: OptimizerConfig | None = None
+    """Optimizer of the critics; None takes optimizer."""
 
     def __post_init__(self) -> None:
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")

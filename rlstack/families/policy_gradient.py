@@ -63,11 +63,12 @@ class PolicyGradientConfig(Checked):
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of all components without their own optimizer."""
     torso_optimizer: OptimizerConfig | None = None
-    """Optimizer of the torsos and the recurrent core."""
+    """Optimizer of the torsos and the recurrent core. None takes optimizer, as for all components;
+    on the command line, options not given are those of optimizer."""
     policy_head_optimizer: OptimizerConfig | None = None
-    """Optimizer of the policy head."""
+    """Optimizer of the policy head; None takes optimizer."""
     value_head_optimizer: OptimizerConfig | None = None
-    """Optimizer of the value head."""
+    """Optimizer of the value head; None takes optimizer."""
 
     def __post_init__(self) -> None:
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")

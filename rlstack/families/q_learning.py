@@ -60,7 +60,12 @@ class QLearningConfig(Checked):
     max_grad_norm: float = 10.0
     """Global norm that gradients are clipped to; 0 does not clip."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """The optimizer."""
+    """Optimizer of all components without their own optimizer."""
+    torso_optimizer: OptimizerConfig | None = None
+    """Optimizer of all layers before the heads. None takes optimizer, as for all components; on the
+    command line, options not given are those of optimizer."""
+    value_head_optimizer: OptimizerConfig | None = None
+    """Optimizer of the heads, which give the actions' values; None takes optimizer."""
     epsilon_start: float = 1.0
     """Probability of a random action at the first frame."""
     epsilon_end: float = 0.05
@@ -92,13 +97,19 @@ class TargetLearnerState(NamedTuple):
 class TargetNetworkAgent(Agent):
     """An agent with one network and a slower copy of it, the target network.
 
-    It reads ``optimizer``, ``max_grad_norm``, ``target_rate`` and ``target_period`` of its config;
-    `QLearningConfig` explains them.
+    It reads ``optimizer``, ``max_grad_norm``, ``target_rate`` and ``target_period`` of its config
+    and, if they are there, ``torso_optimizer`` and ``value_head_optimizer``; `QLearningConfig`
+    explains them.
     """
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._optimizer = component_optimizer(cfg.optimizer, {}, cfg.max_grad_norm)
+        components = {
+            ("torso", "core", "fraction_embedding", "quantile_layer"): "torso_optimizer",
+            ("value_head", "state_value_head"): "value_head_optimizer",
+        }
+        own = {modules: getattr(cfg, field, None) for modules, field in components.items()}
+        self._optimizer = component_optimizer(cfg.optimizer, own, cfg.max_grad_norm)
 
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised network parameters."""

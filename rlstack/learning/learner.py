@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
+from rlstack.networks import in_parts
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
 from rlstack.types import (
@@ -49,11 +50,15 @@ class LearnerConfig(Checked):
     """How an agent with epochs runs its minibatches: in one compiled loop (scan), or in one call
     per minibatch (calls). auto chooses calls for convolutions on the CPU, because XLA's loops are
     many times slower there."""
+    micro_batches: int = 1
+    """Number of parts of a batch (with epochs: of a minibatch) that the network learns from one
+    after another. The update stays the same, except for the order of sums. Raise it if a batch does
+    not fit into the device's memory; each update then runs the network forward twice."""
     check_finite: bool = True
     """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "num_devices")
+        self.require_at_least(1, "num_devices", "micro_batches")
         known = self.minibatches in ("auto", "scan", "calls")
         self.require("minibatches", known, "auto, scan or calls")
 
@@ -124,6 +129,8 @@ class Learner(Node):
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
+        if cfg.micro_batches > 1:
+            agent = agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
         params_key, learner_key = jax.random.split(rng_key)
         self.params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
         self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
@@ -170,6 +177,8 @@ class Learner(Node):
         params, learner_state, output = self._step(*before, batch)
         logs = output.logs  # on the host, so that a single device has finished
         if self._everywhere is not None:
+            if self._cfg.micro_batches > 1:  # XLA may divide the results of the parts
+                params, learner_state = self._placed(params, learner_state)
             jax.block_until_ready(params)
         if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
             raise _non_finite(logs, before, sample.batch, self.version)

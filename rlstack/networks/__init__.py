@@ -15,6 +15,7 @@ from rlstack.networks.base import (
 )
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.dense import BatchNorm, SpectralLinear
+from rlstack.networks.micro_batches import in_parts
 from rlstack.networks.noisy import NoisyLinear
 from rlstack.networks.policy_and_critic import (
     CriticInput,
@@ -66,6 +67,7 @@ __all__ = [
     "feed_forward",
     "feed_forward_with_state",
     "implicit_q_network",
+    "in_parts",
     "network_with_state",
     "observation_features",
     "policy_and_critic",

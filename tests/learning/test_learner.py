@@ -172,7 +172,8 @@ def two_devices():
     """Runs in the process of the test above."""
     assert len(jax.local_devices()) == 2
     for name in ("dqn", "ppo-separate"):
-        one, two = make(name), make(name, num_devices=2)
+        # On two devices each part of a batch has rows of both.
+        one, two = make(name), make(name, num_devices=2, micro_batches=2 if name == "dqn" else 1)
         for _ in range(2):
             logs = [learner.step(sample(name)) for learner in (one, two)]
             assert_close(*logs, atol=1e-5, rtol=1e-5)

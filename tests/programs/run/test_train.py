@@ -25,6 +25,7 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
+from rlstack.optimizers import OptimizerConfig
 
 
 def small(name="cartpole-ppo", **changes):
@@ -111,8 +112,17 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):
     """Both runs restart their environments in the middle; see restart_environments."""
     experiment = small(name)
+    agent = experiment.agent
+    if env_type == "for_loop":  # each component has an optimizer of another kind
+        agent = dataclasses.replace(
+            agent,
+            torso_optimizer=OptimizerConfig("lion", 1e-3, 500, schedule="cosine"),
+            policy_head_optimizer=OptimizerConfig("schedule_free_adamw", 1e-2, warmup_steps=20),
+            value_head_optimizer=OptimizerConfig("sgd", 1e-2, arguments={"momentum": 0.9}),
+        )
     experiment = dataclasses.replace(
         experiment,
+        agent=agent,
         env=dataclasses.replace(experiment.env, type=env_type),
         network=dataclasses.replace(experiment.network, **options),
     )

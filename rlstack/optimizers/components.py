@@ -1,62 +1,21 @@
-"""Optimizers made from configs, one for each component of a network."""
+"""One optimizer for each component of an agent: a part of its params, such as the policy head."""
 
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 import jax
 import optax
 
-from rlstack.checks import Checked
+from rlstack.optimizers.config import OptimizerConfig, make_optimizer
 from rlstack.stateful_params import weights_of, with_weights
 from rlstack.types import Logs, Params, PyTree
 
-Name = Literal["adam", "adamw", "rmsprop", "sgd"]
-_NAMES: tuple[str, ...] = get_args(Name)
+_SUFFIX = "_optimizer"
 
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig(Checked):
-    """One optax optimizer."""
-
-    name: Name = "adam"
-    """The optimizer, as implemented in optax."""
-    learning_rate: float = 3e-4
-    """Step size at the start of training."""
-    anneal_steps: int = 0
-    """Optimizer steps in which the learning rate falls linearly to 0. 0 keeps it constant."""
-    eps: float = 1e-5
-    """Constant added to the denominator of the step; inside the square root for rmsprop. Not for
-    sgd."""
-    decay: float = 0.9
-    """Decay rate of the running mean of squared gradients. rmsprop only."""
-    weight_decay: float = 0.0
-    """Strength of the decoupled weight decay. adamw only."""
-
-    def __post_init__(self) -> None:
-        self.require_one_of("name", _NAMES)
-        self.require("learning_rate", self.learning_rate > 0, "positive")
-        self.require_at_least(0, "anneal_steps", "eps")
-        self.require("decay", 0 <= self.decay < 1, "in [0, 1)")
-        if self.weight_decay and self.name != "adamw":
-            raise ValueError(
-                f"OptimizerConfig: only adamw decays weights; got name={self.name!r} with "
-                f"weight_decay={self.weight_decay}. Use --agent.optimizer.name adamw."
-            )
-
-
-def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
-    """Makes the configured optimizer."""
-    rate: optax.ScalarOrSchedule = cfg.learning_rate
-    if cfg.anneal_steps:
-        rate = optax.linear_schedule(cfg.learning_rate, 0.0, cfg.anneal_steps)
-    if cfg.name == "adamw":
-        return optax.adamw(rate, eps=cfg.eps, weight_decay=cfg.weight_decay)
-    if cfg.name == "rmsprop":
-        return optax.rmsprop(rate, decay=cfg.decay, eps=cfg.eps)
-    return optax.sgd(rate) if cfg.name == "sgd" else optax.adam(rate, eps=cfg.eps)
+Components = Mapping[tuple[str, ...], OptimizerConfig | None]
 
 
 def optimizer_step(
@@ -76,7 +35,7 @@ def optimizer_step(
 
 def component_optimizer(
     default: OptimizerConfig,
-    components: Mapping[tuple[str, ...], OptimizerConfig | None],
+    components: Components,
     max_grad_norm: float,
 ) -> optax.GradientTransformation:
     """Clips all gradients by their global norm, then gives each component its own optimizer.
@@ -108,6 +67,36 @@ def component_optimizer(
         optimizer = optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
     first = optimizer.init
     return optimizer._replace(init=lambda params: first(weights_of(params)))
+
+
+def component_fields(config: type) -> tuple[str, ...]:
+    """Returns the components of an agent, by the fields of its config's class.
+
+    The component ``torso`` has the field ``torso_optimizer: OptimizerConfig | None``.
+    """
+    if not dataclasses.is_dataclass(config):
+        return ()
+    kinds = typing.get_type_hints(config)
+    return tuple(
+        field.name.removesuffix(_SUFFIX)
+        for field in dataclasses.fields(config)
+        if field.name.endswith(_SUFFIX) and kinds[field.name] == OptimizerConfig | None
+    )
+
+
+def require_component(config: type, component: str) -> None:
+    """Raises a ValueError that names the agent's components, unless it has this one."""
+    known = component_fields(config)
+    if component in known:
+        return
+    if not known:
+        raise ValueError(
+            f"{config.__name__}: the agent has no components with optimizers; got {component}."
+        )
+    raise ValueError(
+        f"{config.__name__}: the components with optimizers are {', '.join(known)}; "
+        f"got {component}."
+    )
 
 
 def _label(names: tuple[str, ...]) -> str:
