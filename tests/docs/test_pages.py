@@ -7,6 +7,7 @@ import pytest
 
 from programs.__main__ import USAGE
 from programs.presets import PRESETS
+from rlstack import stateful_params
 from rlstack.agent import EpochAgent
 from tests.docs.pages import BLOCKS, PAGES, ROOT, blocks, code_spans, commands, section, text_of
 
@@ -145,7 +146,8 @@ def test_the_contract_has_the_signatures_of_the_code():
     del stated["LearnerOutput"]
     assert len(stated) >= 12
     for name, arguments in stated.items():
-        parameters = [*inspect.signature(getattr(EpochAgent, name)).parameters][1:]
+        function = getattr(stateful_params, name, None) or getattr(EpochAgent, name)
+        parameters = [p for p in inspect.signature(function).parameters if p != "self"]
         assert arguments.split(", ") == parameters, name
 
 
