@@ -24,8 +24,8 @@ class Coordinator:
     def report(self, *_):
         return {"phase": JUDGING, "env_frames": 7, "checkpoints": 0, "evaluations": 0}
 
-    def judged(self, env_frames, returns, lengths, last, opponents, cut):
-        self.judgements.append((env_frames, len(returns), len(lengths), last))
+    def judged(self, env_frames, returns, lengths, last, opponents, cut, metrics):
+        self.judgements.append((env_frames, len(returns), len(lengths), last, metrics))
 
 
 class Learner:
@@ -45,4 +45,4 @@ def test_the_last_judgement_is_made_once(tmp_path, monkeypatch):
     learner = Learner(make_agent(experiment, env.spec).initial_params(jax.random.PRNGKey(0)))
     coordinator = Coordinator()
     EvaluatorNode(setup, learner, coordinator, threading.Event()).run()
-    assert coordinator.judgements == [(7, 2, 2, True)]
+    assert coordinator.judgements == [(7, 2, 2, True, {})]
