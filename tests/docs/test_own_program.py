@@ -11,6 +11,8 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_program.md").read_te
 
 
 @pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(200)
 def test_the_program_of_the_page_learns_and_stops(tmp_path):
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -20,8 +20,17 @@ from tests.agent_cases import (
 from tests.learning.test_learner import KEYS, Replay, make, sample
 
 # Standardised advantages over masked rows, drawn actions and noise, states, drawn fractions.
-QUICK = ["ppo-masked", "sac"]
-OTHERS = ["ppo-gru-normalised", "ppo-entities", "impala-lstm", "rainbow", "iqn", "r2d2", "td3"]
+QUICK = ["ppo-masked"]
+OTHERS = [
+    "sac",
+    "ppo-gru-normalised",
+    "ppo-entities",
+    "impala-lstm",
+    "rainbow",
+    "iqn",
+    "r2d2",
+    "td3",
+]
 OTHERS += ["bc-structured"]
 
 

@@ -139,6 +139,8 @@ def test_recurrent_states_held_by_a_service_change_nothing(tmp_path, single, top
     check_parity(single, recurrent, 1500, topology, tmp_path / "run")
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", LIGHT_FIRST)
 def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, topology, monkeypatch):
     program = {**LOCK_STEP, **TWO_ACTORS, "num_inferencers": 1 if topology == "light_env" else 2}

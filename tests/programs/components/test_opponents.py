@@ -191,13 +191,9 @@ def test_one_game_stays_in_one_worker(runs):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize(
-    "topology",
-    [
-        *(pytest.param(x, marks=[pytest.mark.slow, pytest.mark.chosen]) for x in TOPOLOGIES[:-1]),
-        TOPOLOGIES[-1],
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lock_step_programs_with_opponents_equal_a_single_process(runs, tmp_path, topology):
     pytest.importorskip("launchpad")
 

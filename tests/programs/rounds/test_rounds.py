@@ -43,10 +43,9 @@ def check_that_nothing_is_lost(directory):
     assert queued == last(directory, "size")
 
 
-LATER = [pytest.mark.slow, pytest.mark.chosen]
-
-
-@pytest.mark.parametrize("pacing", ["asynchronous", pytest.param("lock_step", marks=LATER)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("pacing", ["asynchronous", "lock_step"])
 def test_a_slow_actor_is_late_for_rounds_but_its_data_are_used(tmp_path, pacing):
     rounds = {"min_actors": 1, "grace_seconds": 0.01, "unroll_length": 16}
     experiment = ppo(
