@@ -35,6 +35,14 @@ def game_process():
     return child
 
 
+def kill_game():
+    """Kills the process that guards the game; returns when the kernel has killed the game too."""
+    guard = game_process()
+    guard.kill()
+    while guard.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.005)
+
+
 def test_a_game_in_another_process_plays_with_random_actions():
     rng = np.random.default_rng(0)
     with SyncEnv(SocketGame, 1, options={"command": command("mine_sweeper", "1")}) as pool:
@@ -60,7 +68,7 @@ def test_a_killed_game_truncates_its_episodes_and_is_restarted():
         pool.reset()
         for kill in range(2):
             pool.step(bids(pool))
-            game_process().send_signal(signal.SIGKILL)
+            kill_game()
             timestep = pool.step(bids(pool))
             for _ in range(3):  # the game may have been killed after its answer
                 if not timestep.last().all():
