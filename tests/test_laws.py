@@ -26,7 +26,7 @@ ONE_FILE_EACH = {"agents", "programs/presets", "rlstack/entity/games", "tests/ag
 # I/O, threads, processes or a clock.
 MAY_IMPORT = re.compile(r"May import: ([\w., \n]+)\.\s*$")
 # The packages that the pure half and the agents may import, besides the standard library.
-PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env"}
+PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env", "equinox"}
 IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess", "time", "queue"}
 # Heavy packages, and the only files that may import them.
 HEAVY = {
@@ -34,6 +34,8 @@ HEAVY = {
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"(programs/launchers/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",
+    "equinox": r"rlstack/networks/adapters\.py",
+    "flax": r"(?!)",
     "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
     "tensorflow": r"(?!)",
@@ -196,7 +198,7 @@ def test_envpool_and_the_services_are_imported_lazily():
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module] if isinstance(node, ast.ImportFrom) else _aliases(node))
         if module.split(".")[0]
-        in ("envpool", "reverb", "courier", "tensorflow", "orbax", "tensorboardX", "ray")
+        in ("envpool", "reverb", "courier", "equinox", "tensorflow", "orbax", "tensorboardX", "ray")
     ]
     assert early == []
 

@@ -6,11 +6,13 @@ May import: rlstack, rlstack.distributions, rlstack.math.
 """
 
 from rlstack.networks.actor_critic import actor_critic
+from rlstack.networks.adapters import from_equinox, from_flax
 from rlstack.networks.base import (
     ActorCriticOutput,
     Network,
     Standardiser,
     feed_forward,
+    from_functions,
     recurrent,
 )
 from rlstack.networks.config import NetworkConfig
@@ -66,6 +68,9 @@ __all__ = [
     "ensemble",
     "feed_forward",
     "feed_forward_with_state",
+    "from_equinox",
+    "from_flax",
+    "from_functions",
     "implicit_q_network",
     "in_parts",
     "network_with_state",

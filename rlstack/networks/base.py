@@ -1,7 +1,7 @@
 """`Network`: the pure functions by which an agent calls any network.
 
-To use a network of your own, pass a Haiku function to `feed_forward` or `recurrent`, or construct a
-`Network` from any other pure functions (Flax, Equinox, plain JAX).
+To use a network of your own, pass a Haiku function to `feed_forward` or `recurrent`, or pure
+functions to `from_functions`. `rlstack.networks.adapters` takes models of Flax and Equinox.
 """
 
 from __future__ import annotations
@@ -69,25 +69,40 @@ def feed_forward(forward: Callable[[PyTree], PyTree], obs_spec: PyTree) -> Netwo
           ``hk.transform``.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
-    transformed = hk.transform(forward)
+    return from_functions(*hk.transform(forward), obs_spec)
 
-    def init(rng_key: PRNGKey) -> Params:
-        return transformed.init(rng_key, dummy_timestep(obs_spec).observation)
 
-    def apply(
+def from_functions(
+    init: Callable[[PRNGKey, PyTree], Params],
+    apply: Callable[[Params, PRNGKey | None, PyTree], PyTree],
+    obs_spec: PyTree,
+) -> Network:
+    """Makes a stateless network from two pure functions, such as those of plain JAX.
+
+    Args:
+      init: ``(rng_key, observation [B, ...]) -> params``.
+      apply: ``(params, rng_key, observation [B, ...]) -> output``, a pytree of ``[B, ...]``. The
+          key may be None.
+      obs_spec: pytree of ``dm_env.specs`` of one observation.
+    """
+
+    def first_params(rng_key: PRNGKey) -> Params:
+        return init(rng_key, dummy_timestep(obs_spec).observation)
+
+    def apply_once(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
-        return transformed.apply(params, rng_key, timestep.observation), state
+        return apply(params, rng_key, timestep.observation), state
 
     def unroll(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
         merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
-        output = transformed.apply(params, rng_key, merged)
+        output = apply(params, rng_key, merged)
         leading = timestep.step_type.shape
         return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), state
 
-    return Network(init, apply, unroll, lambda batch_size: ())
+    return Network(first_params, apply_once, unroll, lambda batch_size: ())
 
 
 def recurrent(
