@@ -31,8 +31,7 @@ def actor_critic(
       cfg: the architecture; None takes the defaults.
 
     Raises:
-      ValueError: cfg has noisy layers, plain batch norm, or an option that observations of entities
-        do not have.
+      ValueError: cfg has noisy layers, or an option that observations of entities do not have.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -42,12 +41,6 @@ def actor_critic(
         raise ValueError(
             "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
             f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
-        )
-    if cfg.norm == "batch":
-        raise ValueError(
-            "actor_critic: norm must not be batch, because the policy that acts uses the running "
-            "statistics and would differ from the policy that learns; got norm='batch'. Use "
-            "--network.norm batch_renorm, where both are equal when an update begins, or layer."
         )
 
     def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:

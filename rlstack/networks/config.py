@@ -49,8 +49,8 @@ class NetworkConfig(Checked):
     norm: Norm = "none"
     """Norm between the weights and the activation of each dense layer before the heads: layer,
     batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
-    and target networks. With batch_renorm an update begins with the outputs of acting; agents of
-    policy gradients, such as PPO, need that and refuse batch."""
+    and target networks. Take batch_renorm with PPO and IMPALA: its log-probabilities in learning
+    begin as those of acting."""
     batch_norm_decay: float = 0.99
     """Largest share of the running statistics of batch norm that an update keeps; the first updates
     keep less."""

@@ -1,6 +1,5 @@
 """Agents with networks that have state or dropout."""
 
-import dataclasses
 import functools
 from typing import ClassVar
 
@@ -55,7 +54,6 @@ NET = NetworkConfig(
 LSTM = NetworkConfig(
     hidden_sizes=(8,), norm="batch", batch_norm_decay=0.8, dropout=0.1, core="lstm", core_size=6
 )
-LSTM_RENORM, NET_RENORM = (dataclasses.replace(x, norm="batch_renorm") for x in (LSTM, NET))
 RENORM = NetworkConfig(hidden_sizes=(8,), norm="batch_renorm", batch_norm_decay=0.8)
 MAIN = {
     "dqn-with-state": Setting(DQNConfig(optimizer=FAST, target_rate=0.1), VECTOR, ONE_OF_4, NET),
@@ -63,10 +61,8 @@ MAIN = {
     "td3-with-state": Setting(TD3Config(optimizer=FAST), VECTOR, UNEVEN, NET),
 }
 OTHERS = {
-    "ppo-lstm": Setting(
-        PPOConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM_RENORM
-    ),
-    "impala": Setting(ImpalaConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET_RENORM),
+    "ppo-lstm": Setting(PPOConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM),
+    "impala": Setting(ImpalaConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
     "iqn": Setting(
         IQNConfig(optimizer=FAST, num_fractions=4, num_target_fractions=4), VECTOR, ONE_OF_4, NET
     ),

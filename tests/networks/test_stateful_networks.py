@@ -141,7 +141,7 @@ def test_networks_without_state_keep_their_params():
 @pytest.mark.parametrize(
     ("cfg", "spec"),
     [
-        (with_options(norm="batch_renorm", dropout=0.5), VECTOR),
+        (with_options(norm="batch", dropout=0.5), VECTOR),
         pytest.param(
             with_options(spectral_norm=True, dropout=0.5, core="lstm", core_layers=2),
             VECTOR,
@@ -239,11 +239,6 @@ def test_a_network_of_plain_functions_has_a_state():
 def test_options_that_do_not_fit_are_refused(options, hint):
     with pytest.raises(ValueError, match=hint):
         with_options(**options)
-
-
-def test_a_policy_gradient_refuses_plain_batch_norm():
-    with pytest.raises(ValueError, match="norm must not be batch"):
-        actor_critic(VECTOR, ONE_OF_4, with_options(norm="batch"))
 
 
 def test_entities_have_no_dense_blocks():
