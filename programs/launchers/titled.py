@@ -13,6 +13,7 @@ import sys
 from setproctitle import setproctitle
 
 from programs.launchers import signs
+from programs.tracking import signals
 
 
 def title(node: str, run_dir: str) -> str:
@@ -23,6 +24,7 @@ def title(node: str, run_dir: str) -> str:
 def main() -> None:
     """Runs the script of the command line as Python would."""
     setproctitle(sys.argv[1])
+    signals.give_handlers_a_stack()
     signs.give()
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(sys.argv[0])

@@ -4,11 +4,14 @@
 imports anything else: then a thread acts on signals, also outside of `StopSignals`. The reason is
 that Python runs a handler only when the main thread returns from C, where XLA compiles for minutes,
 and that a handler that raises an exception raises it anywhere, for example in an import.
+
+Both give the main thread a stack for handlers, see `give_handlers_a_stack`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import signal
@@ -77,6 +80,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return self
+        give_handlers_a_stack()
         if _watch is not None:
             _watch.pass_to(self)
         elif self._sets_handlers:
@@ -106,7 +110,21 @@ def watch(command: str) -> None:
       command: its name, for that line.
     """
     global _watch
+    give_handlers_a_stack()
     _watch = _Watch(command)
+
+
+def give_handlers_a_stack() -> None:
+    """Makes handlers of signals run on a stack of their own in this thread, the main thread.
+
+    XLA multiplies matrices with oneDNN. While some of its kernels run, the stack pointer points
+    into the heap (https://github.com/uxlfoundation/oneDNN/issues/4845). A signal that comes then
+    has its frame written there, over other data: a later update is wrong, or the process dies in
+    malloc. All handlers of Python ask for the thread's alternate stack, and ``faulthandler``
+    allocates one. It also prints a traceback if the process crashes.
+    """
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)
 
 
 def is_watching() -> bool:

@@ -143,3 +143,64 @@ def test_without_watch_a_second_signal_has_its_usual_effect():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+# Prints whether the main thread has an alternate stack, which handlers of Python run on.
+HAS_STACK = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+stack = Stack()
+assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack)) == 0
+print(bool(stack.start) and stack.size > 4096)
+"""
+
+# Multiplies matrices while signals come every 0.2 ms, and compares the products bit for bit.
+MULTIPLIES = """
+import os, signal, time
+os.environ["XLA_FLAGS"] = ""
+from programs.components import xla
+xla.configure(convolutions=False)
+import jax, numpy as np
+a, b = np.random.default_rng(0).standard_normal((2, 64, 2048), np.float32)
+product = jax.jit(lambda a, b: a @ b.T)
+expected = np.array(product(a, b))
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+end = time.monotonic() + 6.0
+while time.monotonic() < end:
+    for _ in range(20):
+        assert np.array_equal(product(a, b), expected)
+signal.setitimer(signal.ITIMER_REAL, 0.0)
+print("equal")
+"""
+
+
+def output(*body):
+    """Returns what code prints in a process, which must succeed."""
+    code = ["from programs.tracking import signals", *body]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_handlers_have_a_stack_of_their_own():
+    assert output(HAS_STACK) == "False"
+    assert output("signals.watch('train')", HAS_STACK) == "True"
+    assert output("signals.StopSignals().__enter__()", HAS_STACK) == "True"
+
+
+def test_handlers_of_a_node_have_a_stack_of_their_own(tmp_path):
+    script = tmp_path / "node.py"
+    script.write_text(HAS_STACK)
+    command_line = [sys.executable, "-m", "programs.launchers.titled", "a title", str(script)]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=50)
+    assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_signals_leave_products_and_the_heap_as_they_are():
+    assert output("signals.watch('train')", MULTIPLIES) == "equal"
