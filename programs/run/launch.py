@@ -19,6 +19,8 @@ from programs.tracking.signals import Interrupted
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec
 
+_LOG_END = 100_000  # characters
+
 
 class ProgramError(RuntimeError):
     """A node failed for good and ended its program; the message has the node's error."""
@@ -101,13 +103,20 @@ def _why(directory: RunDir) -> str:
     failure = cause(read_failures(directory.failures))
     if failure is not None:
         reason, text = str(failure["reason"]), str(failure.get("traceback", ""))
-        advice = open_files.advice(reason + text)
+        # Libraries in C++ abort without descriptors; only the node's output then says why.
+        output = _end_of(directory.node_logs / failure["node"])
+        advice = open_files.advice(reason + text + output)
         return (
             f"node {failure['node']} failed: {reason.rstrip('.')}. {advice}{' ' * bool(advice)}"
             f"The output of the nodes is in {directory.node_logs}.\n"
             f"{text}".rstrip()
         )
-    log = directory.node_logs / "launcher"
-    output = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+    output = _end_of(directory.node_logs / "launcher")[-2000:]
     why = f"the program ended without a result; see {directory.node_logs}."
     return f"{why} {open_files.advice(output)}\n{output}".rstrip()
+
+
+def _end_of(log: Path) -> str:
+    """Returns the end of a log, or of the one of a folder: the only node of its group."""
+    log = log / "0" if log.is_dir() else log
+    return log.read_text(errors="replace")[-_LOG_END:] if log.is_file() else ""

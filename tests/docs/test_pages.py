@@ -155,3 +155,13 @@ def test_no_figure_is_left_open():
     # In two parts, so that a search for open tasks does not find this line.
     for name in (*PAGES, "BUILD_NOTES.md", "CHANGELOG.md"):
         assert [line for line in text_of(name).splitlines() if "TODO" + "-" in line] == [], name
+
+
+def test_each_fault_has_a_test_that_exists():
+    rows = [line for line in text_of("docs/faults.md").splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith(("| What fails", "| ---"))]
+    assert len(rows) > 50
+    for row in rows:
+        first = re.findall(r"`([^`]+)`", row.split(" | ")[-1])[0]
+        program = first.removeprefix("python -m ").replace(".", "/") + ".py"
+        assert (ROOT / (program if first.startswith("python ") else first)).exists(), row
