@@ -158,7 +158,8 @@ def test_no_figure_is_left_open():
 
 
 def test_each_fault_has_a_test_that_exists():
-    rows = [line for line in text_of("docs/faults.md").splitlines() if line.startswith("| ")]
+    lines = text_of("docs/faults.md").splitlines()
+    rows = [line for line in lines if line.count(" | ") == 2]  # what fails, what happens, the test
     rows = [row for row in rows if not row.startswith(("| What fails", "| ---"))]
     assert len(rows) > 50
     for row in rows:
