@@ -22,7 +22,7 @@ from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask
-from rlstack.references import load_object
+from rlstack.references import load_hook
 from rlstack.types import (
     AgentState,
     Array,
@@ -130,7 +130,7 @@ class Scripted(Fixed):
 
     def __init__(self, cfg: ScriptedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
-        self._rule: Callable[[PyTree], PyTree] = load_object(cfg.rule)
+        self._rule: Callable[[PyTree], PyTree] = load_hook("ScriptedConfig: rule", cfg.rule)
 
     def actor_step(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState

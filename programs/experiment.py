@@ -199,6 +199,9 @@ class Experiment(Checked):
     policy_factory: Hook = ""
     """The policy in training, as "module:callable" of a function () -> Policy: how actions are
     chosen. By default the agent's own. Evaluation always takes the greedy action."""
+    observation_processor: Hook = ""
+    """What the agent sees of an observation, as "module:callable" of a function (observation) ->
+    observation, for one step and with jax.numpy. Use it to leave out features. By default all."""
     step_processor: Hook = ""
     """Changes the steps between the environments and the replay, as "module:callable" of a function
     (num_envs) -> processor; see `rlstack.acting.step_processor`. Use it to shape or delay rewards.

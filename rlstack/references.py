@@ -32,10 +32,12 @@ def load_object(reference: str) -> Any:
         module = importlib.import_module(module_name)
         return getattr(module, name)
     except ModuleNotFoundError as error:
-        if error.name != module_name:
+        # The missing module may be a package of the path, but not one that the module imports.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
-            f"{reference!r}: there is no module {module_name!r}; run where it can be imported."
+            f"{reference!r}: there is no module {error.name!r}; run where it can be imported, such "
+            "as in its directory, or add its directory to PYTHONPATH."
         ) from error
     except AttributeError as error:
         raise ValueError(
@@ -43,13 +45,22 @@ def load_object(reference: str) -> Any:
         ) from error
 
 
-def load_hook(hook: Hook) -> Any:
+def load_hook(field: str, hook: Hook) -> Any:
     """Returns the callable of a hook; imports it if the hook is "module:callable".
+
+    Args:
+      field: the field of the config that names the hook, for messages.
+      hook: the hook.
 
     Raises:
       ValueError: there is no such module or name.
     """
-    return load_object(hook) if isinstance(hook, str) else hook
+    if not isinstance(hook, str):
+        return hook
+    try:
+        return load_object(hook)
+    except ValueError as error:
+        raise ValueError(f"{field} {error}") from error
 
 
 def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any:
@@ -65,7 +76,7 @@ def call_factory(field: str, hook: Hook, wanted: str, *arguments: object) -> Any
       ValueError: there is no such module or name.
       WrongKindError: it is not callable, or does not take these arguments.
     """
-    factory = load_hook(hook)
+    factory = load_hook(field, hook)
     check_callable(f"{field} {name_of(hook)} must be a function {wanted}", factory, *arguments)
     return factory(*arguments)
 

@@ -15,6 +15,7 @@ from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.families.normalised import normalised
+from rlstack.families.observing import View, observing
 from rlstack.references import Hook, call_factory, name_of, nearest
 from rlstack.types import EnvSpec
 
@@ -34,6 +35,8 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
             "Decorate its class with agents.register."
         )
     entry = AGENTS[type(cfg)]
+    hook = experiment.observation_processor
+    view = View(hook, spec.observation) if hook else None
     network = (
         _Factory("network_factory", experiment.network_factory)
         if experiment.network_factory
@@ -48,14 +51,16 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         policy = functools.partial(experiment.policy.make, experiment.total_envs)
     else:
         policy = functools.partial(entry.policy, cfg, experiment.total_envs)
-    agent = entry.agent(cfg, spec.observation, spec.action, network, policy)
+    obs_spec = spec.observation if view is None else view.seen_spec
+    agent = entry.agent(cfg, obs_spec, spec.action, network, policy)
     if not greedy and experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
             f"{entry.agent.__name__}, whose state does not count steps; got "
             f"{experiment.policy.schedule} and {experiment.policy.warm_up}."
         )
-    return normalised(agent, experiment.normalisation)
+    agent = normalised(agent, experiment.normalisation)
+    return agent if view is None else observing(agent, view)
 
 
 def _counts(agent: Agent) -> bool:

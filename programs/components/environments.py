@@ -14,15 +14,24 @@ from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
 Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
 
 
-def make_env(cfg: EnvConfig, seed: int, *, step_info: bool = False) -> Pool:
-    """Makes one actor's pool of environments; ``step_info`` keeps the info of every step.
+def make_env(
+    cfg: EnvConfig, seed: int, *, step_info: bool = False, first_index: int | None = None
+) -> Pool:
+    """Makes one actor's pool of environments.
+
+    Args:
+      cfg: the environments.
+      seed: environment i is seeded with ``seed + i``.
+      step_info: whether to keep the info of every step.
+      first_index: the number of the first episode of the first environment, for environments that
+        have ``reset_with_index``.
 
     Raises:
       ValueError: there are no such environments, or opponents do not fit them.
     """
     if not cfg.opponents.runs:
-        return _make_pool(cfg, seed, step_info)
-    pool = _make_pool(opponents.config_of_games(cfg), seed, step_info)
+        return _make_pool(cfg, seed, step_info, first_index)
+    pool = _make_pool(opponents.config_of_games(cfg), seed, step_info, first_index)
     try:
         return opponents.add_opponents(pool, cfg, seed)
     except BaseException:
@@ -36,9 +45,11 @@ def make_evaluation_env(experiment: Experiment, role: str = "evaluator", first: 
     Args:
       experiment: the experiment; `Experiment.evaluation_env` is used.
       role: the role whose seed is used; another role gives other initial states.
-      first: the number of the first environment, added to its seed.
+      first: the number of the first environment, added to its seed. In an evaluation by index it is
+        also the number of its first episode.
     """
-    return make_env(experiment.evaluation_env, role_seed(experiment.seed, role) + first)
+    cfg, seed = experiment.evaluation_env, role_seed(experiment.seed, role) + first
+    return make_env(cfg, seed, first_index=first if experiment.evaluator.by_index else None)
 
 
 def check_opponents(experiment: Experiment) -> None:
@@ -59,7 +70,9 @@ def check_opponents(experiment: Experiment) -> None:
                 pass
 
 
-def _make_pool(cfg: EnvConfig, seed: int, step_info: bool) -> SyncEnv | AsyncEnv:
+def _make_pool(
+    cfg: EnvConfig, seed: int, step_info: bool, first_index: int | None
+) -> SyncEnv | AsyncEnv:
     more: dict[str, Any] = {
         "seed": seed,
         "options": dict(cfg.options),
@@ -70,6 +83,7 @@ def _make_pool(cfg: EnvConfig, seed: int, step_info: bool) -> SyncEnv | AsyncEnv
         "start_timeout": cfg.start_timeout,
         "check_finite": cfg.check_finite,
         "step_info": step_info,
+        "first_index": first_index,
     }
     if cfg.wait_num:
         return AsyncEnv(cfg.name, cfg.num_envs, cfg.wait_num, cfg.type, **more)

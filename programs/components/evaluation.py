@@ -17,6 +17,7 @@ from rlstack.checks import WrongKindError
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import EnvSpec, Params, PRNGKey
 
+_FIELD = "Experiment: evaluator.factory"
 _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
 
@@ -27,8 +28,8 @@ def check_evaluator(factory: Hook) -> None:
       ValueError: it cannot be imported.
       WrongKindError: it does not take the arguments of `Evaluator`.
     """
-    rule = f"Experiment: evaluator.factory {name_of(factory)} must be a function {_WANTED}"
-    check_callable(rule, load_hook(factory), None, None, None)
+    rule = f"{_FIELD} {name_of(factory)} must be a function {_WANTED}"
+    check_callable(rule, load_hook(_FIELD, factory), None, None, None)
 
 
 def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
@@ -48,9 +49,8 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
 
 
 def _own(cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey) -> Any:
-    name = name_of(cfg.factory)
-    rule = f"Experiment: evaluator.factory {name} must be a function {_WANTED}"
-    evaluator = load_hook(cfg.factory)(cfg, agent, rng_key)
+    rule = f"{_FIELD} {name_of(cfg.factory)} must be a function {_WANTED}"
+    evaluator = load_hook(_FIELD, cfg.factory)(cfg, agent, rng_key)
     evaluate = getattr(evaluator, "evaluate", None)
     check_callable(f"{rule}, with evaluate(params, env, progress)", evaluate, None, None, None)
     if not hasattr(evaluator, "agent"):
@@ -92,8 +92,8 @@ def evaluate(
             found = evaluator.evaluate(params, pool, show)
         if not isinstance(found, Evaluation):
             raise WrongKindError(
-                f"Experiment: evaluator.factory {name_of(cfg.factory)} must make an evaluator that "
-                f"returns an Evaluation of rlstack.acting.evaluator; got {type(found).__name__}."
+                f"{_FIELD} {name_of(cfg.factory)} must make an evaluator that returns an "
+                f"Evaluation of rlstack.acting.evaluator; got {type(found).__name__}."
             )
         parts.append(found)
     return parts[0] if len(parts) == 1 else joined(parts)

@@ -7,6 +7,7 @@ from programs.experiment import Experiment
 from programs.tracking.endings import make_rules
 from programs.tracking.own_loggers import check_loggers
 from rlstack.acting.step_processor import Processor, make_processor
+from rlstack.families.observing import load_processor
 from rlstack.replay.custom import make_sampler
 
 
@@ -23,6 +24,8 @@ def check_hooks(experiment: Experiment) -> None:
         check_evaluator(experiment.evaluator.factory)
     if experiment.replay.sampler_factory:
         make_sampler(experiment.replay)
+    if experiment.observation_processor:
+        load_processor(experiment.observation_processor)
     make_step_processor(experiment)
 
 

@@ -214,7 +214,10 @@ def _train(
         found = evaluation()
         best.offer(frames, loop.learner.params, found)
         periodic.judged(frames, found)
+        judged.clear()
+        judged[frames] = found
 
+    judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
     best = BestCheckpoint(directory)
     periodic = PeriodicActions(
         experiment,
@@ -235,10 +238,9 @@ def _train(
         periodic.finish(loop.env_frames, loop.stats())
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    last = evaluation()
-    result = periodic.result(last, loop.env_frames, loop.learner.version)
-    best.offer(loop.env_frames, loop.learner.params, last)
-    return result
+    if loop.env_frames not in judged:  # these params may have been evaluated when it was due
+        evaluate(loop.env_frames)
+    return periodic.result(judged[loop.env_frames], loop.env_frames, loop.learner.version)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from rlstack.storage.loggers import Logger, Scalar, to_scalar
 
 READY = ("jsonl", "tensorboard", "terminal")
 
+_FIELD = "Experiment: loggers"
 _WANTED = "(run_dir) -> Logger of rlstack.storage.loggers"
 _MAX_WAITING = 10_000  # lines that a logger may be behind
 _CLOSE_SECONDS = 10.0  # for a logger to write what it is behind, and to close
@@ -33,11 +34,11 @@ def check_loggers(loggers: Sequence[Hook]) -> None:
     """
     for logger in loggers:
         if is_own(logger):
-            rule = f"Experiment: loggers {name_of(logger)} must be a function {_WANTED}"
-            check_callable(rule, load_hook(logger), Path())
+            rule = f"{_FIELD} {name_of(logger)} must be a function {_WANTED}"
+            check_callable(rule, load_hook(_FIELD, logger), Path())
         elif logger not in READY:
             raise ValueError(
-                f'Experiment: loggers must be {", ".join(READY)} or "module:callable"; got '
+                f'{_FIELD} must be {", ".join(READY)} or "module:callable"; got '
                 f"{logger!r}{nearest(str(logger), dict.fromkeys(READY))}."
             )
 
@@ -85,7 +86,7 @@ class _Guarded:
             self._fail(f"did not close within {_CLOSE_SECONDS:g} s, and may lose lines")
 
     def _run(self) -> None:
-        made = self._attempt(lambda: load_hook(self._hook)(self._run_dir))
+        made = self._attempt(lambda: load_hook(_FIELD, self._hook)(self._run_dir))
         if made is None:
             self._fail("made no logger")
         while (line := self._lines.get()) is not None:

@@ -34,9 +34,10 @@ class EvaluatorConfig(Checked):
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
     by_index: bool = False
-    """Whether episode i is the same for all params: the first episode of an environment with the
-    seed of number i, also for another num_envs. Environments are then made for each num_envs
-    episodes. Turn it on to compare runs, or checkpoints, episode by episode."""
+    """Whether episode i is the same for all params, also for another num_envs: the one that the
+    environment's reset_with_index(i) starts, or without that method the first episode of an
+    environment with the seed of number i. Environments are then made for each num_envs episodes.
+    Turn it on to compare runs, or checkpoints, episode by episode."""
     factory: Hook = ""
     """An evaluator of your own, as "module:callable" of a function (cfg, agent, rng_key) ->
     Evaluator of rlstack, such as a subclass of it."""

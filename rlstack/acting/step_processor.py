@@ -3,7 +3,8 @@
 A step processor is a function of a `Step`, the steps that some environments made at once. It
 returns what the replay stores instead: a `Step`, several of them, or None. It may change rewards
 and hold steps back, for example until their episode has ended. The agent acts on the environment's
-own steps, and the logged returns are the environment's too.
+own steps, and the logged returns are the environment's too. The arrays of a step keep their shapes:
+an observation processor (`rlstack.families.observing`) leaves out features, when acting too.
 
 The config names a function ``(num_envs) -> processor``, for example a class. Each actor has a
 processor of its own, for its ``num_envs`` environments:
@@ -102,6 +103,11 @@ def _rows(transition: Transition, row: int) -> Transition:
     return jax.tree.map(lambda x: np.asarray(x)[row : row + 1], transition)
 
 
+def _shapes_of_rows(transition: Transition) -> list[tuple[int, ...]]:
+    """Returns the shape of one row of each array."""
+    return [np.shape(x)[1:] for x in jax.tree.leaves(transition)]
+
+
 def make_processor(hook: Hook, num_envs: int) -> Processor:
     """Makes the user's step processor for an actor, and checks its signature.
 
@@ -126,6 +132,7 @@ class ProcessedSteps:
         self._ids = np.arange(pool.num_envs)
         self._over = np.ones(pool.num_envs, bool)  # whether the next step must be FIRST
         self._infos: Sequence[Info] = ()
+        self._rows: list[tuple[int, ...]] = []  # the shapes of one environment's step
         self._sums: list[dict[str, tuple[float, int]]] = [{} for _ in range(pool.num_envs)]
 
     def receive(self, env_ids: np.ndarray | None, timestep: TimeStep) -> None:
@@ -150,6 +157,7 @@ class ProcessedSteps:
             rules of time.
         """
         ids = self._ids if env_ids is None else env_ids
+        self._rows = self._rows or _shapes_of_rows(transition)
         made = self._processor(Step(ids, transition, self._infos))
         if made is None:
             return
@@ -184,6 +192,11 @@ class ProcessedSteps:
         if len(set(ids.tolist())) < len(ids) or not np.isin(ids, self._ids).all():
             known = f"distinct ids in 0..{len(self._ids) - 1}"
             raise self._error(f"return steps with {known}", f"{ids.tolist()!r:.80}")
+        rows = _shapes_of_rows(step.transition)
+        if rows != self._rows:
+            wanted = "return arrays of the shapes that they had, "
+            wanted += "because only observation_processor may leave out features"
+            raise self._error(wanted, f"{rows} instead of {self._rows}")
         self._check_time(ids, timestep)
         return Step(ids, step.transition._replace(timestep=timestep), step.infos)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import dm_env
 import numpy as np
@@ -52,9 +53,23 @@ class EntityEnv(dm_env.Environment):
           EnvError: the game returned an invalid observation, or too many consecutive episodes were
               over at their first observation.
         """
+        return self._begin(self.game.reset)
+
+    def reset_with_index(self, index: int) -> dm_env.TimeStep:
+        """Begins episode ``index`` by the game's own ``reset_with_index``.
+
+        A game without that method begins an episode as any other.
+
+        Raises:
+          EnvError: as `reset`.
+        """
+        start = getattr(self.game, "reset_with_index", None)
+        return self._begin(self.game.reset if start is None else functools.partial(start, index))
+
+    def _begin(self, start: Callable[[], Observation]) -> dm_env.TimeStep:
         self._context = None
         for _ in range(_MAX_RESETS):
-            observation = self.game.reset()
+            observation, start = start(), self.game.reset
             padded, context = self._encode(observation)
             if not (observation.done or observation.truncated):
                 self._context = context

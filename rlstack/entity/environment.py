@@ -116,7 +116,8 @@ cast."""
 class Environment(Protocol):
     """One game. `rlstack.entity.as_dm_env` adapts it for pools and actors.
 
-    Optional methods: ``__str__``, the text that ``rlstack play`` shows, and ``close()``.
+    Optional methods: ``__str__``, the text that ``rlstack play`` shows; ``close()``; and
+    ``reset_with_index(index)``, which begins episode ``index`` in an evaluation by index.
     """
 
     @property

@@ -70,8 +70,14 @@ class SingleEnv(Protocol):
         Environments with ``announce`` must have it.
         """
 
-    def reset(self, seed: int | None) -> Tree:
-        """Starts an episode, seeded if ``seed`` is given, and returns the observation."""
+    def reset(self, seed: int | None, index: int | None = None) -> Tree:
+        """Starts an episode and returns the observation.
+
+        Args:
+          seed: of the environment's random numbers, if it is given.
+          index: the number of the episode, if it is given and the environment has a method
+            ``reset_with_index(index)``, which then starts the episode; the seed is not used.
+        """
 
     def step(self, action: list[np.ndarray]) -> Outcome:
         """Takes the leaves of one action and returns the result."""
@@ -119,6 +125,15 @@ def takes_seed(builder: Callable[..., object]) -> bool:
         return False
 
 
+def _by_index(env: Any) -> Callable[..., Any] | None:
+    """Returns the method ``reset_with_index`` of an environment, None if it has none.
+
+    Only its own class counts. Older wrappers pass on the method of the environment within, which
+    would be reset without them.
+    """
+    return env.reset_with_index if hasattr(type(env), "reset_with_index") else None
+
+
 class _DmEnv:
     """A ``dm_env.Environment`` as a ``SingleEnv``."""
 
@@ -142,9 +157,10 @@ class _DmEnv:
         self.interrupt = getattr(env, "interrupt", None)
         self._has_metrics = hasattr(env, "last_metrics")
 
-    def reset(self, seed: int | None) -> Tree:
+    def reset(self, seed: int | None, index: int | None = None) -> Tree:
         del seed  # the builder has received it
-        timestep = self._env.reset()
+        by_index = None if index is None else _by_index(self._env)
+        timestep = self._env.reset() if by_index is None else by_index(index)
         if timestep.step_type != dm_env.StepType.FIRST:
             raise EnvError(f"{self._where}: reset must give FIRST; got {timestep.step_type}.")
         return timestep.observation
@@ -206,8 +222,9 @@ class _GymnasiumEnv:
         self._starts = [_start(s) for s in self._observation.leaves]
         self._shifted = any(np.any(s) for s in self._starts)
 
-    def reset(self, seed: int | None) -> Tree:
-        result = self._env.reset(seed=seed)
+    def reset(self, seed: int | None, index: int | None = None) -> Tree:
+        by_index = None if index is None else _by_index(self._env)
+        result = self._env.reset(seed=seed) if by_index is None else by_index(index)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(
                 f"{self._where}: reset() must return (observation, info); got {_brief(result)}."

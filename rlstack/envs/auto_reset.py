@@ -63,10 +63,12 @@ class AutoResetEnv:
         env_id: int,
         seed: int,
         step_info: bool = False,
+        index: int | None = None,
     ):
         """Builds the environment; ``seed`` also seeds its first reset.
 
-        With ``step_info``, `step` returns the numbers of every step's info.
+        With ``step_info``, `step` returns the numbers of every step's info. With ``index``, the
+        first episode is the one of this number, if the environment has ``reset_with_index``.
 
         Raises:
           EnvError: the environment breaks the rules of its interface.
@@ -77,14 +79,15 @@ class AutoResetEnv:
         self.observation = Nest(self._env.observation_spec)
         self.action = Nest(self._env.action_spec)
         self._seed: int | None = seed
+        self._index = index
         self._over = True
         self._step_info = step_info
 
     def reset(self, buffer: TimestepBuffer, row: int) -> None:
         """Starts an episode and writes its FIRST step to ``row`` of the buffer."""
         self._over = True  # if the reset fails, the next step tries again
-        observation = self._call("reset", self._env.reset, self._seed)
-        self._seed = None
+        observation = self._call("reset", self._env.reset, self._seed, self._index)
+        self._seed = self._index = None
         self._put(buffer, row, observation)
         buffer.step_type[row], buffer.reward[row], buffer.discount[row] = FIRST, 0.0, 1.0
         self._over = False
@@ -195,9 +198,15 @@ class AutoResetEnv:
 
 
 def build_all(
-    builder: EnvBuilder, options: Options, seeds: dict[int, int], step_info: bool = False
+    builder: EnvBuilder,
+    options: Options,
+    seeds: dict[int, int],
+    step_info: bool = False,
+    first_index: int | None = None,
 ) -> dict[int, AutoResetEnv]:
     """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
+
+    With ``first_index``, the first episode of environment i has the number ``first_index + i``.
 
     Raises:
       EnvError: an environment breaks the rules, or its specs differ from those of the first one.
@@ -206,7 +215,8 @@ def build_all(
     envs: dict[int, AutoResetEnv] = {}
     try:
         for env_id, seed in seeds.items():
-            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed, step_info)
+            index = None if first_index is None else first_index + env_id
+            envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed, step_info, index)
             head = next(iter(envs.values()))
             if spec_signature(env) != spec_signature(head):
                 raise EnvError(

@@ -97,6 +97,9 @@ class PoolConfig:
     "Whether a reward or observation that is NaN or infinite is an error."
     step_info: bool = False
     "Whether to keep the numbers in the info of every step, not only of the last one of an episode."
+    first_index: int | None = None
+    """The first episode of environment i is the one of number first_index + i, if the environment
+    has a method reset_with_index; None starts it as any other."""
 
     def __post_init__(self) -> None:
         _check_int("size", self.size, 1)

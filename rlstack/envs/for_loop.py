@@ -20,7 +20,7 @@ class ForLoopBackend:
     def __init__(self, builder: EnvBuilder, config: PoolConfig):
         """Builds the environments."""
         seeds = {i: config.seed + i for i in range(config.size)}
-        self._envs = build_all(builder, config.options, seeds, config.step_info)
+        self._envs = build_all(builder, config.options, seeds, config.step_info, config.first_index)
         head = self._envs[0]
         self._observation = head.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(

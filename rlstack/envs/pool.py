@@ -141,7 +141,7 @@ class SyncEnv(Pool):
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
           **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
-            ``check_finite`` and ``step_info`` of ``PoolConfig``.
+            ``check_finite``, ``step_info`` and ``first_index`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a size, seed or option out of range.
@@ -269,7 +269,7 @@ class AsyncEnv(Pool):
             ``"thread"``.
           num_threads: EnvPool's name of ``num_workers``.
           **limits: ``max_restarts``, ``restart_window``, ``step_timeout``, ``start_timeout``,
-            ``check_finite`` and ``step_info`` of ``PoolConfig``.
+            ``check_finite``, ``step_info`` and ``first_index`` of ``PoolConfig``.
 
         Raises:
           ValueError: unknown name or type, or a number or option out of range.

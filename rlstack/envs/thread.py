@@ -45,7 +45,7 @@ class ThreadBackend:
         self._size, self._wait = config.size, config.wait_num
         self._name = builder_name(builder)
         seeds = {i: config.seed + i for i in range(config.size)}
-        self._envs = build_all(builder, config.options, seeds, config.step_info)
+        self._envs = build_all(builder, config.options, seeds, config.step_info, config.first_index)
         head = self._envs[0]
         self._observation = head.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(

@@ -55,6 +55,10 @@ def test_objects_are_found_by_reference():
     assert load_object("programs.experiment:Experiment") is Experiment
     with pytest.raises(ValueError, match="no module 'no_such_module'"):
         load_object("no_such_module:thing")
+    with pytest.raises(ValueError, match="no module 'no_such_package'; run where"):
+        load_object("no_such_package.within:thing")
+    with pytest.raises(ValueError, match=r"no module 'json\.no_such'"):
+        load_object("json.no_such:thing")
     with pytest.raises(ValueError, match="did you mean 'Experiment'"):
         load_object("programs.experiment:Experimnt")
 

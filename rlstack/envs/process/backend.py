@@ -80,7 +80,8 @@ class ProcessBackend:
         shares = [ids.tolist() for ids in np.array_split(np.arange(size), number)]
         try:
             for ids in shares:
-                self._workers.append(self._start({i: config.seed + i for i in ids}))
+                seeds = {i: config.seed + i for i in ids}
+                self._workers.append(self._start(seeds, config.first_index))
             hellos = [self._greet(worker) for worker in self._workers]
         except BaseException as error:
             self.close()
@@ -105,9 +106,10 @@ class ProcessBackend:
         self._metrics: dict[int, dict[str, float]] = {}  # of each environment's last episode
         self._ids = np.arange(size, dtype=np.int32)
 
-    def _start(self, seeds: dict[int, int]) -> WorkerHandle:
+    def _start(self, seeds: dict[int, int], first_index: int | None = None) -> WorkerHandle:
         together = self._config.wait_num == self._size
-        setup = Setup(self._builder, seeds, self._size, together, self._config.step_info)
+        infos = self._config.step_info
+        setup = Setup(self._builder, seeds, self._size, together, infos, first_index)
         return WorkerHandle(setup, self._memory_fd)
 
     def _listen(self, worker: WorkerHandle) -> None:

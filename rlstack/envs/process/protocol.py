@@ -48,6 +48,7 @@ class Setup(NamedTuple):
     size: int  # number of environments of the whole pool
     together: bool  # whether to answer once for all environments of a batch of orders
     step_info: bool = False  # whether to send the numbers in the info of every step
+    first_index: int | None = None  # of the first episodes, see `PoolConfig`
 
 
 class Hello(NamedTuple):

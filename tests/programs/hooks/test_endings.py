@@ -137,7 +137,11 @@ def test_a_logger_that_hangs_neither_delays_nor_outlives_the_run(tmp_path, monke
         ({"loggers": (f"{OWN}:takes_nothing",)}, "does not take these arguments"),
         ({"loggers": (f"{OWN}:Missing",)}, "has no 'Missing'"),
         ({"stop": StopConfig(factory=f"{OWN}:takes_nothing")}, "got NoneType None"),
-        ({"stop": StopConfig(factory="no_such_module:rule")}, "there is no module"),
+        (
+            {"stop": StopConfig(factory="no.such:rule")},
+            "Experiment: stop.factory 'no.such:rule': there is no module 'no'; run where it can be "
+            "imported",
+        ),
     ],
 )
 def test_hooks_that_do_not_fit_are_refused_before_anything_starts(tmp_path, changes, message):

@@ -1,0 +1,214 @@
+"""A wrapper that shows an agent a function of the observation, such as some of its features.
+
+The function is part of the agent. So acting, learning and evaluation see the same, in every
+topology and from recorded data; environments, replay and messages keep the whole observation. The
+wrapped agent needs no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from rlstack.agent import Agent, EpochAgent
+from rlstack.references import Hook, check_callable, load_hook, name_of
+from rlstack.types import (
+    ActionDistribution,
+    AgentOut,
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    LearnerState,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+_FIELD = "Experiment: observation_processor"
+_WANTED = "(observation) -> observation, with jax.numpy and for one step without a batch axis"
+
+
+def load_processor(hook: Hook) -> Callable[[PyTree], PyTree]:
+    """Returns the user's function, and checks its signature.
+
+    Raises:
+      ValueError: it cannot be imported.
+      WrongKindError: it is not a function of one argument.
+    """
+    function = load_hook(_FIELD, hook)
+    check_callable(f"{_FIELD} {name_of(hook)} must be a function {_WANTED}", function, None)
+    return function
+
+
+class View:
+    """What the user's function makes of the observations of a spec.
+
+    Attributes:
+      obs_spec: of the environment.
+      seen_spec: of what the function returns. Entries that it returns unchanged keep their specs;
+        others have no bounds.
+    """
+
+    def __init__(self, hook: Hook, obs_spec: PyTree) -> None:
+        """Calls the function once, for shapes only.
+
+        Args:
+          hook: the function, see `load_processor`.
+          obs_spec: of one observation of the environment.
+
+        Raises:
+          ValueError: it cannot be imported, it does not fit these observations, or it returns no
+            arrays.
+        """
+        self._hook, self.obs_spec = hook, obs_spec
+        self._function = load_processor(hook)
+        self.seen_spec = self._spec()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._hook, self.obs_spec)
+
+    def __call__(self, timestep: TimeStep) -> TimeStep:
+        """Returns steps with any number of leading axes as the agent sees them."""
+        function = self._function
+        for _ in range(np.ndim(timestep.step_type)):
+            function = jax.vmap(function)
+        return timestep._replace(observation=function(timestep.observation))
+
+    def _spec(self) -> PyTree:
+        found: list[PyTree] = []
+
+        def trace(observation: PyTree) -> PyTree:
+            leaves, known = jax.tree.leaves(observation), jax.tree.leaves(self.obs_spec)
+            kept = {id(leaf): spec for leaf, spec in zip(leaves, known, strict=True)}
+
+            def spec(leaf: Any) -> specs.Array:
+                array = jnp.asarray(leaf)
+                return kept.get(id(leaf)) or specs.Array(array.shape, np.dtype(array.dtype))
+
+            made = self._function(observation)
+            found.append(jax.tree.map(spec, made))
+            return jax.tree.map(jnp.asarray, made)
+
+        shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self.obs_spec)
+        shown = jax.tree.map(lambda s: f"{s.dtype}{list(s.shape)}", self.obs_spec)
+        rule = f"{_FIELD} {name_of(self._hook)} must be a function {_WANTED}; for {shown}"
+        try:
+            jax.eval_shape(trace, shapes)
+        except Exception as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise ValueError(f"{rule} it raised {type(error).__name__}: {reason}") from error
+        if not jax.tree.leaves(found[0]):
+            raise ValueError(f"{rule} it returned no arrays.")
+        return found[0]
+
+
+class Observing(Agent):
+    """An agent that sees a function of the observations."""
+
+    def __init__(self, agent: Agent, view: View) -> None:
+        """Wraps an agent. Call `observing` instead, which chooses the class."""
+        self.agent, self.view = agent, view
+        self.cfg = agent.cfg
+        self.obs_spec, self.action_spec = view.obs_spec, agent.action_spec
+        self.network, self.policy = agent.network, agent.policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.agent, self.view)
+
+    def with_network(self, change: Callable[[Any], Any]) -> Observing:
+        """Changes the network of the wrapped agent."""
+        return type(self)(self.agent.with_network(change), self.view)
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Calls the same method of the agent."""
+        return self.agent.initial_params(rng_key)
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Calls the same method of the agent."""
+        return self.agent.initial_state(batch_size)
+
+    def reset_state(self, state: AgentState, first: Array) -> AgentState:
+        """Calls the same method of the agent."""
+        return self.agent.reset_state(state, first)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> LearnerState:
+        """Calls the same method of the agent."""
+        return self.agent.initial_learner_state(rng_key, params)
+
+    def lay_out(self, timestep: TimeStep) -> TimeStep:
+        """Returns the steps unchanged: only the agent's own observations can be laid out."""
+        return timestep
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> ActionDistribution | None:
+        """Returns the agent's distribution for what it sees."""
+        return self.agent.action_distribution(rng_key, params, self.view(timestep), state)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> tuple[AgentOut, AgentState]:
+        """Acts on what the agent sees of steps ``[B, ...]``."""
+        return self.agent.actor_step(rng_key, params, self.view(timestep), state)
+
+    def learner_step(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Updates the agent from what it sees of the batch."""
+        return self.agent.learner_step(params, learner_state, self._seen(batch))
+
+    def _seen(self, batch: Batch) -> Batch:
+        timestep = self.view(batch.trajectory.timestep)
+        return batch._replace(trajectory=batch.trajectory._replace(timestep=timestep))
+
+
+class ObservingEpochs(Observing, EpochAgent):
+    """An epoch agent that sees a function of the observations, computed once per batch."""
+
+    agent: EpochAgent
+
+    def __init__(self, agent: EpochAgent, view: View) -> None:
+        super().__init__(agent, view)
+        self.may_stop = agent.may_stop
+
+    def stops_at(self, logs: Logs) -> Array:
+        """Calls the same method of the agent."""
+        return self.agent.stops_at(logs)
+
+    def prepare(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[LearnerState, PyTree, Array]:
+        """Calls the agent's ``prepare`` with what it sees of the batch."""
+        return self.agent.prepare(params, learner_state, self._seen(batch))
+
+    def update(
+        self, params: Params, learner_state: LearnerState, minibatch: PyTree
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Calls the same method of the agent."""
+        return self.agent.update(params, learner_state, minibatch)
+
+    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
+        """Calls the same method of the agent."""
+        return self.agent.lay_out_rows(minibatch)
+
+    def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
+        """Calls the same method of the agent."""
+        return self.agent.finish(params, learner_state)
+
+
+def observing(agent: Agent, view: View) -> Agent:
+    """Returns the wrapped agent, whose observations are those of the environment.
+
+    Args:
+      agent: made for ``view.seen_spec``.
+      view: what it sees.
+    """
+    return ObservingEpochs(agent, view) if isinstance(agent, EpochAgent) else Observing(agent, view)
