@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import dm_env
 import gymnasium
 import numpy as np
 import pytest
-from dm_env import specs
 
 from programs.components.environments import make_env, make_evaluation_env
 from programs.components.evaluation import evaluate, make_evaluator
@@ -15,50 +13,10 @@ from rlstack.checks import EnvError
 from rlstack.entity import as_dm_env
 from rlstack.entity.games.count import Count
 from rlstack.envs import SyncEnv
+from tests.programs.hooks.numbered import Numbered, NumberedDm
 from tests.programs.running import ppo
 
 pytestmark = [pytest.mark.one_lane, pytest.mark.timeout(60)]
-
-
-class Numbered(gymnasium.Env):
-    """Shows the number of its episode, -1 for one without, and ends after as many steps plus 1."""
-
-    observation_space = gymnasium.spaces.Box(-1e6, 1e6, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return self._start(-1)
-
-    def reset_with_index(self, index):
-        return self._start(index)
-
-    def _start(self, index):
-        self._observation, self._left = np.full(1, index, np.float32), max(index, 0) + 1
-        return self._observation, {}
-
-    def step(self, action):
-        self._left -= 1
-        return self._observation, 1.0, not self._left, False, {}
-
-
-class NumberedDm(dm_env.Environment):
-    def __init__(self, seed=0):
-        pass
-
-    def observation_spec(self):
-        return specs.Array((1,), np.float32)
-
-    def action_spec(self):
-        return specs.DiscreteArray(2)
-
-    def reset(self):
-        return dm_env.restart(np.full(1, -1, np.float32))
-
-    def reset_with_index(self, index):
-        return dm_env.restart(np.full(1, index, np.float32))
-
-    def step(self, action):
-        return dm_env.termination(1.0, np.zeros(1, np.float32))
 
 
 class Wrapped(gymnasium.Wrapper):
@@ -79,7 +37,7 @@ class CountByIndex(Count):
 @pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
 @pytest.mark.parametrize("env", [Numbered, NumberedDm])
 def test_the_first_episodes_have_numbers(env, kind):
-    name = f"{__name__}:{env.__name__}"
+    name = f"{env.__module__}:{env.__name__}"
     with SyncEnv(name, 3, kind, num_workers=2, first_index=4) as pool:
         assert pool.reset().observation[:, 0].tolist() == [4, 5, 6]
         assert pool.reset().observation[:, 0].tolist() == [-1] * 3
@@ -114,7 +72,7 @@ def test_what_it_returns_is_checked():
 @pytest.mark.parametrize("num_envs", [2, 3])
 def test_an_evaluation_by_index_plays_these_episodes(num_envs):
     cfg = EvaluatorConfig(episodes=6, num_envs=num_envs, by_index=True)
-    experiment = ppo("single_process", env={"name": f"{__name__}:Numbered"})
+    experiment = ppo("single_process", env={"name": f"{Numbered.__module__}:Numbered"})
     experiment = dataclasses.replace(experiment, evaluator=cfg)
     with make_evaluation_env(experiment) as env:
         evaluator = make_evaluator(experiment, env.spec)
