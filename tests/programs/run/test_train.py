@@ -59,7 +59,10 @@ def test_a_run_writes_its_config_logs_checkpoint_and_result(tmp_path):
     assert found["eval_episodes"] == 2
     assert from_json((tmp_path / "run" / "config.json").read_text()) == experiment
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert [line["env_frames"] for line in lines] == sorted({x["env_frames"] for x in lines})
+    *training, judged = lines
+    assert [x["env_frames"] for x in training] == sorted({x["env_frames"] for x in training})
+    assert judged["env_frames"] == result.env_frames == training[-1]["env_frames"]
+    assert judged["evaluator/episode_return"] == result.eval_return_mean
     assert any("learner/loss" in line and "actor/episode_return" in line for line in lines)
     assert any((tmp_path / "run" / "tensorboard").iterdir())
     assert "frames" in stream.getvalue()
