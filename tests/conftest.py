@@ -48,6 +48,13 @@ class _ByFile(LoadFileScheduling):
         return next((scope for part, scope in together.items() if part in file), file)
 
 
+def pytest_configure(config):
+    # Quick tests spend most of their time in XLA's compiler, so they optimise least. Slow tests
+    # compile as users do. XLA reads this at the first compilation.
+    if config.option.markexpr.startswith("not slow"):
+        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+
+
 def pytest_xdist_make_scheduler(config, log):
     return _ByFile(config, log)
 

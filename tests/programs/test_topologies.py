@@ -36,6 +36,10 @@ TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
 HEAVY_FIRST = ["heavy_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[1:])]
 SHARED_FIRST = [*SHARED_MEMORY, pytest.param("distributed", marks=_LATER)]
+DISTRIBUTED_FIRST = [
+    *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[:2]),
+    "distributed",
+]
 LIGHT_FIRST = ["light_env", *(pytest.param(name, marks=_LATER) for name in TOPOLOGIES[::2])]
 
 
@@ -104,7 +108,7 @@ def check_parity(single, make, frames, topology, directory, **changes):
     return result
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", DISTRIBUTED_FIRST)
 def test_ppo_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
     result = check_parity(single, ppo, 5200, topology, tmp_path / "run")
     assert result.learner_steps >= 20
@@ -203,7 +207,9 @@ def test_asynchronous_pools_work(tmp_path, topology):
     assert np.isfinite(series(tmp_path / "run", "learner/loss")).all()
 
 
-@pytest.mark.parametrize("topology", HEAVY_FIRST)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_it_trains_in_processes(tmp_path, topology):
     experiment = ppo(topology, program={"launch": "processes", **TWO_ACTORS})
     result = run(experiment, tmp_path / "run")

@@ -44,8 +44,15 @@ class Poisoned(gymnasium.Env):
         return {"camera": camera, "count": self._time}
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((kind, value) for kind in ("for_loop", "thread") for value in (np.nan, np.inf, -np.inf)),
+        ("process", np.nan),
+        pytest.param("process", np.inf, marks=pytest.mark.slow),
+        pytest.param("process", -np.inf, marks=pytest.mark.slow),
+    ],
+)
 def test_the_error_names_environment_and_leaf(kind, value):
     options = {"value": value}
     with SyncEnv(Poisoned, 3, kind, options=options) as env:

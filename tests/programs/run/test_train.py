@@ -106,7 +106,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
     ("name", "env_type", "options"),
     [
         ("cartpole-ppo", "cpp", {}),
-        ("cartpole-ppo", "for_loop", {}),
+        pytest.param("cartpole-ppo", "for_loop", {}, marks=_LATER),
         ("cartpole-dqn", "cpp", {}),
         pytest.param("cartpole-dqn", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
         pytest.param("cartpole-ppo", "cpp", {"norm": "batch"}, marks=pytest.mark.slow),

@@ -29,7 +29,7 @@ DIFFERENT = {
     "own in test_reverb.py",
     "test_uniform_is_uniform": "holds more items where starts are refused: own in test_reverb.py",
 }
-# Tests that take a minute, because every add and sample asks the server.
+# Tests that make thousands of calls: with a server they take minutes, with shared memory seconds.
 SLOW = {"test_no_setting_keeps_a_single_process_waiting_for_ever"}
 
 
@@ -79,6 +79,9 @@ def no_reverb_server_left():
 @pytest.hookimpl(tryfirst=True)  # runs before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
+        if "[shared_memory" in item.name and item.originalname in SLOW:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.chosen)
         if "[reverb" not in item.name:
             continue
         item.add_marker(pytest.mark.reference)
