@@ -1,7 +1,7 @@
 """Runs programs for a long time and checks that no process of theirs grows.
 
     python -m benchmarks.soak                       # 30 minutes of distributed, and of light_env
-    python -m benchmarks.soak --minutes 5 --topologies light_env
+    python -m benchmarks.soak --minutes 5 --topologies light_env --keep soaks
 
 Every few seconds it reads the memory, shared memory, threads, file descriptors and log of each
 process of a program. After the first third of the time, in which replay and caches fill, a straight
@@ -12,7 +12,9 @@ noise, if a process was restarted, or if the program ends with an error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -109,6 +111,10 @@ class Soak:
                 found += [fit(name, quantity, table[:, 0], values) for quantity, values in columns]
         return found
 
+    def write(self, path: Path) -> None:
+        """Writes the samples: for each process, rows of the time and of the quantities."""
+        path.write_text(json.dumps({"columns": ["seconds", *ALLOWED], **self._samples}))
+
     def _read(self, pid: int, name: str) -> tuple[float, ...]:
         status = dict(
             line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -142,15 +148,20 @@ def soak(topology: str, minutes: float, run_dir: Path) -> list[str]:
                 samples.sample()
                 time.sleep(_PERIOD)
             process.send_signal(signal.SIGINT)
-            code = process.wait(_END)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END)
+            code = process.poll()
         finally:
             process.kill()
             process.wait()
+    samples.write(run_dir.with_suffix(".samples.json"))
     slopes = samples.slopes()
     _print(topology, slopes)
     wrong = [f"{topology}: {s.process}: {s.quantity} grows" for s in slopes if not s.is_flat]
     wrong += [f"{topology}: {name} was restarted" for name in sorted(samples.restarted)]
-    if code != 128 + signal.SIGINT:
+    if code is None:
+        wrong.append(f"{topology}: it did not end within {_END:g} s")
+    elif code != 128 + signal.SIGINT:
         text = run_dir.with_suffix(".output").read_text()[-2000:]
         wrong.append(f"{topology}: it ended with exit code {code}: {text}")
     return wrong
@@ -176,10 +187,15 @@ def main() -> int:
     """Runs the programs one after the other; returns 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=float, default=30.0, help="for each topology")
+    parser.add_argument("--keep", metavar="DIR", help="directory for the runs and the samples")
     parser.add_argument("--topologies", nargs="+", default=["distributed", "light_env"])
     chosen = parser.parse_args()
     wrong = []
-    with tempfile.TemporaryDirectory(prefix="rlstack-soak-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = chosen.keep or stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="rlstack-soak-")
+        )
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for topology in chosen.topologies:
             wrong += soak(topology, chosen.minutes, Path(folder) / topology)
     print("\n".join(wrong) or "flat")
