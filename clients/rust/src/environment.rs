@@ -160,14 +160,7 @@ pub struct Obs {
 impl Obs {
     /// Returns an observation without entities or actors.
     pub fn new(reward: f64) -> Self {
-        Obs {
-            reward,
-            end: End::No,
-            rows: vec![],
-            globals: vec![],
-            acting: vec![],
-            metrics: vec![],
-        }
+        Obs { reward, end: End::No, rows: vec![], globals: vec![], acting: vec![], metrics: vec![] }
     }
 
     /// Adds the entities of a type. A type that is not added has none.
@@ -310,11 +303,16 @@ pub fn play(
                     ActionKind::Global(_) => vec![],
                     _ => actors.iter().filter_map(place).collect(),
                 },
-                choices: if selects { vec![] } else { choices.iter().map(|i| *i as usize).collect() },
+                choices: if selects {
+                    vec![]
+                } else {
+                    choices.iter().map(|i| *i as usize).collect()
+                },
                 actees: if selects { choices.iter().filter_map(place).collect() } else { vec![] },
             }
         });
-        obs = environment.act(&Actions { names: std::sync::Arc::clone(&names), chosen: chosen.collect() });
+        obs = environment
+            .act(&Actions { names: std::sync::Arc::clone(&names), chosen: chosen.collect() });
     }
 }
 
@@ -347,7 +345,9 @@ fn as_observation(
         truncated: obs.end == End::Truncated,
         ..Observation::default()
     };
-    if let Some(rows) = obs.rows.iter().find(|rows| !space.entities.iter().any(|k| k.name == rows.kind)) {
+    if let Some(rows) =
+        obs.rows.iter().find(|rows| !space.entities.iter().any(|k| k.name == rows.kind))
+    {
         return Err(SpaceError(format!("entity type {:?}: must be in the obs_space", rows.kind)));
     }
     let mut places = vec![];
@@ -369,15 +369,17 @@ fn as_observation(
         };
         match group {
             None => Ok(vec![]),
-            Some(Group::All(kind)) => {
-                Ok((0..places.len()).filter(|i| places[*i].kind == *kind).map(|i| i as u32).collect())
-            }
+            Some(Group::All(kind)) => Ok((0..places.len())
+                .filter(|i| places[*i].kind == *kind)
+                .map(|i| i as u32)
+                .collect()),
             Some(Group::Some(group)) => group.iter().map(index).collect(),
         }
     };
     for acting in &obs.acting {
         let number = action_number(space, acting.action)?;
-        let mut mask = ActionMask::new(number, indices(&acting.actors)?).at(indices(&acting.actees)?);
+        let mut mask =
+            ActionMask::new(number, indices(&acting.actors)?).at(indices(&acting.actees)?);
         mask.mask = acting.legal.clone();
         if acting.actors.is_none() || !mask.actors.is_empty() {
             shown.action_masks.push(mask);

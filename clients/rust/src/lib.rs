@@ -5,6 +5,9 @@
 //! of them in one process. A game that owns its loop shows an [`Agent`] an [`Observation`] and plays
 //! the actions that come back; without a trainer, use a [`RandomAgent`].
 
+// `Option::is_none_or`, which Clippy prefers, needs Rust 1.82.
+#![allow(clippy::unnecessary_map_or)]
+
 mod agent;
 mod environment;
 pub mod games;

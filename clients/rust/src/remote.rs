@@ -191,8 +191,7 @@ impl Connection {
             if answers[place].is_some() {
                 return Err(invalid(format!("ACT must answer agent {number} once")));
             }
-            answers[place] =
-                Some(wire::actions(&mut data, &self.space, observations[place].1)?);
+            answers[place] = Some(wire::actions(&mut data, &self.space, observations[place].1)?);
         }
         data.end()?;
         Ok(Some(answers.into_iter().flatten().collect()))
@@ -217,7 +216,9 @@ impl Connection {
     ) -> io::Result<()> {
         if number >= self.num_agents {
             let most = self.num_agents;
-            return Err(invalid(format!("an agent's number must be less than {most}; got {number}")));
+            return Err(invalid(format!(
+                "an agent's number must be less than {most}; got {number}"
+            )));
         }
         self.space.check(observation).map_err(|error| invalid(error.0))?;
         out.u32(number);

@@ -10,7 +10,7 @@ impl Rng {
     }
 
     /// Returns a uniform number of 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -20,7 +20,7 @@ impl Rng {
 
     /// Returns a uniform number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        ((self.next() as u128 * bound as u128) >> 64) as usize
+        ((self.next_u64() as u128 * bound as u128) >> 64) as usize
     }
 
     /// Puts items in a uniformly random order.

@@ -20,7 +20,10 @@ const GAMES: usize = 1000; // that a random agent plays
 /// episodes with random actions and prints the mean return. The other arguments are `name=value`.
 ///
 /// `configure` takes its options and returns a function from a seed to an environment.
-pub fn serve<E, F>(name: &str, configure: impl FnOnce(&mut Options) -> Result<F, String>) -> ExitCode
+pub fn serve<E, F>(
+    name: &str,
+    configure: impl FnOnce(&mut Options) -> Result<F, String>,
+) -> ExitCode
 where
     E: Environment + 'static,
     F: Fn(u64) -> E,
@@ -102,7 +105,8 @@ where
         }
         if let Err(error) = trainer.send(rows(&mut environments, listed.len())) {
             // A trainer that ends does not wait for the last rows.
-            let left = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+            let left =
+                matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
             return if left { Ok(()) } else { Err(error) };
         }
     }
@@ -179,7 +183,9 @@ impl Trainer {
             }
             wire::SHUTDOWN => data.end().map(|()| None),
             wire::ERROR => Err(invalid(data.text()?)),
-            kind => self.fail(&format!("a trainer must not send a frame of kind {kind}")).map(|()| None),
+            kind => {
+                self.fail(&format!("a trainer must not send a frame of kind {kind}")).map(|()| None)
+            }
         }
     }
 }

@@ -293,7 +293,10 @@ mod tests {
         let mut observation = Observation {
             features: vec![vec![vec![0.0]; 2]],
             visible: vec![Some(vec![true, false])],
-            action_masks: vec![ActionMask::new(0, vec![0, 1]), ActionMask::new(1, vec![0]).at(vec![1])],
+            action_masks: vec![
+                ActionMask::new(0, vec![0, 1]),
+                ActionMask::new(1, vec![0]).at(vec![1]),
+            ],
             ..Observation::default()
         };
         space.check(&observation).unwrap();

@@ -162,10 +162,14 @@ impl VecEnv {
             let number = *number as usize;
             let Some((chunk, slot)) = self.places.get(number).copied() else {
                 let most = self.places.len();
-                return Err(format!("an environment's number must be less than {most}; got {number}"));
+                return Err(format!(
+                    "an environment's number must be less than {most}; got {number}"
+                ));
             };
             if std::mem::replace(&mut self.last_listed[number], self.num_steps) == self.num_steps {
-                return Err(format!("an environment must be listed once; {number} is listed twice"));
+                return Err(format!(
+                    "an environment must be listed once; {number} is listed twice"
+                ));
             }
             locked(&self.chunks[chunk]).orders.push((slot, at));
             self.listed.push(number);
@@ -198,7 +202,8 @@ impl VecEnv {
     /// Appends the rows of the last step, one column after the other, in the order in which the
     /// environments were listed.
     pub fn write_rows(&self, out: &mut Vec<u8>) {
-        let chunks: Vec<MutexGuard<Chunk>> = self.chunks.iter().map(|chunk| locked(chunk)).collect();
+        let chunks: Vec<MutexGuard<Chunk>> =
+            self.chunks.iter().map(|chunk| locked(chunk)).collect();
         let mut from = 0;
         out.reserve(self.layout.size * self.listed.len());
         for size in &self.layout.columns {

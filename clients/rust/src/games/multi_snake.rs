@@ -35,7 +35,11 @@ impl MultiSnakeConfig {
             num_steps: options.take("num_steps", 180)?,
         };
         let MultiSnakeConfig { board_size, num_snakes, max_snake_length, num_steps } = config;
-        if !(2..=1000).contains(&board_size) || num_snakes < 1 || max_snake_length < 2 || num_steps < 1 {
+        if !(2..=1000).contains(&board_size)
+            || num_snakes < 1
+            || max_snake_length < 2
+            || num_steps < 1
+        {
             return Err(format!(
                 "board_size must be 2 to 1000, num_snakes and num_steps at least 1, and \
                  max_snake_length at least 2; got {config:?}"
@@ -160,7 +164,9 @@ impl Environment for MultiSnake {
             }
             if content == ate && self.snakes[colour].len() <= self.config.max_snake_length {
                 grown += 1;
-            } else if let Some(place) = self.snakes[colour].pop_front().and_then(|cell| self.at(cell)) {
+            } else if let Some(place) =
+                self.snakes[colour].pop_front().and_then(|cell| self.at(cell))
+            {
                 self.board[place] = Content::Free;
             }
         }
