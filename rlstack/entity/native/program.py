@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -66,29 +65,11 @@ class Program:
         """
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._directory = tempfile.mkdtemp(prefix="rlstack-")  # only this user may enter it
-        path = os.path.join(self._directory, "socket")
-        short = len(os.fsencode(path)) <= _MAX_PATH
-        token = secrets.token_hex(16)
-        self._answer: bytearray | None = None
         try:
-            listener = Listener(f"unix:{path}" if short else "")
-            try:
-                listener.hellos.expect(token)
-                self._process = start_program(
-                    command, listener.address, token, **{_MANY_VARIABLE: "1"}
-                )
-                caller = listener.accept(token, start_timeout, lambda: self.exit_code() is None)
-                if caller is None:
-                    refused = listener.hellos.refused
-                    raise Lost(
-                        f"it did not connect within {start_timeout:g} s{self.ended()}"
-                        + (f" The last connection was refused: {refused}." if refused else "")
-                    )
-            finally:
-                listener.close()
-            self._connection = caller.connection
-            self.spaces = _read_hello(Reader(caller.hello))
+            # Removed once the program has connected, so that a killed trainer leaves no files.
+            with tempfile.TemporaryDirectory(prefix="rlstack-") as directory:
+                hello = self._connect(command, os.path.join(directory, "socket"), start_timeout)
+            self.spaces = _read_hello(Reader(hello))
         except BaseException as error:
             if isinstance(error, WireError):
                 self.refuse(str(error))
@@ -96,6 +77,26 @@ class Program:
             if isinstance(error, OSError):
                 raise Lost(f"it did not start: {error}") from error
             raise
+
+    def _connect(self, command: Sequence[str], path: str, timeout: float) -> bytes:
+        """Starts the program, which connects to a Unix socket or to TCP; returns its greeting."""
+        short = len(os.fsencode(path)) <= _MAX_PATH
+        token = secrets.token_hex(16)
+        listener = Listener(f"unix:{path}" if short else "")
+        try:
+            listener.hellos.expect(token)
+            self._process = start_program(command, listener.address, token, **{_MANY_VARIABLE: "1"})
+            caller = listener.accept(token, timeout, lambda: self.exit_code() is None)
+            if caller is None:
+                refused = listener.hellos.refused
+                raise Lost(
+                    f"it did not connect within {timeout:g} s{self.ended()}"
+                    + (f" The last connection was refused: {refused}." if refused else "")
+                )
+        finally:
+            listener.close()
+        self._connection = caller.connection
+        return caller.hello
 
     def welcome(self, seeds: Sequence[int], threads: int) -> None:
         """Tells the program to build one environment for each seed.
@@ -247,7 +248,6 @@ class Program:
         process, self._process = self._process, None
         if process is not None:
             stop_program(process)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _read_hello(data: Reader) -> Spaces:

@@ -1,12 +1,15 @@
 """The Rust client: its own tests, and its example games as environments."""
 
+import os
+import subprocess
+
 import numpy as np
 import pytest
 
 from rlstack.entity.inverted import SocketGame
 from rlstack.envs import SyncEnv
 from tests.entity.inverted.test_inverted import random_actions
-from tests.entity.rust_crate import NEEDS_CARGO, cargo
+from tests.entity.rust_crate import CRATE, NEEDS_CARGO, cargo
 from tests.entity.rust_crate import examples as examples  # a fixture
 
 pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.timeout(180)]
@@ -20,6 +23,23 @@ def test_the_crates_own_tests_pass():
 @pytest.mark.chosen
 def test_the_crates_documentation_runs():
     assert "2 passed" in cargo("test", "--doc")
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize(
+    "check",
+    [["fmt", "--check"], ["clippy", "--all-targets", "--offline", "--", "--deny", "warnings"]],
+    ids=["fmt", "clippy"],
+)
+def test_the_crate_is_formatted_and_has_no_warnings(check):
+    if subprocess.run(["cargo", check[0], "--version"], capture_output=True).returncode:
+        pytest.skip(f"cargo {check[0]} is not installed")
+    environ = {**os.environ, "CARGO_TARGET_DIR": str(CRATE / "target")}
+    done = subprocess.run(
+        ["cargo", *check], cwd=CRATE, env=environ, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def test_the_examples_play(examples):
