@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.timeout(400, method="thread"),
 ]
 LATER = 240.0  # seconds that a busy machine may take to start a program
-CHOSEN_FIRST = [pytest.param(TOPOLOGIES[0], marks=pytest.mark.chosen), *TOPOLOGIES[1:]]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def arguments(examples, topology, run_dir, frames):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("topology", CHOSEN_FIRST)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_count_is_learned_and_the_checkpoint_plays(tmp_path, examples, topology):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "programs", "train"]
