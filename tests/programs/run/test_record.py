@@ -147,9 +147,12 @@ def test_a_run_from_data_writes_the_files_of_every_run(expert, tmp_path):
     assert result.eval_episodes == 2
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result._asdict()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert [line["env_frames"] for line in lines] == [2_560, 5_120, 7_680, 10_240]
-    assert lines[-1]["learner/loss"] < lines[0]["learner/loss"]
-    assert lines[-1]["dataset/epochs"] == pytest.approx(10_240 / 2_000)
+    *training, evaluation = lines
+    assert [line["env_frames"] for line in training] == [2_560, 5_120, 7_680, 10_240]
+    assert evaluation["env_frames"] == 10_240
+    assert evaluation["evaluator/episode_return"] == result.eval_return_mean
+    assert training[-1]["learner/loss"] < training[0]["learner/loss"]
+    assert training[-1]["dataset/epochs"] == pytest.approx(10_240 / 2_000)
     again = train.evaluate(tmp_path / "run")
     assert again.returns.mean() == result.eval_return_mean
 
