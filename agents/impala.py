@@ -49,7 +49,7 @@ class ImpalaConfig(PolicyGradientConfig):
         self.require("vtrace_lambda", 0 <= self.vtrace_lambda <= 1, "in [0, 1]")
 
 
-@register(ImpalaConfig, network=actor_critic)
+@register(ImpalaConfig, network=actor_critic, compares_with_acting=True)
 class Impala(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

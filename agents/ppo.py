@@ -97,7 +97,7 @@ class PPORows(NamedTuple):
     entropy_cost: Array | tuple[()] = ()  # () if it is the config's
 
 
-@register(PPOConfig, network=actor_critic)
+@register(PPOConfig, network=actor_critic, compares_with_acting=True)
 class PPO(PolicyGradientAgent, EpochAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network.
 

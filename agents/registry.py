@@ -20,6 +20,7 @@ class Entry(NamedTuple):
     policy: Callable[[Any, int], exploration.Policy]
     offline: bool
     older_runtime: bool
+    compares_with_acting: bool
 
 
 AGENTS: dict[type, Entry] = {}  # by the class of the agent's config
@@ -38,6 +39,7 @@ def register(
     policy: Callable[[Any, int], exploration.Policy] = sample,
     offline: bool = False,
     older_runtime: bool = True,
+    compares_with_acting: bool = False,
 ) -> Callable[[AgentClass], AgentClass]:
     """Registers the decorated agent: an experiment with this config runs this agent.
 
@@ -49,10 +51,12 @@ def register(
       offline: whether the agent learns from recorded data only, and never from its own acting.
       older_runtime: whether XLA's older CPU runtime can compile the agent's update. The one in
           jaxlib 0.5 aborts on large matrix products of random numbers.
+      compares_with_acting: whether the loss has the ratio of an action's probabilities in learning
+          and in acting. Plain batch norm gives different ones, and is refused.
     """
 
     def add(agent: AgentClass) -> AgentClass:
-        AGENTS[config] = Entry(agent, network, policy, offline, older_runtime)
+        AGENTS[config] = Entry(agent, network, policy, offline, older_runtime, compares_with_acting)
         return agent
 
     return add

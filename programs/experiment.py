@@ -270,6 +270,13 @@ class Experiment(Checked):
                 "Experiment: policy.kind must be agent with policy_factory, because there is one "
                 f"policy; got {self.policy.kind}. Give one of them."
             )
+        entry = AGENTS.get(type(self.agent))
+        if entry is not None and entry.compares_with_acting and self.network.norm == "batch":
+            raise ValueError(
+                f"Experiment: network.norm must not be batch with {entry.agent.__name__}, whose "
+                "loss compares the probabilities of actions in learning with those in acting: "
+                "batch norm gives different ones. Use --network.norm batch_renorm or layer."
+            )
         self.require("updates", self.updates >= 0, "at least 0")
         self.require("hours", 0 <= self.hours < math.inf, "at least 0 and finite")
         if (self.stop.return_reached is not None or self.stop.patience) and not (

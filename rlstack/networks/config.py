@@ -49,9 +49,9 @@ class NetworkConfig(Checked):
     norm: Norm = "none"
     """Norm between the weights and the activation of each dense layer before the heads: layer,
     batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
-    and target networks. Take batch_renorm with PPO and IMPALA: its log-probabilities in learning
+    and target networks. PPO and IMPALA take batch_renorm only: its log-probabilities in learning
     begin as those of acting."""
-    batch_norm_decay: float = 0.99
+    batch_norm_decay: float = 0.999
     """Largest share of the running statistics of batch norm that an update keeps; the first updates
     keep less."""
     dropout: float = 0.0

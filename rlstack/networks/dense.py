@@ -12,17 +12,14 @@ import jax.numpy as jnp
 from rlstack.networks.noisy import NoisyLinear
 
 Norm = Literal["none", "layer", "batch", "batch_renorm"]
-_MAX_SCALE, _MAX_SHIFT = (
-    3.0,
-    5.0,
-)  # r_max and d_max of batch renormalisation, section 4 of its paper
+_MAX_SCALE, _MAX_SHIFT = 3.0, 5.0  # r_max and d_max of batch renormalisation, section 4
 
 
 class Block(NamedTuple):
     """What a dense layer has besides its weights and its activation."""
 
     norm: Norm = "none"  # between weights and activation
-    batch_norm_decay: float = 0.99
+    batch_norm_decay: float = 0.999
     dropout: float = 0.0  # share of the outputs that is set to 0 in training mode
     skip: bool = False  # whether the input is added to the output
     spectral_norm: bool = False
@@ -92,7 +89,7 @@ class BatchNorm(hk.Module):
 
     def __init__(
         self,
-        decay: float = 0.99,
+        decay: float = 0.999,
         renorm: bool = False,
         eps: float = 1e-5,
         name: str | None = None,

@@ -10,7 +10,7 @@ from tests.learning.test_learning import SEEDS, learned_return
 
 NETWORKS = {
     "ppo": [{"dropout": 0.1}, {"norm": "batch_renorm"}],
-    "dqn": [{"dropout": 0.1}, {"norm": "batch_renorm"}],
+    "dqn": [{"dropout": 0.1}, {"norm": "batch_renorm"}, {"norm": "batch"}],
 }
 
 

@@ -46,6 +46,16 @@ def test_out_of_range_values_name_the_rule(change, rule):
         dataclasses.replace(preset("cartpole-ppo"), **change)
 
 
+@pytest.mark.parametrize("name", ["cartpole-ppo", "pong-impala"])
+def test_plain_batch_norm_is_refused_where_learning_is_compared_with_acting(name):
+    experiment = preset(name)
+    for norm in ("layer", "batch_renorm"):
+        network = dataclasses.replace(experiment.network, norm=norm)
+        dataclasses.replace(experiment, network=network)
+    with pytest.raises(ValueError, match=r"norm must not be batch with \w+.*Use .* batch_renorm"):
+        dataclasses.replace(experiment, network=dataclasses.replace(network, norm="batch"))
+
+
 def test_env_config_checks_the_batch_of_an_asynchronous_pool():
     with pytest.raises(ValueError, match=r"wait_num must be in 0\.\.num_envs"):
         EnvConfig("CartPole-v1", num_envs=4, wait_num=5)

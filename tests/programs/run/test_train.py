@@ -109,7 +109,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
         pytest.param("cartpole-ppo", "for_loop", {}, marks=_LATER),
         ("cartpole-dqn", "cpp", {}),
         pytest.param("cartpole-dqn", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
-        pytest.param("cartpole-ppo", "cpp", {"norm": "batch"}, marks=pytest.mark.slow),
+        pytest.param("cartpole-ppo", "cpp", {"norm": "batch_renorm"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, options):
