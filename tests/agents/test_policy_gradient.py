@@ -316,6 +316,8 @@ def test_on_policy_vtrace_is_the_actor_critics():
 
 
 @pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("decay", [1.0, 0.7])
 def test_impalas_loss_is_rlaxs(decay):
     rlax = pytest.importorskip("rlax")

@@ -188,6 +188,8 @@ def test_priorities_worked_by_hand():
 
 
 @pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("n", [1, 3])
 def test_td_errors_are_those_of_rlax(n):
     rlax = pytest.importorskip("rlax")

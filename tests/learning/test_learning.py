@@ -91,6 +91,8 @@ def test_ppo_learns_a_point_mass_from_asynchronous_batches(env_type):
     assert learned_return(dataclasses.replace(experiment, env=env)) > -6
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_dqn_learns_catch():
     experiment = toy(
         "Catch",
@@ -118,6 +120,8 @@ def test_ppo_learns_several_numbers_at_once():
     assert learned_return(toy("MultiDiscrete", FAST_PPO, frames=40_000)) > 0.9 * 5
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_ppo_learns_a_continuous_point_mass():
     experiment = toy("PointMass", dataclasses.replace(FAST_PPO, discount=0.9), frames=40_000)
     # A random policy stays about 0.8 from the origin: -16 in 20 steps; the optimum is about -4.

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.one_lane
 QUICK = OptimizerConfig(learning_rate=3e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("agent", "unroll_length"),
     [

@@ -360,6 +360,8 @@ def test_value_rescaling():
 
 
 @pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("terminated", [True, False])
 def test_against_rlax(terminated):
     rlax = pytest.importorskip("rlax")

@@ -139,7 +139,13 @@ def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
     assert (flat < 512 * SLOTS.total).sum() == 512 * len(slots)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen] * (name != "grid"))
+        for name in CONFIGS
+    ],
+)
 def test_the_order_of_entities_does_not_matter(name):
     apply = case(name)[2]
     batch = observations(4, seed=1, counts={"Ship": 2, "Rock": 5, "Ghost": 2})

@@ -142,7 +142,9 @@ sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_di
     ("limit", "refused"),
     [
         (500, r"config\.json"),
-        (8000, r"metrics\.jsonl|tensorboard"),
+        pytest.param(
+            8000, r"metrics\.jsonl|tensorboard", marks=[pytest.mark.slow, pytest.mark.chosen]
+        ),
         (60_000, "checkpoints"),
     ],
 )

@@ -13,11 +13,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
 RUNS = [
     pytest.param("single_process", "for_loop"),
     pytest.param("single_process", "process", marks=_LATER),
-    pytest.param("heavy_env", "process", marks=pytest.mark.reference),
-    *(
-        pytest.param(name, "process", marks=[pytest.mark.reference, *_LATER])
-        for name in TOPOLOGIES[1:]
-    ),
+    *(pytest.param(name, "process", marks=[pytest.mark.reference, *_LATER]) for name in TOPOLOGIES),
 ]
 
 

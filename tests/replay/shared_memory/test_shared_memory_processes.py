@@ -114,7 +114,13 @@ def test_several_threads_read(share, sampler):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("sampler,seconds", [("uniform", 6.0), ("fifo", 3.0)])
+@pytest.mark.parametrize(
+    "sampler,seconds",
+    [
+        pytest.param("uniform", 6.0, marks=[pytest.mark.slow, pytest.mark.chosen]),
+        ("fifo", 3.0),
+    ],
+)
 def test_killed_writers_corrupt_nothing(share, sampler, seconds):
     buffer = share(6, sampler, batch_size=8, unroll_length=4, max_size=48)
     _, kills = chaos(buffer, 3, seconds, period=0.25)
