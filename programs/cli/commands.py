@@ -88,10 +88,12 @@ def _describe(error: Exception) -> str:
     while cause is not None:
         frames += traceback.extract_tb(cause.__traceback__)
         cause = cause.__cause__
-    # The place that its author knows: the deepest one outside of installed packages.
-    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)]
-    users = [frame for frame in own if not frame.filename.startswith(_STACK)]
-    place = (users or own or frames)[-1]
+    # The place that its author knows: the deepest one outside of installed packages. The stack may
+    # be one of these itself.
+    stack = [frame for frame in frames if frame.filename.startswith(_STACK)]
+    others = [frame for frame in frames if frame not in stack]
+    users = [f for f in others if not any(part in f.filename for part in _INSTALLED)]
+    place = (users or stack or frames)[-1]
     text = " ".join(str(error).split())
     return (
         f"{type(error).__name__} at {place.filename}:{place.lineno}: {text} "

@@ -6,7 +6,6 @@ does not end the report.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,6 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from programs.cli import features
 
 # Module -> distribution. A single process needs these.
 CORE = {
@@ -37,13 +38,6 @@ SERVICES = {
     "courier": "dm-launchpad",
     "reverb": "dm-reverb",
     "tensorflow": "tensorflow-cpu",
-}
-# What each topology needs in addition to CORE.
-TOPOLOGIES: dict[str, tuple[str, ...]] = {
-    "single_process": (),
-    "heavy_env": ("launchpad", "courier"),
-    "light_env": ("launchpad", "courier"),
-    "distributed": ("launchpad", "courier", "reverb"),
 }
 _PYTHONS = ((3, 10), (3, 13))
 _SMALL_SHM = 1 << 30
@@ -91,9 +85,9 @@ def report(timeout: float = 120.0) -> list[Check]:
             found for group in pool.map(lambda g: probe(g, timeout), groups) for found in group
         ]
     packages = [_package(found) for found in probed]
-    machine = [_python(), _system(), _cores(), _memory(), _shm()]
-    topologies = _topologies([*machine, *packages])
-    return [*machine, *packages, *_devices(probed), *topologies, _ray(topologies)]
+    machine = [_python(), _environment(), _system(), _cores(), _memory(), _shm()]
+    checks = [*machine, *packages]
+    return [*checks, *_devices(probed), *_topologies(checks), *_choices(checks)]
 
 
 def main(look: Callable[[], list[Check]] = report) -> int:
@@ -163,18 +157,21 @@ def how_to_fix(module: str, error: str, version: tuple[int, int] = sys.version_i
         python = ".".join(map(str, version))
         return (
             f"Launchpad, Reverb and their TensorFlow have no wheels for Python {python}. Use "
-            "CPython 3.10: `make venv`. A single process works without them."
+            f"CPython 3.10: {features.reinstall('3.10')}. A single process works without them."
         )
     if "libpython" in error:
         return (
             "This Python has no shared library. Run `apt install libpython3.10`, or `uv python "
-            "install 3.10` for a Python that has one, and then `make clean venv`."
+            "install 3.10` for a Python that has one, and then make the environment anew."
         )
     if "No module named" in error:
-        return "The package is not installed. Run `make venv`."
+        return f"The package is not installed: {features.reinstall()}."
     if sys.platform != "linux" and module in SERVICES:
         return "The package has wheels for Linux only."
-    return "Run `make clean venv`. If that does not help, import it in Python and read the error."
+    return (
+        "Make the environment anew (in a checkout: `make clean venv`). If that does not help, "
+        "import it in Python and read the error."
+    )
 
 
 def _package(found: dict[str, str]) -> Check:
@@ -192,8 +189,8 @@ def _devices(probed: list[dict[str, str]]) -> list[Check]:
     hint = ""
     if Path("/dev/nvidiactl").exists() and "cuda" not in devices.lower():
         hint = (
-            "JAX does not use the NVIDIA device of this machine. Install jax[cuda12] in the "
-            "version of the installed jax."
+            "JAX does not use the NVIDIA device of this machine. It needs a plugin: "
+            f"{features.install(['cuda'])}."
         )
     return [Check("jax devices", devices, True, hint)]
 
@@ -202,22 +199,24 @@ def _topologies(checks: list[Check]) -> list[Check]:
     """Returns a check for each topology; it is usable if all packages that it needs are."""
     usable = {check.name: check.usable for check in checks}
     found = []
-    for name, services in TOPOLOGIES.items():
+    for name, services in features.TOPOLOGIES.items():
         missing = [need for need in ("Python", *CORE, *services) if not usable[need]]
         why = f"needs {', '.join(missing)}: see above." if missing else ""
         found.append(Check(f"topology {name}", "", not missing, why))
     return found
 
 
-def _ray(topologies: list[Check]) -> Check:
-    """Checks for Ray, which launches the distributed topology on a cluster; imports nothing."""
-    name = "launch ray"
-    if importlib.util.find_spec("ray") is None:
-        why = "Ray is in the extra `cluster` (CPython 3.10): pip install 'rlstack[cluster]'."
-        return Check(name, "", False, why)
-    usable = any(c.name == "topology distributed" and c.usable for c in topologies)
-    why = "" if usable else "needs the distributed topology: see above."
-    return Check(name, importlib.metadata.version("ray"), usable, why)
+def _choices(checks: list[Check]) -> list[Check]:
+    """Returns a check for each feature of `features.CHOICES`."""
+    probed = {check.name: check.usable for check in checks}
+
+    def works(module: str) -> bool:
+        # What is not imported anyway is only looked for, because imports take seconds.
+        return probed.get(module) or (
+            module not in probed and importlib.util.find_spec(module) is not None
+        )
+
+    return [Check(*line) for line in features.lines(works)]
 
 
 def _python() -> Check:
@@ -226,6 +225,13 @@ def _python() -> Check:
     why = f"rlstack needs CPython {low[0]}.{low[1]} to {high[0]}.{high[1]}: `make venv`."
     found = f"{sys.implementation.name} {platform.python_version()}"
     return Check("Python", found, usable, "" if usable else why)
+
+
+def _environment() -> Check:
+    if sys.version_info[:2] == (3, 10):
+        return Check("environment", "reference: with Launchpad and Reverb", True)
+    found = "core: current packages, without Launchpad and Reverb"
+    return Check("environment", found, True)
 
 
 def _system() -> Check:

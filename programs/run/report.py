@@ -171,7 +171,7 @@ def draw(name: str, runs: Sequence[Run], path: Path) -> None:
     except ImportError as error:
         raise ValueError(
             "matplotlib, which draws the curves, is not installed. "
-            "Install the extra: pip install -e .[report]"
+            "Install the extra: pip install 'rlstack[report]'"
         ) from error
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()

@@ -1,7 +1,10 @@
 """Nodes and hosts of different versions refuse one another, and name both versions."""
 
+import sys
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from programs.launchers.ray_nodes import RayNodes
@@ -32,6 +35,39 @@ def test_others_are_named(theirs):
     text = versions.differences(theirs, "host 10.0.0.2", b"1.2 1")
     assert "host 10.0.0.2 has" in text and "this process has 1.2 with version 1" in text
     assert theirs.decode(errors="replace").split()[0] in text
+
+
+CORE = b"1.2 1 CPython-3.12,JAX-0.12,numpy-2"
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        b"1.2 1 CPython-3.10,JAX-0.5,numpy-1",
+        b"1.2 1 CPython-3.13,JAX-0.12,numpy-2",
+        b"unknown 1 CPython-3.12,JAX-0.11,numpy-2",
+    ],
+)
+def test_another_environment_is_named(theirs):
+    text = versions.differences(theirs, "host 10.0.0.2", CORE)
+    shown = theirs.decode().split()[2].replace("-", " ").replace(",", ", ")
+    assert f"host 10.0.0.2 has {shown}, and this process has CPython 3.12, JAX 0.12" in text
+
+
+@pytest.mark.parametrize("theirs", [CORE, b"1.2 1", b"1.2 1 CPython-3.12,JAX-unknown,numpy-2"])
+def test_an_equal_or_unknown_environment_fits(theirs):
+    assert versions.differences(theirs, "there", CORE) == ""
+    assert versions.differences(CORE, "there", theirs) == ""
+
+
+def test_this_environment_is_known_by_what_pickles_and_random_numbers_depend_on():
+    words = versions.own().decode().split()
+    python = f"CPython-{sys.version_info.major}.{sys.version_info.minor}"
+    jax_version = jax.__version__.rsplit(".", 1)[0]
+    assert words[2].split(",")[0] == python
+    assert jax_version.startswith(words[2].split(",")[1].removeprefix("JAX-"))
+    assert words[2].split(",")[2] == f"numpy-{np.__version__.split('.')[0]}"
+    assert versions._packages(lambda _: "unknown").endswith("JAX-unknown,numpy-unknown")
 
 
 def test_a_service_answers_only_callers_of_its_version():

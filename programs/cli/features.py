@@ -1,0 +1,121 @@
+"""What each feature of rlstack needs, for `rlstack doctor`.
+
+A new topology adds a line to `TOPOLOGIES`, and a new choice of an option a line to `CHOICES`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+LAUNCHPAD = ("launchpad", "courier")
+# What each topology needs in addition to what a single process needs.
+TOPOLOGIES: dict[str, tuple[str, ...]] = {
+    "single_process": (),
+    "heavy_env": LAUNCHPAD,
+    "light_env": LAUNCHPAD,
+    "distributed": (*LAUNCHPAD, "reverb"),
+}
+
+
+class Choice(NamedTuple):
+    """One choice of an option, or one part of a feature, and the modules that it needs."""
+
+    feature: str  # the option, or what the choices have in common
+    name: str
+    needs: tuple[str, ...] = ()
+
+
+CHOICES = (
+    Choice("--env.type", "cpp", ("envpool",)),
+    Choice("--env.type", "for_loop"),
+    Choice("--env.type", "thread"),
+    Choice("--env.type", "process"),
+    Choice("--launch", "processes", LAUNCHPAD),
+    Choice("--launch", "threads", LAUNCHPAD),
+    Choice("--launch", "ray", (*LAUNCHPAD, "reverb", "ray")),
+    Choice("networks", "Haiku", ("haiku",)),
+    Choice("networks", "from_flax", ("flax",)),
+    Choice("networks", "from_equinox", ("equinox",)),
+    Choice("rlstack report", "table and curves", ("matplotlib",)),
+)
+
+# Module -> the extra that brings it. All others are in the default installation.
+EXTRAS = {
+    "equinox": "equinox",
+    "flax": "flax",
+    "flashbax": "jax-envs",
+    "gymnax": "jax-envs",
+    "matplotlib": "report",
+    "ray": "cluster",
+}
+# Modules that only CPython 3.10 can have.
+REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
+
+
+class Line(NamedTuple):
+    """One feature: its choices that work, and how to get the others."""
+
+    feature: str
+    found: str
+    usable: bool
+    detail: str
+
+
+def lines(works: Callable[[str], bool], choices: Iterable[Choice] = CHOICES) -> list[Line]:
+    """Returns one line for each feature.
+
+    Args:
+      works: whether a module can be imported.
+      choices: of all features.
+    """
+    by_feature: dict[str, list[Choice]] = {}
+    for choice in choices:
+        by_feature.setdefault(choice.feature, []).append(choice)
+    found = []
+    for feature, group in by_feature.items():
+        missing = {c.name: [need for need in c.needs if not works(need)] for c in group}
+        usable = [name for name, needs in missing.items() if not needs]
+        rest = [f"{name}: {how_to_get(needs)}" for name, needs in missing.items() if needs]
+        found.append(Line(feature, ", ".join(usable), bool(usable), " ".join(rest)))
+    return found
+
+
+def how_to_get(modules: Iterable[str], version: tuple[int, int] = sys.version_info[:2]) -> str:
+    """Returns in one sentence how to get modules that are missing.
+
+    Args:
+      modules: their names.
+      version: the version of the running Python.
+    """
+    modules = list(modules)
+    extras = sorted({EXTRAS[module] for module in modules if module in EXTRAS})
+    if version >= (3, 11) and any(module in REFERENCE_ONLY for module in modules):
+        return f"needs {', '.join(modules)}, and so CPython 3.10: {reinstall('3.10')}."
+    if all(module in EXTRAS for module in modules):
+        return f"{install(extras)}."
+    return f"needs {', '.join(modules)}: see above."
+
+
+def install(extras: Iterable[str]) -> str:
+    """Returns the command that adds extras to this installation."""
+    names = ",".join(extras)
+    return f"pip install -e '.[{names}]'" if in_checkout() else f"pip install 'rlstack[{names}]'"
+
+
+def reinstall(python: str = "") -> str:
+    """Returns the command that installs rlstack anew.
+
+    Args:
+      python: the version of Python to do it with; "" for the one of this installation.
+    """
+    if in_checkout():
+        return "`make venv`"
+    return "pip install rlstack" + (f" with CPython {python}" if python else "")
+
+
+def in_checkout() -> bool:
+    """Returns whether this process runs a checkout, and not an installed wheel."""
+    return (Path(__file__).resolve().parents[2] / "Makefile").exists()
