@@ -192,11 +192,12 @@ class ProcessedSteps:
         if len(set(ids.tolist())) < len(ids) or not np.isin(ids, self._ids).all():
             known = f"distinct ids in 0..{len(self._ids) - 1}"
             raise self._error(f"return steps with {known}", f"{ids.tolist()!r:.80}")
-        rows = _shapes_of_rows(step.transition)
-        if rows != self._rows:
-            wanted = "return arrays of the shapes that they had, "
+        came = [np.shape(x) for x in jax.tree.leaves(step.transition)]
+        expected = [(len(ids), *row) for row in self._rows]
+        if came != expected:
+            wanted = "return arrays of the shapes that they had, with one row for each of env_ids, "
             wanted += "because only observation_processor may leave out features"
-            raise self._error(wanted, f"{rows} instead of {self._rows}")
+            raise self._error(wanted, f"{came} instead of {expected}")
         self._check_time(ids, timestep)
         return Step(ids, step.transition._replace(timestep=timestep), step.infos)
 

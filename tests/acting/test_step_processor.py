@@ -155,6 +155,18 @@ def test_steps_that_are_dropped_are_not_stored():
         (lambda step: [step, step], "FIRST must follow LAST"),
         (lambda step: 3, "return steps or None; got int 3"),
         (lambda step: [step.transition], "got Transition"),
+        *(
+            (change, "arrays of the shapes that they had.* only observation_processor may leave")
+            for change in (
+                lambda step: step.replace(observation=step.timestep.observation[:, :0]),
+                lambda step: step.replace(observation=step.timestep.observation[:, None]),
+                lambda step: step.replace(observation=np.zeros((3, 1), np.float32)),
+                lambda step: step.replace(observation={"a": np.zeros((2, 1)), "b": np.zeros(2)}),
+                lambda step: step._replace(
+                    transition=step.transition._replace(agent_output=np.zeros((2, 5)))
+                ),
+            )
+        ),
     ],
 )
 def test_steps_that_break_the_rules_are_refused(change, text):
