@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -37,8 +38,8 @@ def load() -> Any:
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"launch ray: Ray must be installed (the extra `cluster`, CPython 3.10 only); got "
-            f"{error}. pip install 'rlstack[cluster]', or --launch processes on this machine."
+            f"launch ray: Ray must be installed (the extra `cluster`); got {error}. "
+            "pip install 'rlstack[cluster]', or --launch processes on this machine."
         ) from error
     return ray
 
@@ -83,11 +84,23 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
             with _term_handler_kept():
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise ValueError(
-                f"launch ray: --ray-address must be the head of a running cluster with this "
-                f"version of Python and Ray; got {address or 'a Ray of its own'}: {error}"
-            ) from error
+            raise ValueError(_refusal(address, str(error))) from error
         yield ray
+
+
+def _refusal(address: str, error: str) -> str:
+    """Returns the error for a cluster that was not joined."""
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", error)
+    if len(versions) == 2:  # the cluster's, then those of this process
+        theirs, mine = (f"Ray {ray} on CPython {python}" for ray, python in versions)
+        return (
+            f"launch ray: all hosts must have the same environment; the cluster at {address} has "
+            f"{theirs}, and this process has {mine}. Install one environment on all hosts."
+        )
+    return (
+        f"launch ray: --ray-address must be the head of a running cluster with this version of "
+        f"Python and Ray; got {address or 'a Ray of its own'}: {error}"
+    )
 
 
 def _own_address(head: str, interface: str) -> str:
