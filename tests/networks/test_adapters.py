@@ -99,10 +99,15 @@ def plain_functions():
 
 PLAIN = [plain_functions, plain_linen, plain_equinox]
 WITH_STATE = [linen_with_state, nnx_with_state, equinox_with_state, equinox_with_dropout]
+# Flax is in the core environment only, where no chosen test runs; Equinox is in both.
+LATER = [pytest.mark.slow, pytest.mark.chosen]
+EQUINOX_LATER = pytest.param(equinox_with_state, marks=LATER)
 TIMESTEP = random_timesteps(VECTOR, np.full((2, 3), MID))
 
 
-@pytest.mark.parametrize("make", [*PLAIN, *WITH_STATE])
+@pytest.mark.parametrize(
+    "make", [*PLAIN, linen_with_state, nnx_with_state, EQUINOX_LATER, equinox_with_dropout]
+)
 def test_apply_and_unroll_agree_and_rows_do_not_mix(make):
     network = make()
     params = quick_jit(network.init)(KEY)
@@ -142,7 +147,7 @@ def test_a_model_with_state_or_dropout_has_two_modes(make):
         assert np.abs(moved - evaluated[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("make", [linen_with_state, nnx_with_state, equinox_with_state])
+@pytest.mark.parametrize("make", [linen_with_state, nnx_with_state, EQUINOX_LATER])
 def test_batch_norm_is_that_of_the_batch_in_training_and_the_running_one_after(make):
     """After many passes over one batch, the running statistics are those of the batch."""
     network = make()
