@@ -134,6 +134,10 @@ class ProgramConfig(Checked):
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
     ray: the hosts of a Ray cluster, for the topology distributed only."""
+    transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
+    """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not
+    copied. zmq: ZeroMQ, encrypted, for the nodes of this run only. courier: Launchpad's; neither.
+    auto: direct with threads; else courier where it is installed, and zmq elsewhere."""
     pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
     """asynchronous: actors act while the learner learns.
     lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
@@ -157,6 +161,8 @@ class ProgramConfig(Checked):
         self.require_at_least(0, "max_restarts")
         rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"
         self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
+        rule = "zmq or courier, because nodes in several processes cannot call one another directly"
+        self.require("transport", self.transport != "direct" or self.launch == "threads", rule)
         self.require("params_interval", self.params_interval > 0, "positive")
         enough = self.silence_seconds == 0 or 5 <= self.silence_seconds < math.inf
         self.require("silence_seconds", enough, "0, or at least 5")

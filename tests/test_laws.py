@@ -34,6 +34,7 @@ HEAVY = {
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"(programs/launchers/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",
+    "zmq": r"rlstack/rpc/zmq/\w+\.py",
     "equinox": r"rlstack/networks/adapters\.py",
     "flax": r"(?!)",
     "ray": r"programs/launchers/ray_\w+\.py",
@@ -323,8 +324,8 @@ def _python(code, **env):
 def test_a_single_process_loads_none_of_the_services():
     done = _python(
         "import sys, programs.run.single_process, programs.cli.commands, envpool\n"
-        "heavy = {'tensorflow', 'reverb', 'launchpad', 'courier', 'tensorflow_probability', 'ray', "
-        "'rlax', 'distrax', 'torch'}\n"
+        "heavy = {'tensorflow', 'reverb', 'launchpad', 'courier', 'zmq', "
+        "'tensorflow_probability', 'ray', 'rlax', 'distrax', 'torch'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

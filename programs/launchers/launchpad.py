@@ -27,8 +27,7 @@ from programs.launchers import titled
 from programs.nodes import base, supervisor
 from programs.nodes.base import Setup
 from programs.nodes.ending import end_of
-from rlstack.rpc import RemoteObject, Service, StoppedError
-from rlstack.rpc.courier import Server
+from rlstack.rpc import RemoteObject, Service, StoppedError, transports
 from rlstack.rpc.socket_filter import LOOPBACK, address_of
 
 _THREADS = (context.LaunchType.LOCAL_MULTI_THREADING, context.LaunchType.TEST_MULTI_THREADING)
@@ -187,7 +186,7 @@ class _CourierNode(lp.CourierNode):
         """Serves until the object's `run` has returned."""
         port, bind_address = _listen_on(self.setup, self._address.resolve())
         instance = self._construct_instance()
-        with Server(instance, port, bind_address):
+        with transports.start_server(instance, port, bind_address):
             instance.run()
 
 

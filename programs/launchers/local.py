@@ -94,6 +94,17 @@ def main() -> int:
     finally:
         forget(commands)
         compiled.remove()
+        _remove_keys()
+
+
+def _remove_keys() -> None:
+    """Removes the file of the program's keys (`rlstack.rpc.zmq.keys`).
+
+    The command does so too, but it may be killed.
+    """
+    folder = os.path.dirname(os.environ.get("RLSTACK_KEYS", ""))
+    if os.path.basename(folder).startswith("rlstack-keys-"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remember_signals() -> list[int]:

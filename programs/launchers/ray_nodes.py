@@ -17,7 +17,7 @@ from programs.launchers import ray_cluster
 from programs.launchers.ray_runner import NodeRunner, Placement
 from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy
-from rlstack.rpc import versions
+from rlstack.rpc import transports, versions
 
 PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 
@@ -93,7 +93,9 @@ class RayNodes:
         node.runner = cls.remote()
         ports = len(node.lp_node.addresses)
         interface = self._setup.experiment.program.interface
-        node.call = node.runner.prepare.remote(str(self._token_file), ports, interface)
+        node.call = node.runner.prepare.remote(
+            str(self._token_file), ports, interface, transports.variables()
+        )
         node.enter(PLACING)
         node.started = False
 

@@ -1,6 +1,6 @@
 """The process of one node on a host of a Ray cluster; the launcher calls it through Ray.
 
-Ray only places and watches this process. Nodes call one another by Courier and Reverb.
+Ray only places and watches this process. Nodes call one another without Ray.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +33,18 @@ class NodeRunner:
         self._stop, self._done = threading.Event(), threading.Event()
         self._end = End(ordered=True)
 
-    def prepare(self, token_file: str, num_ports: int, interface: str) -> Placement:
+    def prepare(
+        self, token_file: str, num_ports: int, interface: str, variables: Mapping[str, str]
+    ) -> Placement:
         """Returns where this process runs and which ports are free.
 
         Args:
           token_file: a file in the run directory, which every host must see at the same path.
           num_ports: ports that the node will listen on.
           interface: of this host, by which others reach the node; empty for the one Ray uses.
+          variables: environment variables of the program's transport.
         """
+        os.environ.update(variables)
         import ray
 
         from programs import module_path

@@ -2,5 +2,5 @@
 
 May import: agents, programs, programs.components, programs.launchers, programs.nodes,
 programs.tracking, rlstack, rlstack.acting, rlstack.distributions, rlstack.entity, rlstack.envs,
-rlstack.exploration, rlstack.learning, rlstack.storage.
+rlstack.exploration, rlstack.learning, rlstack.rpc, rlstack.storage.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from programs.components.environments import make_env
@@ -16,6 +17,7 @@ from programs.tracking.display import ProgressDisplay
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted
+from rlstack.rpc import transports
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec
 
@@ -49,7 +51,8 @@ def run_program(
     reserve_record(str(directory.failures))
     before = read_result(directory)  # of the run until now, if this command resumes one
     try:
-        received = _launch(setup, display)
+        with _transport(setup):
+            received = _launch(setup, display)
     finally:
         release_record(str(directory.failures))
     result = read_result(directory)
@@ -58,6 +61,16 @@ def run_program(
     if received:
         raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
     raise ProgramError(_why(directory))
+
+
+def _transport(setup: Setup) -> AbstractContextManager[None]:
+    """Chooses what carries the calls between nodes, for as long as the context lasts."""
+    program = setup.experiment.program
+    name: str = program.transport
+    if name == "auto":
+        name = "direct" if program.launch == "threads" else transports.default()
+    # Hosts of a cluster share the run directory; elsewhere keys are not where results are.
+    return transports.chosen(name, str(setup.directory.path) if program.launch == "ray" else "")
 
 
 def _launch(setup: Setup, display: ProgressDisplay) -> int:

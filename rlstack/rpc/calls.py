@@ -26,8 +26,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlstack.rpc import codec, versions
-from rlstack.rpc.courier import Channel, Server
+from rlstack.rpc import codec, courier, transports, versions
 from rlstack.rpc.service import (
     ERROR,
     HELLO,
@@ -41,6 +40,7 @@ from rlstack.rpc.service import (
     methods_of,
 )
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
+from rlstack.rpc.transports import Channel, Server
 from rlstack.types import PyTree
 
 _FIELDS = {OK: 2, ERROR: 4, RESTARTED: 2}  # number of fields of an answer
@@ -52,6 +52,7 @@ def serve(
     interface: Interface | None = None,
     port: int | None = None,
     bind_address: str = ALL_ADDRESSES,
+    transport: str = "",
 ) -> Server:
     """Starts a server that answers calls of an object's remote methods in other threads.
 
@@ -60,8 +61,9 @@ def serve(
       interface: the class with the marked methods, or rules by name; default: the object's class.
       port: the port to listen on; a free one by default.
       bind_address: the address of this host to listen on, in addition to loopback; default: all.
+      transport: one of `rlstack.rpc.transports.TRANSPORTS`; default: that of this process.
     """
-    return Server(Service(instance, interface), port, bind_address)
+    return transports.start_server(Service(instance, interface), port, bind_address, transport)
 
 
 class RemoteObject:
@@ -85,7 +87,8 @@ class RemoteObject:
         """Connects at the first call.
 
         Args:
-          address: ``"host:port"``, or a ``courier.Client`` with that address.
+          address: a server's ``address``; ``"host:port"`` for the transport of this process; or a
+            ``courier.Client``.
           interface: the class with the marked methods that the node serves, or rules by name.
           name: the node's name, for errors.
           timeout: seconds that a call may take, including retries and the wait for the node.
@@ -93,7 +96,9 @@ class RemoteObject:
           likes: by method, examples of answers for ``codec.decode(like=)``.
           find: returns the node's current address, or ""; called when the node does not answer.
         """
-        self._address = str(getattr(address, "address", address))
+        self._address = (
+            f"courier://{address.address}" if courier.is_client(address) else str(address)
+        )
         self._methods = methods_of(interface)
         if timeout <= 0 or retries < 0:
             raise ValueError(
@@ -172,7 +177,7 @@ class RemoteObject:
                     raise ClosedError(f"{self._name}: this RemoteObject was closed.")
                 channel = self._channel
                 if channel is None:
-                    channel = self._channel = Channel(self._address)
+                    channel = self._channel = transports.open_channel(self._address)
                     self._channels.add(channel)
         return channel
 
@@ -215,7 +220,7 @@ class _Call:
         self._began = time.monotonic()
         self._timeout, self._patient = timeout, patient
         self._incarnation: int | None = None  # that may run it; 0 for any, None until known
-        self._may_have_run = self._restarted = False
+        self._may_have_run = self._restarted = self._in_process = False
 
     def run(self, identity: tuple[int, int, int], body: tuple[tuple, dict[str, Any]]) -> Any:
         """Calls until there is an answer; `identity` is (0, 0, 0) for an idempotent call."""
@@ -244,8 +249,7 @@ class _Call:
             known = self._remote._incarnation or self._hello()
             self._incarnation = known if once else 0
         while True:
-            data = codec.encode((self._incarnation, *identity, *body))
-            code, answer = self._send(self._method, data)
+            code, answer = self._send(self._method, (self._incarnation, *identity, *body))
             if code == "OK":
                 kind, value, *_ = self._read(answer)
                 if kind == OK:
@@ -279,14 +283,20 @@ class _Call:
             remote._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _send(self, method: str, data: bytes) -> tuple[str, Any]:
-        """Returns ("OK", answer) or ("UNAVAILABLE", message), and raises all other failures."""
+    def _send(self, method: str, data: bytes | tuple) -> tuple[str, Any]:
+        """Sends bytes, or the record of a call.
+
+        Returns ("OK", answer) or ("UNAVAILABLE", message), and raises all other failures.
+        """
         remote = self._remote
         seconds = self._seconds_left()
         if seconds <= 0:
             raise self._unavailable("the deadline has passed")
         channel = remote._open_channel()
+        if isinstance(data, tuple):
+            data = codec.share(data) if channel.in_process else codec.encode(data)
         code, answer = channel.call(method, data, seconds)
+        self._in_process = channel.in_process
         if remote._closed.is_set() and code != "OK":
             raise ClosedError(f"{remote._name}.{self._method}: this RemoteObject was closed.")
         if code == "DEADLINE_EXCEEDED":
@@ -304,9 +314,12 @@ class _Call:
     def _read(self, answer: Any) -> tuple:
         """Returns the record of an answer, or raises the error that the node reports."""
         try:
-            if not isinstance(answer, bytes):
+            if self._in_process and isinstance(answer, tuple):
+                record = answer
+            elif isinstance(answer, bytes | memoryview):
+                record = codec.decode(answer)
+            else:
                 raise ValueError(f"it must be bytes; got {type(answer).__name__}.")
-            record = codec.decode(answer)
             if record[0] not in (OK, ERROR, RESTARTED) or len(record) != _FIELDS[record[0]]:
                 raise ValueError(f"it begins with {record[0]!r}.")
         except (ValueError, TypeError, LookupError) as error:

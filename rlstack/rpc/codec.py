@@ -91,6 +91,21 @@ def encode(tree: PyTree) -> bytes:
     return b"".join(parts)
 
 
+def share(tree: PyTree) -> PyTree:
+    """Returns what decoding the message of a tree would give, without a message or a copy.
+
+    Arrays become read-only views of the same memory. Containers are new, so changes of a dict or a
+    list on one side are not seen on the other. NamedTuples keep their classes.
+
+    Raises:
+      ValueError: as for `encode`.
+    """
+    try:
+        return _share(tree, MAX_DEPTH)
+    except ValueError as error:
+        raise ValueError(f"codec.encode: at {_where(tree) or 'the root'}: {error}") from None
+
+
 def decode(data: bytes | bytearray | memoryview, like: PyTree = None) -> PyTree:
     """Reads a message.
 
@@ -258,6 +273,45 @@ def _write_array(x: np.ndarray, out: _Out, kind: bytes = b"A") -> None:
     # The buffer protocol does not support the dtypes of ml_dtypes.
     out.arrays.append(x.reshape(-1).view(np.uint8) if x.dtype.kind in "VE" else x)
     out.tokens.append(token)
+
+
+def _share(x: Any, depth: int) -> Any:
+    """Shares a tree of at most `depth` levels of containers; `_write` has the same cases."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return _view(x)
+    if x is None or kind is bool or kind is float or kind is str or kind is bytes:
+        return x
+    if kind is int and -_INT64 <= x < _INT64:
+        return x
+    if isinstance(x, tuple | list | collections.abc.Mapping):
+        if depth == 0:
+            raise ValueError(f"trees must be nested at most {MAX_DEPTH} deep.")
+        if isinstance(x, collections.abc.Mapping):
+            for key in x:
+                if not isinstance(key, str):
+                    raise ValueError(f"keys must be str; got {key!r}.")
+            return {key: _share(value, depth - 1) for key, value in x.items()}
+        values = [_share(value, depth - 1) for value in x]
+        if isinstance(x, list):
+            return values
+        return kind._make(values) if hasattr(x, "_fields") else tuple(values)
+    if isinstance(x, np.generic) and x.dtype in CODES:
+        return x
+    # What is rare is sent as a message would be: it is converted, or refused with a reason.
+    out = _Out([], [], [], [])
+    _write(x, out, depth)
+    return _view(np.asarray(x)) if out.arrays else decode(encode(x))
+
+
+def _view(x: np.ndarray) -> np.ndarray:
+    """Returns a read-only view of an array that can be sent."""
+    if x.dtype not in CODES or not x.dtype.isnative:
+        _write_array(x, _Out([], [], [], []))  # raises unless only the order of bytes is foreign
+        x = x.astype(x.dtype.newbyteorder("="))
+    view = x.view(np.ndarray)
+    view.flags.writeable = False
+    return view
 
 
 @functools.lru_cache(1024)

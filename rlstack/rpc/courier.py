@@ -33,7 +33,7 @@ class Server:
             self._server.Bind(name, getattr(service, name))
         self._server.Start()
         self._closed = False
-        self.address: str = self._server.address
+        self.address = f"courier://{self._server.address}"
         try:
             restrict_listeners(int(self.address.rsplit(":", 1)[1]), bind_address)
         except OSError:
@@ -56,6 +56,8 @@ class Server:
 
 class Channel:
     """A connection to one address, and its calls in progress."""
+
+    in_process = False
 
     def __init__(self, address: str) -> None:
         """Connects at the first call."""

@@ -47,6 +47,9 @@ class Remote(NamedTuple):
 
 
 Interface = Mapping[str, Remote] | type
+# The incarnation that may run it, the client's id, the call's number, the number below which all
+# calls are acknowledged, and the arguments.
+Request = tuple[int, int, int, int, tuple, dict[str, Any]]
 
 
 class RemoteError(RuntimeError):
@@ -131,8 +134,10 @@ class Service:
         self._incarnation = 1 + secrets.randbits(62)
         self._memory = _Memory()
         methods = methods_of(type(instance) if interface is None else interface)
+        self._functions = {name: getattr(instance, name) for name in methods}
         self._handlers: dict[str, Callable[..., bytes]] = {
-            name: functools.partial(self._answer, getattr(instance, name)) for name in methods
+            name: functools.partial(self._answer, function)
+            for name, function in self._functions.items()
         }
         self._handlers[HELLO] = self._hello
 
@@ -154,23 +159,37 @@ class Service:
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
         """Never raises, because Courier would send the caller only the type of an exception."""
         try:
-            incarnation, client, number, settled, args, kwargs = _request(*arguments)
+            request = _request(*arguments)
+        except Exception as error:
+            return codec.encode(_error(error))
+        return self._respond(function, request, codec.encode)
+
+    def _respond(self, function: Callable[..., Any], request: Request, pack: Callable) -> Any:
+        """Answers a request; `pack` turns the answer's record into what the transport carries."""
+        incarnation, client, number, settled, args, kwargs = request
+        try:
             if incarnation not in (0, self._incarnation):
-                return codec.encode((RESTARTED, self._incarnation))
+                return pack((RESTARTED, self._incarnation))
             if number == 0:
-                return _run(function, args, kwargs)
+                return _run(function, args, kwargs, pack)
             call, is_new = self._memory.call(client, number, settled)
         except Exception as error:
-            return _error(error)
+            return pack(_error(error))
         if is_new:
-            call.answer = _run(function, args, kwargs)
+            call.answer = _run(function, args, kwargs, pack)
             call.done.set()
         call.done.wait()
         return call.answer
 
 
-def _request(*arguments: Any) -> tuple[int, int, int, int, tuple, dict[str, Any]]:
-    if len(arguments) != 1 or not isinstance(arguments[0], bytes):
+def answer_in_process(service: Service, method: str, request: Request) -> tuple:
+    """Answers a request of a caller in this process: without messages, so arrays are not copied."""
+    function = service._functions[method]
+    return service._respond(function, request, codec.share)
+
+
+def _request(*arguments: Any) -> Request:
+    if len(arguments) != 1 or not isinstance(arguments[0], bytes | memoryview):
         raise ValueError(
             "Service: a request must be one argument of bytes. Call it by an rpc.RemoteObject."
         )
@@ -181,20 +200,21 @@ def _request(*arguments: Any) -> tuple[int, int, int, int, tuple, dict[str, Any]
     return request
 
 
-def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bytes:
+def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], pack: Callable) -> Any:
     try:
-        return codec.encode((OK, function(*args, **kwargs)))
+        return pack((OK, function(*args, **kwargs)))
     except BaseException as error:  # also SystemExit, which would only end a thread of Courier
-        return _error(error)
+        return pack(_error(error))
 
 
-def _error(error: BaseException) -> bytes:
+def _error(error: BaseException) -> tuple:
+    """Returns the record of an exception."""
     # The first frame belongs to this module.
     frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     message = "".join(traceback.format_exception_only(type(error), error)).strip()
     texts = (type(error).__name__, message, "".join(lines)[-_MAX_TRACEBACK:])
-    return codec.encode((ERROR, *(t.encode(errors="backslashreplace").decode() for t in texts)))
+    return (ERROR, *(t.encode(errors="backslashreplace").decode() for t in texts))
 
 
 class _Call:
@@ -202,7 +222,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.answer = b""
+        self.answer: Any = None
 
 
 class _Client:

@@ -1,4 +1,4 @@
-"""Nodes for the tests of calls."""
+"""Nodes for the tests of calls, over each transport."""
 
 import subprocess
 import sys
@@ -6,26 +6,60 @@ from pathlib import Path
 
 import pytest
 
-from rlstack.rpc import RemoteObject, serve
+from rlstack.rpc import RemoteObject, serve, transports
 from tests.rpc.nodes import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(params=transports.TRANSPORTS)
+def transport(request):
+    """The transport of this process; each test of it runs with every one that is installed."""
+    yield from _chosen(request.param)
+
+
+@pytest.fixture(params=[name for name in transports.TRANSPORTS if name != "direct"])
+def sockets(request):
+    """As `transport`, without the one that has no sockets."""
+    yield from _chosen(request.param)
+
+
 @pytest.fixture
-def pair():
-    pytest.importorskip("courier")
+def zmq_keys():
+    """The transport zmq, with keys."""
+    yield from _chosen("zmq")
+
+
+@pytest.fixture
+def courier():
+    """The transport Courier."""
+    yield from _chosen("courier")
+
+
+def _chosen(name):
+    if not transports.is_installed(name):
+        pytest.skip(f"{name} is not installed")
+    with transports.chosen(name):
+        yield name
+
+
+@pytest.fixture
+def pair(transport):
+    """A node and a client of it."""
+    yield from pair_over(transport)
+
+
+def pair_over(transport):
     node = Node()
-    server = serve(node)
+    server = serve(node, transport=transport)
     with server, RemoteObject(server.address, Node, name="learner") as client:
         yield node, client
         node.gate.set()
 
 
 @pytest.fixture
-def processes():
+def processes(sockets):
     """Starts servers in child processes, and ends them."""
-    pytest.importorskip("courier")
     running = []
 
     def start(port, folder, wait=True):

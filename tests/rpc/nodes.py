@@ -101,6 +101,10 @@ def tasks():
     return len(os.listdir("/proc/self/task"))
 
 
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
 def free_port():
     with socket.socket() as sock:
         sock.bind(("", 0))

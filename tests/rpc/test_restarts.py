@@ -50,8 +50,7 @@ def test_a_node_restarted_between_calls_and_one_that_comes_late(processes, tmp_p
 
 
 @pytest.mark.timeout(60)
-def test_a_patient_caller_gets_the_answer_of_the_call_that_took_too_long():
-    pytest.importorskip("courier")
+def test_a_patient_caller_gets_the_answer_of_the_call_that_took_too_long(transport):
     node, asked = Node(), []
     with serve(node) as server, RemoteObject(server.address, Node, name="n", timeout=0.3) as client:
 
@@ -99,9 +98,8 @@ def test_a_patient_caller_waits_for_a_node_that_starts_but_repeats_nothing_after
 
 
 @pytest.mark.timeout(30)
-def test_a_node_that_moved_is_found_at_its_new_address():
+def test_a_node_that_moved_is_found_at_its_new_address(sockets):
     """As after a restart on another host; the old address may refuse connections, or not answer."""
-    pytest.importorskip("courier")
     with socket.socket() as deaf, serve(Node()) as new:
         deaf.bind(("localhost", 0))
         deaf.listen(0)

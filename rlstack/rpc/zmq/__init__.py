@@ -1,0 +1,1 @@
+"""Calls over ZeroMQ, encrypted and authenticated by CURVE; see `rlstack.rpc.transports`."""

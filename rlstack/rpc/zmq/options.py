@@ -1,0 +1,37 @@
+"""What both ends of a connection over ZeroMQ agree on."""
+
+from __future__ import annotations
+
+import zmq
+
+MAX_MESSAGE = 1 << 31  # bytes; a longer message ends its connection
+COPIED = (
+    1 << 16
+)  # bytes; shorter messages are copied, because a copy costs less than keeping their memory
+LOOPBACK = "127.0.0.1"
+
+OK, NOT_FOUND, FAILED = b"OK", b"NOT_FOUND", b"INTERNAL"  # the status of an answer
+
+# A peer that answers no heartbeat for so long is taken for dead: its host or network is. Calls end
+# by their own deadlines; this frees what belongs to the connection.
+_HEARTBEAT, _DEAD_AFTER = 5_000, 20_000  # milliseconds
+_HANDSHAKE = 10_000  # milliseconds; a client that has not been admitted by then is disconnected
+
+
+def set_options(socket: zmq.Socket) -> None:
+    """Sets the options that both ends have."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _DEAD_AFTER)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, _DEAD_AFTER)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE)
+    # Each client has one call in progress on a connection, so queues are short. A limit would make
+    # a server drop answers.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+
+
+def bytes_of(frame: zmq.Frame) -> bytes | memoryview:
+    """Returns the contents of a frame, without a copy if it is large."""
+    return frame.bytes if len(frame) < COPIED else frame.buffer

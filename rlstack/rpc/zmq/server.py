@@ -1,0 +1,233 @@
+"""The server's end of calls over ZeroMQ.
+
+The threads of a server take turns: one of them waits for requests, and the one that receives a
+request lets the next one wait, runs the method, and sends the answer by itself. So a call wakes one
+thread and no more, and methods may block. The sockets are used under a lock.
+
+A client is admitted if it has the secret key of the program's clients. ZeroMQ asks for that
+decision over a socket inside the process (ZAP, RFC 27).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import select
+import threading
+import weakref
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from rlstack.rpc.service import Service
+from rlstack.rpc.socket_filter import ALL_ADDRESSES
+from rlstack.rpc.zmq import keys, options
+
+_ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"rlstack"
+_MOST_THREADS = 512  # calls that run at once; more wait
+_SPARE_THREADS = 4  # threads that wait for their turn, while no more are needed
+_AT_EXIT = 0.2  # seconds that calls in progress may take when the process ends
+_LAST_ANSWERS = 1000  # milliseconds that `close` takes at most to send them
+
+
+class Server:
+    """A server that answers calls for one object until `close`."""
+
+    def __init__(
+        self, service: Service, port: int | None = None, bind_address: str = ALL_ADDRESSES
+    ) -> None:
+        """Listens on `port`, or on a free one, at loopback and at an address of this host.
+
+        Raises:
+          OSError: the port is taken, or this host has no such address.
+        """
+        own = keys.current()
+        self._admitted = z85.decode(own.client_public)
+        self._handlers = {name.encode(): getattr(service, name) for name in dir(service)}
+        self._context = zmq.Context()
+        # First, because without it everyone would be admitted.
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP)
+        self._router = self._context.socket(zmq.ROUTER)
+        options.set_options(self._router)
+        self._router.curve_server = True
+        self._router.curve_publickey, self._router.curve_secretkey = (
+            own.server_public,
+            own.server_secret,
+        )
+        self._router.zap_domain = _DOMAIN
+        self._pid = os.getpid()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._sockets = threading.Lock()  # held by whoever uses a socket
+        self._turn = threading.Lock()  # held by the thread that waits for requests
+        self._count = threading.Condition()  # of the threads
+        self._threads = self._waiting = 0
+        self._closing = self._closed = False
+        try:
+            self.address = f"zmq://localhost:{self._bind(port, bind_address)}"
+        except zmq.ZMQError as error:
+            self._free()
+            raise OSError(
+                error.errno,
+                f"zmq: this host must let a server listen on {bind_address}:{port or 'a free port'}"
+                f"; it answers {error.strerror}",
+            ) from error
+        self._events = select.poll()
+        for descriptor in (self._router.FD, self._zap.FD, self._wake):
+            self._events.register(descriptor, select.POLLIN)
+        _open.add(self)
+        self._add_thread()
+
+    def close(self) -> None:
+        """Refuses new calls, and returns when all calls in progress have been answered."""
+        self.end(None, _LAST_ANSWERS)
+
+    def end(self, seconds: float | None, linger: int) -> None:
+        """Closes the server.
+
+        Args:
+          seconds: to wait at most for calls in progress; None for no limit.
+          linger: milliseconds to wait at most until clients have received their answers.
+        """
+        if self._pid != os.getpid():  # it belongs to the parent
+            return
+        with self._count:
+            if self._closing:
+                return
+            self._closing = True
+        os.eventfd_write(self._wake, 1)
+        with self._count:
+            self._count.wait_for(lambda: not self._threads, seconds)
+        self._free(linger)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _bind(self, port: int | None, bind_address: str) -> int:
+        """Listens at loopback and the address; returns the port."""
+        if bind_address == ALL_ADDRESSES or bind_address.startswith("127."):
+            first, others = bind_address, []
+        else:
+            first, others = options.LOOPBACK, [bind_address]
+        self._router.bind(f"tcp://{first}:{port or '*'}")
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        number = int(endpoint.rsplit(":", 1)[1])
+        for address in others:
+            self._router.bind(f"tcp://{address}:{number}")
+        return number
+
+    def _free(self, linger: int = 0) -> None:
+        """Closes the sockets; no thread uses them any more."""
+        with self._sockets:
+            if self._closed:
+                return
+            self._closed = True
+            _open.discard(self)
+            self._router.close(linger)
+            self._zap.close(0)
+        self._context.term()
+        os.close(self._wake)
+
+    def _add_thread(self) -> None:
+        with self._count:
+            self._threads += 1
+        threading.Thread(target=self._run, name="zmq server", daemon=True).start()
+
+    def _run(self) -> None:
+        """Takes turns at receiving, and answers."""
+        try:
+            while True:
+                with self._count:
+                    if self._waiting >= _SPARE_THREADS:
+                        return
+                    self._waiting += 1
+                try:
+                    with self._turn:
+                        request = self._receive()
+                finally:
+                    with self._count:
+                        self._waiting -= 1
+                        alone = not self._waiting and self._threads < _MOST_THREADS
+                if request is None:
+                    return
+                if alone:
+                    self._add_thread()
+                self._send(request[0], *self._answer(*request[1:]))
+                del request
+        finally:
+            with self._count:
+                self._threads -= 1
+                self._count.notify_all()
+
+    def _receive(self) -> list[zmq.Frame] | None:
+        """Waits for a request; returns None when the server closes."""
+        while True:
+            with self._sockets:
+                if self._closing:
+                    return None
+                self._admit()
+                with contextlib.suppress(zmq.Again):
+                    return self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            # The descriptors of sockets become readable when something has changed; what this
+            # thread has seen above counts as old.
+            self._events.poll()
+            with contextlib.suppress(BlockingIOError):
+                if not self._closing:  # else the next thread must wake too
+                    os.eventfd_read(self._wake)
+
+    def _admit(self) -> None:
+        """Answers ZeroMQ's questions whether to admit a client, from its public key."""
+        while True:
+            try:
+                version, number, _, _, _, mechanism, *keys = self._zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            known = len(keys) == 1 and secrets.compare_digest(keys[0], self._admitted)
+            result = (b"200", b"OK") if known and mechanism == b"CURVE" else (b"400", b"unknown")
+            self._zap.send_multipart([version, number, *result, b"", b""])
+
+    def _answer(self, *frames: zmq.Frame) -> tuple[bytes, bytes]:
+        """Runs a method; returns the status and the answer."""
+        if len(frames) != 2:
+            return options.FAILED, b"a request must have a method and an argument"
+        name = frames[0].bytes
+        handler = self._handlers.get(name)
+        if handler is None:
+            return options.NOT_FOUND, b"there is no method " + name[:200]
+        try:
+            answer: Any = handler(options.bytes_of(frames[1]))
+        except BaseException as error:  # a service answers with errors; this is one of its own
+            return options.FAILED, repr(error)[:1000].encode(errors="backslashreplace")
+        if len(answer) > options.MAX_MESSAGE:
+            text = f"an answer must have at most {options.MAX_MESSAGE:,} bytes; got {len(answer):,}"
+            return options.FAILED, text.encode()
+        return options.OK, answer
+
+    def _send(self, client: zmq.Frame, status: bytes, answer: bytes) -> None:
+        with self._sockets:
+            if self._closed:
+                return
+            # ZeroMQ drops it if the client has gone.
+            self._router.send_multipart([client.bytes, status, answer])
+            # Sending may have taken note of a request that has arrived; its descriptor then stays
+            # silent.
+            unseen = self._router.getsockopt(zmq.EVENTS) & zmq.POLLIN
+        if unseen:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(self._wake, 1)
+
+
+_open: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends the servers that were not closed; a process does not wait for their calls."""
+    for server in list(_open):
+        server.end(_AT_EXIT, 0)
