@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import entity, single_process, topologies
+from benchmarks import entity, single_process, topologies, transports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +65,14 @@ def test_programs_of_several_nodes():
     service = medians["service/each/4x32"]
     assert 0 < service["ours_latency_ms_p50"] <= service["ours_latency_ms_p99"]
     assert 0 < medians["startup/6_processes"]["seconds"] < 180
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_transports():
+    result = run_quick(transports, 280)
+    for medians in result["medians"].values():
+        assert 0 < medians["ours_latency_ms_p50"] <= medians["ours_latency_ms_p99"]
 
 
 @pytest.mark.slow

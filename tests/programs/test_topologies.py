@@ -93,9 +93,9 @@ def single(tmp_path_factory):
     return params_of
 
 
-def check_parity(single, make, frames, topology, directory, **changes):
+def check_parity(single, make, frames, topology, directory, program=LOCK_STEP, **changes):
     expected, its_params = single(make, frames)
-    experiment = make(topology, frames=frames, program=LOCK_STEP, **changes)
+    experiment = make(topology, frames=frames, program=program, **changes)
     result = run(experiment, directory)
     assert (result.env_frames, result.learner_steps) == (
         expected.env_frames,

@@ -167,7 +167,7 @@ class _Connection:
             if cancel in ready:
                 return "CANCELLED", "the channel was cancelled"
             if self._monitor in ready and self._event() & _FAILED:
-                if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                if options.has_message(self._socket):
                     return self._answer()  # it came before the connection broke
                 return "UNAVAILABLE", f"the connection to {self._address} broke"
             if not ready and time.monotonic() >= until:
@@ -175,7 +175,7 @@ class _Connection:
 
     def is_alive(self) -> bool:
         """Whether the connection has not failed since the last call."""
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while options.has_message(self._monitor):
             if self._event() & _FAILED:
                 return False
         return True

@@ -35,3 +35,8 @@ def set_options(socket: zmq.Socket) -> None:
 def bytes_of(frame: zmq.Frame) -> bytes | memoryview:
     """Returns the contents of a frame, without a copy if it is large."""
     return frame.bytes if len(frame) < COPIED else frame.buffer
+
+
+def has_message(socket: zmq.Socket) -> bool:
+    """Whether a message can be received without waiting."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -217,7 +217,7 @@ class Server:
             self._router.send_multipart([client.bytes, status, answer])
             # Sending may have taken note of a request that has arrived; its descriptor then stays
             # silent.
-            unseen = self._router.getsockopt(zmq.EVENTS) & zmq.POLLIN
+            unseen = options.has_message(self._router)
         if unseen:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake, 1)
