@@ -124,7 +124,7 @@ class _Connection:
     """A socket that is connected to a server, for one call at a time."""
 
     def __init__(self, address: str, own: keys.Keys) -> None:
-        self._address = address
+        self._address, self._failed = address, False
         self._socket: zmq.Socket = _client_context().socket(zmq.DEALER)
         options.set_options(self._socket)
         self._socket.curve_serverkey = own.server_public
@@ -157,8 +157,10 @@ class _Connection:
 
     def call(self, method: str, data: bytes, until: float, cancel: int) -> tuple[str, Any]:
         """Sends a request and waits for its answer."""
-        self._socket.send(method.encode(), zmq.SNDMORE)
-        self._socket.send(data)
+        try:
+            self._socket.send_multipart([method.encode(), data], zmq.NOBLOCK)
+        except zmq.Again:  # a socket that has lost its connection would wait for another
+            return "UNAVAILABLE", f"the connection to {self._address} broke"
         waits = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN), (cancel, zmq.POLLIN)]
         while True:
             ready = dict(zmq.zmq_poll(waits, _ms(until)))
@@ -175,10 +177,9 @@ class _Connection:
 
     def is_alive(self) -> bool:
         """Whether the connection has not failed since the last call."""
-        while options.has_message(self._monitor):
-            if self._event() & _FAILED:
-                return False
-        return True
+        while not self._failed and options.has_message(self._monitor):
+            self._event()
+        return not self._failed
 
     def close(self) -> None:
         """Closes the connection; what has not been sent is dropped."""
@@ -200,10 +201,12 @@ class _Connection:
     def _event(self) -> int:
         """Returns the next event of the connection, 0 if there is none."""
         try:
-            event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-            return int(_EVENT.unpack(event)[0])
+            message, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return 0
+        event = int(_EVENT.unpack(message)[0])
+        self._failed |= bool(event & _FAILED)
+        return event
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
