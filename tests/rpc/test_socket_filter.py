@@ -187,7 +187,8 @@ def test_all_servers_of_a_program_keep_to_loopback_unless_told_otherwise(
     before, looking = listening_ports(), threading.Thread(target=look)
     looking.start()
     try:
-        run(ppo("distributed", program={"interface": interface, "num_actors": 1}), tmp_path / "run")
+        program = {"interface": interface, "num_actors": 1, "transport": "courier"}
+        run(ppo("distributed", program=program), tmp_path / "run")
     finally:
         over.set()
         looking.join()

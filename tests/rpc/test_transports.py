@@ -16,11 +16,10 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_rpc_is_cheap_to_import():
     code = (
-        "import sys, rlstack.rpc, programs.run.train\n"
-        "print({'courier', 'launchpad', 'tree', 'zmq'} & set(sys.modules))"
+        "import sys, rlstack.rpc\nprint({'courier', 'launchpad', 'tree', 'zmq'} & set(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=25
     )
     assert done.stdout == "set()\n", done.stderr
 

@@ -15,7 +15,7 @@ zmq = pytest.importorskip("zmq")
 
 from rlstack.rpc.zmq import keys, options  # noqa: E402  (after zmq is known to be there)
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -100,7 +100,9 @@ with transports.chosen("zmq"):
 
 
 @pytest.mark.one_lane
-@pytest.mark.parametrize("how", ["closed", "left open"])
+@pytest.mark.parametrize(
+    "how", ["left open", pytest.param("closed", marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 def test_forked_processes_call_by_themselves_and_the_interpreter_ends(how):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORKS, how],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ from programs.experiment import ProgramConfig
 from programs.run import launch
 from rlstack.rpc import transports
 from tests.programs.launched import FAST, Launched
-from tests.programs.running import TOPOLOGIES, nothing_left, ppo
+from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run
 from tests.programs.test_topologies import LOCK_STEP, check_parity, single
 
 __all__ = ["single"]
@@ -46,6 +47,32 @@ def test_processes_over_zmq_in_lock_step_equal_a_single_process_bit_for_bit(
 ):
     program = {**LOCK_STEP, "transport": "zmq", "launch": "processes"}
     check_parity(single, ppo, 5200, topology, tmp_path / "run", program=program)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("interface", ["", "0.0.0.0"])
+def test_servers_over_zmq_listen_at_loopback_unless_told_otherwise(tmp_path, interface):
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(0.05):
+            seen.update(listening() - before)
+
+    def listening():
+        found = psutil.Process().net_connections("tcp")
+        return {c.laddr for c in found if c.status == psutil.CONN_LISTEN}
+
+    before, looking = listening(), threading.Thread(target=look)
+    looking.start()
+    try:
+        program = {"interface": interface, "num_actors": 1, "transport": "zmq"}
+        run(ppo("light_env", program=program), tmp_path / "run")
+    finally:
+        over.set()
+        looking.join()
+    assert len(seen) >= 3  # coordinator, learner, service
+    assert {place.ip for place in seen} == {interface or "127.0.0.1"}
 
 
 @pytest.mark.slow
