@@ -116,7 +116,8 @@ def test_ppo_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
 
 @pytest.mark.parametrize("topology", LIGHT_FIRST[:2])  # a Reverb server makes its own random draws
 def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
-    result = check_parity(single, dqn, 1000, topology, tmp_path / "run")
+    program = {**LOCK_STEP, "transport": "zmq"}  # the other tests have the default of threads
+    result = check_parity(single, dqn, 1000, topology, tmp_path / "run", program)
     assert result.learner_steps >= 100
 
 

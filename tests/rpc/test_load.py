@@ -18,7 +18,7 @@ from tests.rpc.nodes import Node, descriptors, free_port, in_thread, tasks, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(60)
-LATER = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(120)]
+LATER = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("calls", [300, pytest.param(10_000, marks=LATER)])
@@ -83,7 +83,6 @@ def test_a_peer_that_is_killed_is_noticed_at_once(processes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
 def test_a_server_outlives_a_client_that_is_killed(sockets):
     node = Node()
     with serve(node) as server, RemoteObject(server.address, Node, name="n") as client:

@@ -21,15 +21,14 @@ pytest.importorskip("launchpad")
 # Launchpad's threads use SIGALRM, so the time limit must not need it.
 pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
 
-_LATER = [pytest.mark.slow, pytest.mark.chosen]
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "topology"),
     [
-        ("zmq", "light_env"),
-        pytest.param("courier", "heavy_env", marks=_LATER),
-        *(pytest.param("zmq", name, marks=_LATER) for name in ("heavy_env", "distributed")),
+        ("courier", "heavy_env"),
+        ("zmq", "heavy_env"),
+        pytest.param("zmq", "distributed", marks=pytest.mark.chosen),
     ],
 )
 def test_lock_step_over_sockets_equals_a_single_process_bit_for_bit(
@@ -50,8 +49,7 @@ def test_processes_over_zmq_in_lock_step_equal_a_single_process_bit_for_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
-@pytest.mark.parametrize("interface", ["", "0.0.0.0"])
+@pytest.mark.parametrize("interface", [pytest.param("", marks=pytest.mark.chosen), "0.0.0.0"])
 def test_servers_over_zmq_listen_at_loopback_unless_told_otherwise(tmp_path, interface):
     seen, over = set(), threading.Event()
 

@@ -100,9 +100,7 @@ with transports.chosen("zmq"):
 
 
 @pytest.mark.one_lane
-@pytest.mark.parametrize(
-    "how", ["left open", pytest.param("closed", marks=[pytest.mark.slow, pytest.mark.chosen])]
-)
+@pytest.mark.parametrize("how", ["left open", pytest.param("closed", marks=pytest.mark.slow)])
 def test_forked_processes_call_by_themselves_and_the_interpreter_ends(how):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORKS, how],

@@ -18,7 +18,7 @@ zmq = pytest.importorskip("zmq")
 from rlstack.rpc.zmq import keys  # noqa: E402  (after zmq is known to be there)
 
 pytestmark = pytest.mark.timeout(60)
-LATER = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(300)]
+LATER = [pytest.mark.slow, pytest.mark.timeout(300)]
 TRIES = pytest.mark.parametrize("tries", [5, pytest.param(1000, marks=LATER)])
 REQUEST = codec.encode((0, 0, 0, 0, (1,), {}))
 
