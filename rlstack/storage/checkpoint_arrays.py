@@ -9,6 +9,7 @@ arrays can change their digests too.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import sys
@@ -41,6 +42,7 @@ def write(folder: Path, arrays: dict[int, np.ndarray]) -> None:
             folder, args=ocp.args.PyTreeSave({str(i): array for i, array in arrays.items()})
         )
         checkpointer.close()
+    _return_free_memory()
 
 
 def read(folder: Path, numbers: list[int]) -> dict[int, np.ndarray]:
@@ -58,6 +60,17 @@ def read(folder: Path, numbers: list[int]) -> dict[int, np.ndarray]:
         )
         checkpointer.close()
     return {i: np.asarray(found[str(i)]) for i in numbers}
+
+
+def _return_free_memory() -> None:
+    """Returns free memory to the system.
+
+    Orbax writes with threads of its own, and the allocator of glibc keeps what they freed: 30 MB
+    after some hundred checkpoints. Other C libraries have no such function.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @contextlib.contextmanager
