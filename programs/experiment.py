@@ -130,9 +130,10 @@ class ProgramConfig(Checked):
     """Number of actors, each with env.num_envs environments."""
     num_inferencers: int = 1
     """Number of inference services, among which actors are divided (light_env, distributed)."""
-    launch: Literal["processes", "threads", "ray"] = "processes"
+    launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
+    launchpad: one process each, as nodes of a Launchpad program (CPython 3.10 only).
     ray: the hosts of a Ray cluster, for the topology distributed only."""
     transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
     """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not

@@ -93,9 +93,9 @@ REPLAY_LINGER = 3.0
 GRACE = 2.0
 # The same for the learner, the replay and the coordinator, which save.
 GRACE_TO_SAVE = 6.0
-# The same for Launchpad, which signals the supervisors of all nodes.
-LAUNCHPAD_NOTICE = 7.0
-# From a call to stop to the end of a node's process under Ray; as for Launchpad, without its
+# The same for launchers, which signal the supervisors of all nodes.
+NODES_NOTICE = 7.0
+# From a call to stop to the end of a node's process under Ray, where nodes have no
 # supervisors.
 RAY_GRACE = 6.5
 # An interrupted program has this long to save and end; a large replay takes several seconds.
@@ -140,5 +140,5 @@ assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE
 assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE
 # A process that ends others waits longer than they take to end.
 assert GRACE < INTERRUPTED_WITHOUT_STATE < GRACE_TO_SAVE
-assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < LAUNCHPAD_NOTICE < INTERRUPTED
+assert REPLAY_LINGER < GRACE_TO_SAVE < RAY_GRACE < NODES_NOTICE < INTERRUPTED
 assert ASK_COORDINATOR < INTERRUPTED_WITHOUT_STATE

@@ -55,6 +55,15 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 
+def pytest_collection_modifyitems(items):
+    # Launchpad, Courier, and Reverb, which holds distributed's replay, are for CPython 3.10 only.
+    needs_reference = {"launchpad", "courier", "distributed"}
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if needs_reference.intersection(value for value in values if type(value) is str):
+            item.add_marker(pytest.mark.reference)
+
+
 def pytest_xdist_make_scheduler(config, log):
     return _ByFile(config, log)
 

@@ -32,7 +32,7 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 HEAVY = {
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
-    "launchpad": r"(programs/launchers/\w+|rlstack/rpc/courier)\.py",
+    "launchpad": r"(programs/launchers/launchpad/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",
     "zmq": r"rlstack/rpc/zmq/\w+\.py",
     "equinox": r"rlstack/networks/adapters\.py",

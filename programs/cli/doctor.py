@@ -157,7 +157,8 @@ def how_to_fix(module: str, error: str, version: tuple[int, int] = sys.version_i
         python = ".".join(map(str, version))
         return (
             f"Launchpad, Reverb and their TensorFlow have no wheels for Python {python}. Use "
-            f"CPython 3.10: {features.reinstall('3.10')}. A single process works without them."
+            f"CPython 3.10: {features.reinstall('3.10')}. Only distributed, --launch launchpad and "
+            "the transport courier need them."
         )
     if "libpython" in error:
         return (

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-LAUNCHPAD = ("launchpad", "courier")
 # What each topology needs in addition to what a single process needs.
 TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "single_process": (),
-    "heavy_env": LAUNCHPAD,
-    "light_env": LAUNCHPAD,
-    "distributed": (*LAUNCHPAD, "reverb"),
+    "heavy_env": (),
+    "light_env": (),
+    "distributed": ("reverb",),
 }
 
 
@@ -33,9 +32,13 @@ CHOICES = (
     Choice("--env.type", "for_loop"),
     Choice("--env.type", "thread"),
     Choice("--env.type", "process"),
-    Choice("--launch", "processes", LAUNCHPAD),
-    Choice("--launch", "threads", LAUNCHPAD),
-    Choice("--launch", "ray", (*LAUNCHPAD, "reverb", "ray")),
+    Choice("--launch", "processes", ("zmq",)),
+    Choice("--launch", "threads"),
+    Choice("--launch", "launchpad", ("launchpad",)),
+    Choice("--launch", "ray", ("zmq", "reverb", "ray")),
+    Choice("--program.transport", "direct"),
+    Choice("--program.transport", "zmq", ("zmq",)),
+    Choice("--program.transport", "courier", ("courier",)),
     Choice("networks", "Haiku", ("haiku",)),
     Choice("networks", "from_flax", ("flax",)),
     Choice("networks", "from_equinox", ("equinox",)),

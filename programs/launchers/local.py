@@ -1,159 +1,255 @@
-"""The process in which Launchpad runs a program's nodes.
+"""The process that starts a program's nodes on this machine, waits for them, and ends them.
 
     python -m programs.launchers.local RUN_DIR
 
-It reads the commands of all nodes (`programs.launchers.processes`) from standard input, prints a
-line once all nodes are started, and ends when they have ended. It is a separate process because
-Launchpad kills the process that launched a program if the program does not end in time. Every node
-waits for this process, so Launchpad is its only heavy import.
+It reads a line of JSON, which describes each node, and the pickled program from standard input. It
+prints a line once all nodes are started, and ends when they have ended. It is a process of its own,
+because supervisors signal their parent, and only a main thread can handle signals: a program may be
+launched by any thread of a notebook.
+
+It imports the packages that nodes need and then forks their supervisors, which fork the nodes. So
+they are imported once for a program, also if nodes are restarted. JAX has not computed anything
+here: its devices and threads would not survive a fork.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from setproctitle import setproctitle
 
 from programs import timing
-from programs.launchers import compiled, titled
+from programs.launchers import compiled, node_process, signs
+from programs.launchers.forks import Forked
 from programs.nodes import supervisor
 
-
-def wait(manager: Any) -> None:
-    """Waits for the coordinator, which ends last, and then ends all other nodes.
-
-    A node that was being restarted may not know that the program is over; it would wait for nodes
-    that have ended.
-    """
-    labels = [label for label in manager._active_workers if label.startswith("coordinator")]
-    manager.wait(labels)
-    manager.stop_and_wait()
+_TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
 
 
-def forget(commands: Sequence[Mapping[str, Any]]) -> None:
-    """Removes the folders with a program's pickled nodes; call it after the program's end.
+@dataclasses.dataclass(frozen=True)
+class NodeProcess:
+    """A node as this process starts it."""
 
-    Launchpad does so when the process that made the folders exits, but that process may be killed.
-    """
-    for command in commands:
-        words = command["command_as_list"]
-        data_file = Path(words[words.index("--data_file") + 1])
-        shutil.rmtree(data_file.parent, ignore_errors=True)
-
-
-def parse_flags(notice_seconds: float) -> None:
-    """Parses Launchpad's flags.
-
-    Args:
-      notice_seconds: from SIGTERM to SIGKILL for nodes that do not end; -1 for no SIGKILL.
-    """
-    import launchpad.flags  # noqa: F401  (defines them)
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["rlstack", f"--lp_termination_notice_secs={notice_seconds:g}"])
+    name: str
+    run_dir: str
+    record: str  # of failures
+    log: str
+    variables: dict[str, str]  # of the environment
+    niceness: int
+    grace: float  # seconds from a signal until it is killed
+    silence: float  # seconds without a sign of life until it is killed; 0 for never
+    max_restarts: int
 
 
 def main() -> int:
     """Runs the launcher's process; returns its exit code."""
-    supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
-    os.environ[supervisor.PARENT] = str(os.getpid())
-    setproctitle(titled.title("launcher", sys.argv[1]))
-    parse_flags(timing.LAUNCHPAD_NOTICE)
-    from launchpad.launch.local_multi_processing.commands import Command
-    from launchpad.launch.run_locally.run_locally import run_commands_locally
-
-    line = sys.stdin.readline()
-    if not line:  # the parent gave up
+    answers = begin()
+    message = receive()
+    if message is None:
         return 1
-    sys.stdin = open(os.devnull)  # noqa: SIM115  (stays open)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # standard output is for answers; Launchpad's output goes to standard error
-    commands = json.loads(line)
+    program = sys.stdin.buffer.read()
     try:
-        ending: list[int] = []
-        signal.signal(supervisor.ENDING, lambda number, _: ending.append(number))
-        manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
-        signals = _remember_signals()
-        print("launched", file=answers, flush=True)
-        code = _wait(manager, signals, ending)
-        if signals:  # on which Launchpad stops all nodes itself
-            manager.wait(raise_error=False)
-        else:
-            manager.stop_and_wait()
-        return code
+        _import(message["imports"])
+        received = _Signals()
+        nodes: list[_Node] = []
+        try:
+            for fields in message["nodes"]:
+                nodes.append(_Node(NodeProcess(**fields), program, [answers.close, received.close]))
+            print("launched", file=answers, flush=True)
+            return _wait(nodes, received)
+        finally:
+            _end(nodes, received)
     finally:
-        forget(commands)
-        compiled.remove()
-        _remove_keys()
+        clean()
 
 
-def _remove_keys() -> None:
-    """Removes the file of the program's keys (`rlstack.rpc.zmq.keys`).
+def clean() -> None:
+    """Removes the program's compiled functions, and the file of its keys (`rlstack.rpc.zmq.keys`).
 
     The command does so too, but it may be killed.
     """
+    compiled.remove()
     folder = os.path.dirname(os.environ.get("RLSTACK_KEYS", ""))
     if os.path.basename(folder).startswith("rlstack-keys-"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remember_signals() -> list[int]:
-    """Returns a list of the signals that asked this process to end; Launchpad handles them."""
-    received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        launchpads: Any = signal.getsignal(number)
+def begin() -> TextIO:
+    """Makes this process the launcher's; returns where its parent reads answers.
 
-        def receive(number: int, frame: FrameType | None, handler: Any = launchpads) -> None:
-            received.append(number)
-            handler(number, frame)
-
-        signal.signal(number, receive)
-    return received
-
-
-def _wait(manager: Any, signals: list[int], ending: list[int]) -> int:
-    """Waits for the coordinator, which ends last, for a failure, or for a signal.
-
-    Launchpad's own wait does not say which process ended, so a supervisor that was killed would
-    leave no trace.
-
-    Args:
-      manager: Launchpad's.
-      signals: those that asked this process to end.
-      ending: not empty once a node that the program needs ends because of a signal.
+    Standard output is for answers only; all other output goes to standard error.
     """
-    groups = manager._active_workers
-    workers = [(name, worker) for name in groups for worker in groups[name]]
-    while not signals:
-        if ending:  # the others end while that node saves
-            return 1
-        for group, worker in workers:
-            code = worker.poll()
-            if code:
-                _record_end_of_supervisor(worker.args, code)
-                return 1
-            if code == 0 and group.startswith("coordinator"):
-                return 0
-        time.sleep(timing.LAUNCHER_POLL)
-    return 128 + signals[0]
+    supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
+    os.environ[supervisor.PARENT] = str(os.getpid())
+    setproctitle(signs.title("launcher", sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
 
 
-def _record_end_of_supervisor(command: Sequence[str], code: int) -> None:
+def receive() -> Any:
+    """Returns the first line of what the parent writes; None if it gave up."""
+    line = sys.stdin.buffer.readline()
+    return json.loads(line) if line else None
+
+
+def record_end_of_supervisor(record: str, name: str, code: int) -> None:
     """Records that a supervisor was killed; it has recorded all other ends itself."""
     if code < 0:
         end = supervisor.End(reason=f"its supervisor was {supervisor.describe(code)}")
-        _, _, record, name, *_ = command
         supervisor.record_failure(record, node=name, end=end, restarts=False)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Imports what nodes need, with some more modules."""
+    for name in ("programs.launchers.wiring", "programs.topologies", *names):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that collections in the nodes do not copy the memory that they share
+
+
+class _Signals:
+    """The signals of this process, one after another."""
+
+    def __init__(self) -> None:
+        """Handles the signals from now on."""
+        self._pipe, self._writer = os.pipe()
+        os.set_blocking(self._pipe, False)
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in self._numbers():
+            signal.signal(number, lambda *_: None)
+
+    def _numbers(self) -> tuple[signal.Signals, ...]:
+        return (*_TOLD_TO_END, supervisor.ENDING, signal.SIGCHLD)
+
+    def wait(self, seconds: float) -> bytes:
+        """Returns the numbers of the signals that have come; waits at most this long for one."""
+        select.select([self._pipe], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._pipe, 64)
+        return b""
+
+    def close(self) -> None:
+        """Restores the usual handling, in a child."""
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers():
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(self._pipe)
+        os.close(self._writer)
+
+
+class _Node:
+    """A node and the process of its supervisor."""
+
+    def __init__(
+        self, made: NodeProcess, program: bytes, to_close: Sequence[Callable[[], object]]
+    ) -> None:
+        """Starts it.
+
+        Args:
+          made: the node.
+          program: pickled.
+          to_close: called in the child, one after another, for what only the launcher needs.
+        """
+        self.made = made
+        Path(made.log).parent.mkdir(parents=True, exist_ok=True)
+        # A signal that comes before the child has reset its handlers must not be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_END)
+        try:
+            to_close = (*to_close, lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))
+            self.process = Forked(functools.partial(_supervise, made, program, to_close))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _supervise(made: NodeProcess, program: bytes, to_close: Sequence[Callable[[], object]]) -> int:
+    """Runs a supervisor, in its process."""
+    for close in to_close:
+        close()
+    with open(made.log, "wb") as log, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.update(made.variables)
+
+    def start(told: int, variables: Mapping[str, str], prepare: Callable[[], None]) -> Forked:
+        del told  # inherited
+
+        def run() -> int:
+            prepare()
+            os.environ.update(variables)
+            _begin_node(made)
+            node_process.run(made.name, made.run_dir, program)
+            return 0
+
+        return Forked(run)
+
+    restarts = supervisor.RestartPolicy(made.max_restarts, *timing.RESTARTS)
+    return supervisor.supervise(made.record, made.name, made.grace, made.silence, restarts, start)
+
+
+def _begin_node(made: NodeProcess) -> None:
+    """Gives a node's process what other processes have from their start."""
+    import jax
+    import numpy as np
+
+    if made.niceness:
+        os.nice(made.niceness)
+    np.random.seed()  # all nodes have the same global generator from the launcher
+    for name, value in made.variables.items():
+        if name.startswith("JAX_"):  # read when JAX was imported
+            jax.config.update(name.lower(), value)
+
+
+def _wait(nodes: Sequence[_Node], signals: _Signals) -> int:
+    """Waits for the coordinator, which ends last, for a failure, or for a signal."""
+    while True:
+        for number in signals.wait(timing.LAUNCHER_POLL):
+            if number in _TOLD_TO_END:
+                return 128 + number
+            if number == supervisor.ENDING:  # the others end while that node saves
+                return 1
+        for node in nodes:
+            code = node.process.poll()
+            if code:
+                record_end_of_supervisor(node.made.record, node.made.name, code)
+                return 1
+            if code == 0 and node.made.name == "coordinator":
+                return 0
+
+
+def _end(nodes: Sequence[_Node], signals: _Signals) -> None:
+    """Tells all nodes to end, and kills those that do not.
+
+    A node that was being restarted may not know that the program is over; it would wait for nodes
+    that have ended.
+    """
+    running = [node.process for node in nodes]
+    for process in running:
+        process.terminate()
+    until = time.monotonic() + timing.NODES_NOTICE
+    while (running := [p for p in running if p.poll() is None]) and time.monotonic() < until:
+        signals.wait(timing.LAUNCHER_POLL)
+    for process in running:
+        process.kill()  # the kernel then kills the node
+    for process in running:
+        process.wait()
 
 
 if __name__ == "__main__":

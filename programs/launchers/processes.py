@@ -1,4 +1,8 @@
-"""Runs a program's nodes in processes of their own on this machine, under Launchpad."""
+"""Runs a program's nodes in processes of their own on this machine.
+
+A process of its own, the launcher's (`programs.launchers.local`), starts the nodes. This module is
+the other side of it, in the process of the command.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import cloudpickle
 
 from programs import module_path, timing
-from programs.launchers import compiled, local
+from programs.graph import Node
+from programs.launchers import compiled, local, wiring
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
 from programs.nodes.base import OVER, SAVING, Setup
@@ -24,27 +31,77 @@ from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals
 
 # As `python -m programs.launchers.local`, which would find modules of the current directory first.
-_LAUNCHER = (
-    "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
-)
+LOCAL = "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
+
+
+class Prepared(NamedTuple):
+    """What a launcher's process reads, and where the coordinator will answer."""
+
+    message: object  # one line of JSON
+    coordinator: str
+    program: bytes = b""  # pickled, after that line
 
 
 def run_processes(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in processes; returns the signal that was received, or 0."""
+    graph = graph_of(setup)
+    with wiring.on_this_host(graph, setup) as program:
+
+        def prepare() -> Prepared:
+            nodes = [vars(_described(node, index, setup)) for node, index in wiring.indexed(graph)]
+            # This process has made an environment too, so nodes import EnvPool if it has.
+            imports = [name for name in ("envpool",) if name in sys.modules]
+            message = {"nodes": nodes, "imports": imports}
+            return Prepared(message, program.addresses["coordinator"], cloudpickle.dumps(program))
+
+        return run(LOCAL, prepare, setup, display)
+
+
+def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
+    cfg = setup.experiment.program
+    return local.NodeProcess(
+        name=node.name,
+        run_dir=str(setup.directory.path),
+        record=str(setup.directory.failures),
+        log=str(setup.directory.node_logs / node.group / str(index)),
+        variables=environment(node.group),
+        niceness=getattr(node.cls, "niceness", 0),
+        grace=grace_of(node),
+        silence=cfg.silence_seconds,
+        max_restarts=cfg.max_restarts if node.restartable else 0,
+    )
+
+
+def grace_of(node: Node) -> float:
+    """Returns the seconds from a signal until a node is killed."""
+    return timing.GRACE if node.restartable else timing.GRACE_TO_SAVE
+
+
+def run(
+    launcher: str,
+    prepare: Callable[[], Prepared],
+    setup: Setup,
+    display: ProgressDisplay,
+) -> int:
+    """Runs a program under a launcher's process; returns the signal that was received, or 0.
+
+    Args:
+      launcher: the code of the launcher's process.
+      prepare: makes what the launcher reads.
+      setup: of the program.
+      display: shows its progress.
+    """
     with (
         StopSignals() as signals,
         compiled.shared() as variables,
-        _launcher(setup.directory, variables) as process,
+        _launcher(launcher, setup.directory, variables) as process,
     ):
-        commands, coordinator = commands_of(setup)  # while the launcher starts
-        try:
-            _send(commands, process)
-            asked = _supervise(setup.directory, process, coordinator, signals, display)
-            if not asked:
-                _record_end(setup.directory, process.returncode)
-                _wait_for_nodes(process)
-        finally:
-            local.forget(commands)
+        prepared = prepare()  # while the launcher starts
+        _send(prepared, process)
+        asked = _supervise(setup.directory, process, prepared.coordinator, signals, display)
+        if not asked:
+            _record_end(setup.directory, process.returncode)
+            _wait_for_nodes(process)
         return signals.received or 0
 
 
@@ -99,7 +156,7 @@ def _record_end(directory: RunDir, code: int) -> None:
 
 def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
     """Waits for nodes that outlive a killed launcher; their supervisors end them, and they save."""
-    until = time.monotonic() + timing.LAUNCHPAD_NOTICE
+    until = time.monotonic() + timing.NODES_NOTICE
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < until:
             os.killpg(process.pid, 0)
@@ -108,7 +165,7 @@ def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _launcher(
-    directory: RunDir, more_variables: Mapping[str, str]
+    code: str, directory: RunDir, more_variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher's process, in its own session, so that Ctrl-C does not reach it directly."""
     directory.node_logs.mkdir(exist_ok=True)
@@ -121,7 +178,7 @@ def _launcher(
     }
     with open(directory.node_logs / "launcher", "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, str(directory.path)],
+            [sys.executable, "-c", code, str(directory.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -148,46 +205,16 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _send(commands: list[dict[str, Any]], process: subprocess.Popen[bytes]) -> None:
+def _send(prepared: Prepared, process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None and process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(json.dumps(commands).encode() + b"\n")
+        process.stdin.write(json.dumps(prepared.message).encode() + b"\n" + prepared.program)
 
 
 def _has_launched(process: subprocess.Popen[bytes]) -> bool:
     assert process.stdout is not None
     return bool(process.stdout.readline())
-
-
-def commands_of(setup: Setup) -> tuple[list[dict[str, Any]], str]:
-    """Builds the program for processes, as Launchpad does before it starts them.
-
-    Returns:
-      The arguments of Launchpad's command of each node, and the coordinator's address.
-    """
-    from launchpad import context
-    from launchpad.nodes.python.local_multi_processing import PythonProcess
-
-    from programs.launchers.launchpad import build
-
-    program, coordinator = build(graph_of(setup), setup)
-    for label, nodes in program.groups.items():
-        for node in nodes:
-            process = PythonProcess(env=environment(label))
-            node._initialize_context(context.LaunchType.LOCAL_MULTI_PROCESSING, process)
-    for label, nodes in program.groups.items():
-        for node in nodes:
-            for handle in node.input_handles:
-                handle.connect(node, label)
-    for node in program.get_all_nodes():
-        node.bind_addresses()
-    commands = [
-        command
-        for label, nodes in program.groups.items()
-        for command in nodes[0].to_executables(nodes, label, nodes[0].launch_context)
-    ]
-    return [vars(command) for command in commands], coordinator.resolve()
 
 
 def _sweep() -> None:

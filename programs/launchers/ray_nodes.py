@@ -13,8 +13,10 @@ from typing import Any
 import cloudpickle
 
 from programs import timing
+from programs.graph import Graph, Node
 from programs.launchers import ray_cluster
 from programs.launchers.ray_runner import NodeRunner, Placement
+from programs.launchers.wiring import Program, indexed
 from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy
 from rlstack.rpc import transports, versions
@@ -26,9 +28,8 @@ PLACING, RUNNING, ENDED, PAUSED = "placing", "running", "ended", "paused"
 class RayNode:
     """One node of the program and its present process."""
 
-    lp_node: Any  # Launchpad's
-    group: str
-    index: int  # in the group
+    definition: Node
+    index: int  # in its group
     restarts: RestartPolicy
     incarnation: int = 0
     state: str = PAUSED
@@ -44,7 +45,12 @@ class RayNode:
     @property
     def name(self) -> str:
         """The node's name, as in failures and logs."""
-        return str(self.lp_node.name)
+        return self.definition.name
+
+    @property
+    def group(self) -> str:
+        """The nodes that do the same work."""
+        return self.definition.group
 
     def enter(self, state: str) -> None:
         """Changes the state."""
@@ -56,31 +62,28 @@ class RayNodes:
 
     Attributes:
       all: the nodes.
+      addresses: of the nodes that others call, as far as they are placed.
     """
 
-    def __init__(self, ray: Any, setup: Setup, program: Any, token_file: Path) -> None:
+    def __init__(self, ray: Any, setup: Setup, graph: Graph, token_file: Path) -> None:
         """Places nothing yet.
 
         Args:
           ray: the package, connected to the cluster.
           setup: of the program.
-          program: the Launchpad program.
+          graph: the program.
           token_file: a file that processes read to show that they see the run directory.
         """
-        from launchpad import context
-
         self._ray, self._setup, self._token_file = ray, setup, token_file
         self._cfg = setup.experiment.program.ray
         self._token = token_file.read_text()
         self._avoided: dict[str, float] = {}  # host -> time until which it is avoided
+        self.addresses: dict[str, str] = {}
+        self._program = Program(graph.nodes, setup, self.addresses)
         self.all: list[RayNode] = []
-        for group, nodes in program.groups.items():
-            for index, node in enumerate(nodes):
-                # As for threads, so that the executable is the node's function.
-                node._initialize_context(context.LaunchType.LOCAL_MULTI_THREADING, None)
-                limit = setup.experiment.program.max_restarts if node.restartable else 0
-                restarts = RestartPolicy(limit, *timing.RESTARTS)
-                self.all.append(RayNode(node, group, index, restarts))
+        for node, index in indexed(graph):
+            limit = setup.experiment.program.max_restarts if node.restartable else 0
+            self.all.append(RayNode(node, index, RestartPolicy(limit, *timing.RESTARTS)))
 
     def named(self, name: str) -> RayNode:
         """Returns a node."""
@@ -91,7 +94,7 @@ class RayNodes:
         reserved = ray_cluster.reserved(self._cfg, node.group)
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
-        ports = len(node.lp_node.addresses)
+        ports = int(node.definition.kind != "worker")
         interface = self._setup.experiment.program.interface
         node.call = node.runner.prepare.remote(
             str(self._token_file), ports, interface, transports.variables()
@@ -151,17 +154,19 @@ class RayNodes:
                 f"{placement.host} finds {placement.token or 'nothing'} at {self._token_file}. "
                 "Choose a directory on a shared file system with --run-dir."
             )
-        for lp_address, port in zip(node.lp_node.addresses, placement.ports, strict=True):
-            lp_address.bind(_Fixed(f"{placement.host}:{port}"))
+        for port in placement.ports:
+            self.addresses[node.name] = f"{placement.host}:{port}"
 
     def start(self, node: RayNode) -> None:
         """Starts a node; its addresses, and those of all nodes it calls, must be bound."""
-        lp_node = node.lp_node
-        (executable,) = lp_node.to_executables([lp_node], node.group, lp_node.launch_context)
         log = self._setup.directory.node_logs / node.group / str(node.index)
         coordinator_lost = 2.0 * self._cfg.lost_seconds
         node.call = node.runner.start.remote(
-            cloudpickle.dumps(executable), node.incarnation, coordinator_lost, str(log)
+            cloudpickle.dumps(self._program),
+            node.name,
+            node.incarnation,
+            coordinator_lost,
+            str(log),
         )
         self._record_placement(node)
         node.enter(RUNNING)
@@ -239,17 +244,6 @@ class RayNodes:
         """Asks a node to end."""
         if node.runner is not None:
             node.runner.stop.remote()
-
-
-class _Fixed:
-    """A Launchpad address builder for an address that is known."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def build(self) -> str:
-        """Returns the address."""
-        return self._address
 
 
 def _describe(error: Exception) -> str:

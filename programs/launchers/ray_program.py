@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from programs import timing
 from programs.launchers import ray_cluster
-from programs.launchers.launchpad import build
 from programs.launchers.monitor import ProgramMonitor
 from programs.launchers.ray_nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
 from programs.launchers.ray_runner import Placement
@@ -49,8 +48,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
         while True:
             started = time.monotonic()
             with _token(setup.directory.path) as token_file:
-                program, _ = build(graph_of(setup), setup)
-                nodes = RayNodes(ray, setup, program, token_file)
+                nodes = RayNodes(ray, setup, graph_of(setup), token_file)
                 loss = _RayProgram(setup, nodes, incarnations, signals).run(display)
             if loss is None:
                 break
@@ -112,7 +110,7 @@ class _RayProgram:
         """Runs until the coordinator has ended; returns the loss that ended the program, if any."""
         try:
             if self._place_all():
-                address = self._coordinator.lp_node.addresses[0].resolve()
+                address = self._nodes.addresses["coordinator"]
                 self._monitor = ProgramMonitor(address, display, self._setup.directory.failures)
                 self._supervise()
             self._end()
@@ -187,8 +185,8 @@ class _RayProgram:
                 self._fail(node, _lost(str(error)))
                 return
             self._nodes.start(node)
-            if node.lp_node.addresses:
-                self._moved[node.name] = node.lp_node.addresses[0].resolve()
+            if node.name in self._nodes.addresses:
+                self._moved[node.name] = self._nodes.addresses[node.name]
         elif isinstance(answer, End):
             if answer.reason:
                 self._fail(node, answer)
@@ -216,7 +214,7 @@ class _RayProgram:
         lived = time.monotonic() - node.since
         self._nodes.drop(node)
         self._incarnations[node.name] += 1
-        if not node.lp_node.restartable:
+        if not node.definition.restartable:
             node.enter(ENDED)
             node.end_checked = True
             by_accident = end.secondary or bool(end.node) or not end.traceback

@@ -64,11 +64,14 @@ class NodeRunner:
         ports = _free_ports(num_ports)
         return Placement(address, node_id, os.getpid(), ports, token, versions.own())
 
-    def start(self, node: bytes, incarnation: int, coordinator_lost: float, log: str) -> None:
+    def start(
+        self, program: bytes, name: str, incarnation: int, coordinator_lost: float, log: str
+    ) -> None:
         """Starts the node.
 
         Args:
-          node: the node's function, pickled.
+          program: the program, pickled.
+          name: of the node.
           incarnation: how often the node has been restarted.
           coordinator_lost: seconds without an answer of the coordinator after which the node ends.
           log: the file for what the node prints.
@@ -77,7 +80,7 @@ class NodeRunner:
         with open(log, "ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        arguments = (node, incarnation, coordinator_lost)
+        arguments = (program, name, incarnation, coordinator_lost)
         threading.Thread(target=self._run, args=arguments, name="node", daemon=True).start()
 
     def watch(self, seconds: float) -> End | None:
@@ -88,18 +91,17 @@ class NodeRunner:
         """Asks the node to end."""
         self._stop.set()
 
-    def _run(self, node: bytes, incarnation: int, coordinator_lost: float) -> None:
+    def _run(self, program: bytes, name: str, incarnation: int, coordinator_lost: float) -> None:
         try:
             import cloudpickle
 
-            from programs.launchers.launchpad import set_stop_event
+            from programs.launchers import wiring
             from programs.nodes import base
             from programs.nodes.ending import end_of
 
             base.set_incarnation(incarnation)
             base.set_coordinator_lost(coordinator_lost)
-            set_stop_event(self._stop)
-            cloudpickle.loads(node)()
+            wiring.run_node(cloudpickle.loads(program), name, self._stop)
         except BaseException as error:
             self._end = end_of(error, base.ran_seconds())
             print(self._end.traceback, flush=True)

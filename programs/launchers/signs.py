@@ -1,4 +1,4 @@
-"""Signs of life: how a node's process tells its supervisor that it runs, and of signals.
+"""What a process shows: its title, and to its supervisor signs of life and its signals.
 
 It imports almost nothing, because it runs before a node has imported anything.
 """
@@ -13,6 +13,11 @@ import threading
 
 from programs import timing
 from programs.nodes import supervisor
+
+
+def title(node: str, run_dir: str) -> str:
+    """Returns the title of the process of a node, as `ps` shows it."""
+    return f"rlstack: {node} {run_dir}"
 
 
 def give() -> None:

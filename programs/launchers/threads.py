@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import signal
-from typing import Any
+import queue
+import threading
+import time
+from typing import NamedTuple
 
-from programs.launchers import local
+from programs import timing
+from programs.graph import Node
+from programs.launchers import wiring
 from programs.launchers.monitor import ProgramMonitor
+from programs.launchers.wiring import Program
+from programs.nodes import base, supervisor
 from programs.nodes.base import Setup
+from programs.nodes.ending import end_of
 from programs.topologies import graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.signals import StopSignals
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGALRM)
+
+class _Ended(NamedTuple):
+    """The end of a node's thread."""
+
+    node: str
+    failed: bool
 
 
 def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
-    with StopSignals(sets_handlers=False):  # Launchpad's handlers end the program
-        return _run(setup, display)
+    graph = graph_of(setup)
+    with StopSignals() as signals, wiring.on_this_host(graph, setup) as program:
+        stop, ends = threading.Event(), queue.SimpleQueue[_Ended]()
+        threads = [
+            threading.Thread(
+                target=_run, args=(program, node, stop, ends), name=node.name, daemon=True
+            )
+            for node in graph.nodes
+        ]
+        monitor = ProgramMonitor(
+            program.addresses["coordinator"], display, setup.directory.failures
+        )
+        try:
+            for thread in threads:
+                thread.start()
+            _wait(ends, signals)
+        finally:
+            stop.set()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            monitor.close()
+            gc.collect()  # the error of a failed node refers to its frames, and these to the replay
+        return signals.received or 0
 
 
-def _run(setup: Setup, display: ProgressDisplay) -> int:
-    received = []
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    manager, address = _launch(setup)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        launchpads = signal.getsignal(number)
+def _wait(ends: queue.SimpleQueue[_Ended], signals: StopSignals) -> None:
+    """Waits for the coordinator, which ends last, for a failure, or for a signal.
 
-        def receive(number: int, frame: Any, handler: Any = launchpads) -> None:
-            received.append(number)
-            handler(number, frame)
+    A node that was being restarted may not know that the program is over; it would wait for nodes
+    that have ended.
+    """
+    while signals.received is None:
+        try:
+            end = ends.get(timeout=timing.LAUNCHER_POLL)
+        except queue.Empty:
+            continue
+        if end.failed or end.node == "coordinator":
+            return
 
-        signal.signal(number, receive)
-    monitor = ProgramMonitor(address, display, setup.directory.failures)
+
+def _run(
+    program: Program, node: Node, stop: threading.Event, ends: queue.SimpleQueue[_Ended]
+) -> None:
+    """Runs a node until it ends as ordered or fails for good."""
+    failed = True
     try:
-        with contextlib.suppress(Exception):  # which the node has recorded
-            local.wait(manager)
+        failed = not _run_with_restarts(program, node, stop)
     finally:
-        manager.wait(raise_error=False)
-        monitor.close()
-        _forget(manager)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return received[0] if received else 0
+        ends.put(_Ended(node.name, failed))
 
 
-def _launch(setup: Setup) -> tuple[Any, str]:
-    """Launches all nodes; returns Launchpad's manager and the coordinator's address."""
-    local.parse_flags(notice_seconds=-1)  # killing threads would kill this process
-    import launchpad as lp
-
-    from programs.launchers.launchpad import build
-
-    program, coordinator = build(graph_of(setup), setup)
-    manager = lp.launch(program, launch_type="local_mt", serialize_py_nodes=False)
-    return manager, coordinator.resolve()
-
-
-def _forget(manager: Any) -> None:
-    """Lets the next program install Launchpad's signal handlers, which are kept in a global."""
-    from launchpad.launch import worker_manager
-
-    manager._disable_signals()
-    worker_manager._SIGNAL_HANDLERS = None
-    # The error of a failed node refers to its frames, and these to the replay's memory.
-    manager._first_failure = None
-    gc.collect()
+def _run_with_restarts(program: Program, node: Node, stop: threading.Event) -> bool:
+    """Restarts a node after failures where that is safe; returns whether it ended as ordered."""
+    limit = program.setup.experiment.program.max_restarts if node.restartable else 0
+    restarts = supervisor.RestartPolicy(limit, *timing.RESTARTS)
+    while not stop.is_set():
+        started = time.monotonic()
+        incarnation = restarts.failures
+        base.set_incarnation(incarnation)
+        try:
+            wiring.run_node(program, node.name, stop)
+            return True
+        except BaseException as error:  # also SystemExit, which ends a thread without a trace
+            end = end_of(error, base.ran_seconds())
+        pause = restarts.failed(time.monotonic() - started, end)
+        supervisor.record_failure(
+            str(program.setup.directory.failures),
+            node=node.name,
+            end=end,
+            incarnation=incarnation,
+            restarts=pause is not None,
+            pause=pause,
+            ending=stop.is_set(),
+        )
+        if pause is None:
+            return False
+        stop.wait(pause)
+    return True

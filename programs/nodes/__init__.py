@@ -1,6 +1,6 @@
 """What the nodes of a program do, one file each.
 
-`programs.launchers.launchpad` makes Launchpad nodes of them.
+`programs.launchers` runs them; `programs.launchers.launchpad` makes Launchpad nodes of them.
 
 May import: programs, programs.components, programs.tracking, rlstack, rlstack.acting,
 rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.

@@ -149,7 +149,8 @@ class CoordinatorClient:
             timer.cancel()
 
     def _show_phase(self, text: str) -> None:
-        with contextlib.suppress(RemoteError, ClosedError):
+        # The program may end meanwhile, and with it the keys of its transport (ValueError).
+        with contextlib.suppress(RemoteError, ClosedError, ValueError):
             self.note(text)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:

@@ -1,12 +1,9 @@
-"""Runs a command again until it succeeds: keeps restartable nodes alive.
+"""Runs a node's process again until it succeeds: keeps restartable nodes alive.
 
-    python supervisor.py RECORD NAME GRACE SILENCE MAX_RESTARTS FIRST_PAUSE LONGEST_PAUSE \
-        FORGOTTEN_AFTER AT_ONCE COMMAND...
-
-Launchpad ends a whole program when one of its processes fails, and does not say how it ended. So
-Launchpad's process is this script, and the node itself is its child. A failed actor, evaluator or
-inference service is restarted, and every node's failure is recorded. This is plain Python without
-the stack's packages, because there is one such process for each node; all times are passed in.
+Each node has a supervisor, a process that calls `supervise`. The node itself is its child. A failed
+actor, evaluator or inference service is restarted, and every node's failure is recorded. Launchpad
+alone would end the whole program, and would not say how the node ended. This is plain Python
+without the stack's packages; all times are passed in.
 
 The child finds its incarnation (0, 1, ...) in the environment variable RLSTACK_INCARNATION, and
 says with `tell` how it ends. An end that the child does not call ordered is a failure, also with
@@ -30,11 +27,10 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import traceback
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 INCARNATION = "RLSTACK_INCARNATION"
 SIGNALLED = 113  # the exit code of a supervisor that was told to end
@@ -73,6 +69,26 @@ def tell(end: End) -> None:
     if handle is not None:
         with contextlib.suppress(OSError):
             os.pwrite(int(handle), json.dumps(end).encode(), 0)
+
+
+class Child(Protocol):
+    """The process of a node; a part of the interface of ``subprocess.Popen``."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or minus the signal that killed it; None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal, if it still runs."""
+
+    def kill(self) -> None:
+        """Sends SIGKILL, if it still runs."""
+
+
+# Starts a child, which inherits a descriptor, has some more environment variables, and first calls
+# a function.
+Start = Callable[[int, Mapping[str, str], Callable[[], None]], Child]
 
 
 class RestartPolicy:
@@ -240,11 +256,11 @@ class _Supervisor:
         self._kill_at = math.inf  # when the child's grace ends
         self._passed_on: set[int] = set()  # signals, to the present child
 
-    def run(self, command: list[str]) -> int:
-        """Runs the command until it ends as ordered, fails for good, or a signal comes."""
+    def run(self, start: Start) -> int:
+        """Runs children until one ends as ordered or fails for good, or a signal comes."""
         while True:
             started = time.monotonic()
-            code, end = self._run(command)
+            code, end = self._run(start)
             if end.ordered:
                 return 0
             if self._ending:
@@ -269,8 +285,8 @@ class _Supervisor:
         fields = {"incarnation": self._restarts.failures, **fields}
         record_failure(self._record, node=self._name, end=end, **fields)
 
-    def _run(self, command: list[str]) -> tuple[int, End]:
-        """Runs the command once; returns its exit code and how it ended."""
+    def _run(self, start: Start) -> tuple[int, End]:
+        """Runs one child; returns its exit code and how it ended."""
         parent, told = os.getpid(), os.memfd_create("end", 0)
 
         def prepare() -> None:
@@ -278,14 +294,9 @@ class _Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._unblocked)
 
         try:
-            child = subprocess.Popen(
-                command,
-                env={**os.environ, INCARNATION: str(self._restarts.failures), END: str(told)},
-                preexec_fn=prepare,
-                pass_fds=(told,),
-            )
-            was_silent = self._wait(child, told)
-            code = child.returncode
+            variables = {INCARNATION: str(self._restarts.failures), END: str(told)}
+            child = start(told, variables, prepare)
+            was_silent, code = self._wait(child, told), child.poll() or 0
             text = os.pread(told, os.fstat(told).st_size, 0)
         except OSError as error:
             return 1, End(reason=f"it could not be started: {error}", passing=True)
@@ -301,7 +312,7 @@ class _Supervisor:
             ended = describe(code) if code else "it ended with exit code 0 before the program did"
         return code, End(reason=ended, passing=True)
 
-    def _wait(self, child: subprocess.Popen[bytes], told: int) -> bool:
+    def _wait(self, child: Child, told: int) -> bool:
         """Waits for the child's end; returns whether it was killed because it was silent.
 
         Args:
@@ -323,9 +334,7 @@ class _Supervisor:
             last_sign = sign
         return bool(self._silence) and silent > self._silence
 
-    def _receive(
-        self, found: signal.struct_siginfo | None, child: subprocess.Popen[bytes] | None
-    ) -> None:
+    def _receive(self, found: signal.struct_siginfo | None, child: Child | None) -> None:
         """Acts on a signal, if there is one."""
         if found is None:
             return
@@ -354,24 +363,28 @@ class _Supervisor:
                 os.kill(self._parent, ENDING)
 
 
-def main(arguments: list[str]) -> int:
-    """Supervises by the arguments of the command line."""
-    record, name, grace, silence, max_restarts, *rest = arguments
-    times, command = rest[:4], rest[4:]
+def supervise(
+    record: str, name: str, grace: float, silence: float, restarts: RestartPolicy, start: Start
+) -> int:
+    """Supervises a node in this process, which does nothing else; returns its exit code.
+
+    Args:
+      record: the file of failures.
+      name: of the node.
+      grace: seconds from a signal until the child is killed.
+      silence: seconds without a sign of life until it is; 0 for never.
+      restarts: whether a child that failed is started again.
+      start: starts a child.
+    """
     with contextlib.suppress(ImportError):  # it also runs without the site's packages
         from setproctitle import setproctitle
 
         setproctitle(f"rlstack: supervisor:{name} {os.path.dirname(record)}")
-    restarts = RestartPolicy(int(max_restarts), *map(float, times))
     try:
-        return _Supervisor(record, name, float(grace), float(silence), restarts).run(command)
+        return _Supervisor(record, name, grace, silence, restarts).run(start)
     except Exception as error:
         text = traceback.format_exc()
         end = End(reason=f"its supervisor failed: {type(error).__name__}: {error}", traceback=text)
         record_failure(record, node=name, end=end, incarnation=restarts.failures, restarts=False)
         say(text)
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from programs.components.environments import make_env
 from programs.components.replay import announce_replay
-from programs.experiment import Experiment
+from programs.experiment import Experiment, ProgramConfig
 from programs.nodes.base import Setup
 from programs.nodes.failures import cause, read_failures, release_record, reserve_record
 from programs.tracking import open_files
@@ -66,11 +66,15 @@ def run_program(
 def _transport(setup: Setup) -> AbstractContextManager[None]:
     """Chooses what carries the calls between nodes, for as long as the context lasts."""
     program = setup.experiment.program
-    name: str = program.transport
-    if name == "auto":
-        name = "direct" if program.launch == "threads" else transports.default()
+    name = _transport_name(program)
     # Hosts of a cluster share the run directory; elsewhere keys are not where results are.
     return transports.chosen(name, str(setup.directory.path) if program.launch == "ray" else "")
+
+
+def _transport_name(program: ProgramConfig) -> str:
+    if program.transport != "auto":
+        return program.transport
+    return "direct" if program.launch == "threads" else transports.default()
 
 
 def _launch(setup: Setup, display: ProgressDisplay) -> int:
@@ -80,6 +84,10 @@ def _launch(setup: Setup, display: ProgressDisplay) -> int:
         from programs.launchers.threads import run_threads
 
         return run_threads(setup, display)
+    if how == "launchpad":
+        from programs.launchers.launchpad.launch import run_launchpad
+
+        return run_launchpad(setup, display)
     if how == "ray":
         from programs.launchers.ray_program import run_ray
 
@@ -90,17 +98,26 @@ def _launch(setup: Setup, display: ProgressDisplay) -> int:
 
 
 def _check_packages(experiment: Experiment) -> None:
-    needed = {"launchpad", "courier"}
-    if experiment.topology == "distributed":
-        needed.add("reverb")
-    missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
-    if missing:
+    launch = experiment.program.launch
+    if launch == "launchpad" and importlib.util.find_spec("launchpad") is None:
         raise ValueError(
-            f"Experiment: topology {experiment.topology} needs {', '.join(missing)}, which exist "
-            "for CPython 3.10 only and are not installed here. `make venv` installs them; "
-            "`rlstack doctor` says more. --topology single_process works without them."
+            "Experiment: launch launchpad needs Launchpad, which exists for CPython 3.10 only and "
+            "is not installed here. Use --launch processes, which needs no package; `make venv` "
+            "installs Launchpad."
         )
-    if experiment.program.launch == "ray":
+    transport = _transport_name(experiment.program)
+    if not transports.is_installed(transport):
+        raise ValueError(
+            f"Experiment: program.transport {transport} must be installed; it is not. "
+            "`rlstack doctor` says how to get it; --program.transport names another one."
+        )
+    if experiment.topology == "distributed" and importlib.util.find_spec("reverb") is None:
+        raise ValueError(
+            "Experiment: topology distributed needs reverb, which exists for CPython 3.10 only and "
+            "is not installed here. `make venv` installs it; `rlstack doctor` says more. The other "
+            "topologies work without it."
+        )
+    if launch == "ray":
         from programs.launchers import ray_cluster
 
         ray_cluster.load()

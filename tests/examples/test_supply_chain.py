@@ -220,12 +220,10 @@ def test_policies_beat_the_base_stock_from_asynchronous_pools(tmp_path, name, ma
 
 
 @pytest.mark.slow
-@pytest.mark.reference
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("rounds", [True, False])
 def test_actors_in_processes_beat_the_base_stock(tmp_path, rounds):
     """Two actors of half the environments, in synchronous rounds or asynchronously."""
-    pytest.importorskip("launchpad")
     base = experiment("ppo", topology="heavy_env", program=ProgramConfig(num_actors=2))
     env = dataclasses.replace(base.env, num_envs=base.env.num_envs // 2)
     replay = dataclasses.replace(base.replay, min_actors=2 if rounds else 0)

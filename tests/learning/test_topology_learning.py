@@ -49,13 +49,11 @@ def run(agent, topology, pool, directory):
 
 
 @pytest.mark.slow
-@pytest.mark.reference
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("pool", ["sync", "async"])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("agent", ["ppo", "dqn"])
 def test_cartpole_is_solved_in_every_topology(tmp_path, agent, topology, pool):
-    pytest.importorskip("launchpad")
     assert run(agent, topology, pool, tmp_path / "run").eval_return_mean >= SOLVED
 
 

@@ -9,9 +9,7 @@ from agents import AGENTS
 from programs.presets import PRESETS, preset
 from tests.programs.running import TOPOLOGIES, nothing_left, run, series, small
 
-pytest.importorskip("launchpad")
 pytestmark = [
-    pytest.mark.reference,
     pytest.mark.slow,
     pytest.mark.timeout(180, method="thread"),
 ]

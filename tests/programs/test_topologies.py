@@ -26,9 +26,8 @@ from tests.programs.running import (
     series,
 )
 
-pytest.importorskip("launchpad")
-# Launchpad's threads use SIGALRM, so the time limit must not need it.
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
+# Programs in threads handle signals, so the time limit must not need one.
+pytestmark = pytest.mark.timeout(120, method="thread")
 
 LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
@@ -209,10 +208,16 @@ def test_asynchronous_pools_work(tmp_path, topology):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_it_trains_in_processes(tmp_path, topology):
-    experiment = ppo(topology, program={"launch": "processes", **TWO_ACTORS})
+@pytest.mark.parametrize(
+    ("launch", "topology"),
+    [
+        *(pytest.param("processes", name, marks=pytest.mark.chosen) for name in TOPOLOGIES),
+        *(pytest.param("launchpad", name) for name in SHARED_MEMORY),
+        pytest.param("launchpad", "distributed", marks=pytest.mark.chosen),
+    ],
+)
+def test_it_trains_in_processes(tmp_path, launch, topology):
+    experiment = ppo(topology, program={"launch": launch, **TWO_ACTORS})
     result = run(experiment, tmp_path / "run")
     check_files(tmp_path / "run", experiment, result)
     logs = tmp_path / "run" / "logs"

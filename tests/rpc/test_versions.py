@@ -96,7 +96,7 @@ def test_a_host_of_another_version_is_refused_before_a_node_starts_there():
     nodes._token = "token"
     for held in (b"7.7 9", b""):
         placement = Placement("10.0.0.2", "id", 1, (), "token", held)
-        node = types.SimpleNamespace(lp_node=types.SimpleNamespace(addresses=[]), placement=None)
+        node = types.SimpleNamespace(name="learner", placement=None)
         with pytest.raises(ValueError, match=r"10\.0\.0\.2 has (7\.7|older)"):
             nodes.bind(node, placement)
     nodes.bind(node, placement._replace(versions=versions.own()))

@@ -15,10 +15,8 @@ from tests.entity.rust_crate import examples as examples  # a fixture
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import TOPOLOGIES, failures, nothing_left, series
 
-pytest.importorskip("launchpad")
 pytestmark = [
     NEEDS_CARGO,
-    pytest.mark.reference,
     pytest.mark.slow,
     pytest.mark.timeout(400, method="thread"),
 ]

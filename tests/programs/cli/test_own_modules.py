@@ -96,7 +96,7 @@ def test_entry_points_add_agents_and_presets(tmp_path):
 @pytest.mark.chosen
 @pytest.mark.parametrize(
     "topology",
-    ["single_process", pytest.param("heavy_env", marks=[pytest.mark.reference])],
+    ["single_process", "heavy_env"],
 )
 def test_an_agent_of_the_users_own_trains_resumes_and_is_evaluated(tmp_path, topology):
     """In all processes; the run remembers the module."""

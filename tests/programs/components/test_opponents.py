@@ -190,12 +190,10 @@ def test_one_game_stays_in_one_worker(runs):
         assert env.step({"bid": np.ones((3, 1), np.int32)}).reward.tolist() == [1, 1, 2]
 
 
-@pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_lock_step_programs_with_opponents_equal_a_single_process(runs, tmp_path, topology):
-    pytest.importorskip("launchpad")
 
     def changed(name):
         return small(against(runs), name, 64, program={"pacing": "lock_step"})
@@ -211,10 +209,8 @@ def test_lock_step_programs_with_opponents_equal_a_single_process(runs, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.reference
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_actors_in_processes_play_against_opponents(runs, tmp_path, topology):
-    pytest.importorskip("launchpad")
     program = {"launch": "processes", "num_actors": 2}
     with nothing_left():
         result = run(small(against(runs), topology, 256, program=program), tmp_path / "run")

@@ -5,8 +5,7 @@ import pytest
 from tests.programs.faults.chaos import Chaos
 from tests.programs.running import TOPOLOGIES
 
-pytest.importorskip("launchpad")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(1500, method="thread")]
+pytestmark = [pytest.mark.timeout(1500, method="thread")]
 
 
 @pytest.mark.slow

@@ -20,10 +20,7 @@ def partial_files(run_dir):
     return [p.name for p in run_dir.rglob(".*") if p.name != ".lock"]
 
 
-PROGRAMS = [pytest.param(name, marks=pytest.mark.reference) for name in TOPOLOGIES]
-
-
-@pytest.mark.parametrize("topology", ["single_process", *PROGRAMS])
+@pytest.mark.parametrize("topology", ["single_process", *TOPOLOGIES])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_signal_to_all_processes_leaves_nothing_and_the_run_resumes(tmp_path, topology, number):
     run_dir = tmp_path / "run"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("launchpad")
-pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Namespaces of its own: for the mount, and for a network in which the nodes may listen everywhere,
 # since there the kernel lets nobody restrict a socket.

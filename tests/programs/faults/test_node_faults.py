@@ -13,10 +13,8 @@ from tests.programs.faults.chaos import blamed, disturb, is_fatal
 from tests.programs.launched import Launched
 from tests.programs.running import nothing_left, series
 
-pytest.importorskip("launchpad")
-# Launchpad's threads use SIGALRM, so the time limit must not need it.
+# Programs in threads handle signals, so the time limit must not need one.
 pytestmark = [
-    pytest.mark.reference,
     pytest.mark.slow,
     pytest.mark.timeout(420, method="thread"),
 ]

@@ -16,7 +16,6 @@ def test_other_errors_get_no_advice():
 
 
 @pytest.mark.slow
-@pytest.mark.reference
 @pytest.mark.timeout(300, method="thread")
 @pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
 @pytest.mark.parametrize("limit", [16, 24])

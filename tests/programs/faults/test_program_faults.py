@@ -19,10 +19,14 @@ from rlstack.replay import ReplayConfig
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import SHARED_MEMORY, TOPOLOGIES, failures, nothing_left, series
 
-pytest.importorskip("launchpad")
-# Launchpad's threads use SIGALRM, so the time limit must not need it.
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
+# Programs in threads handle signals, so the time limit must not need one.
+pytestmark = pytest.mark.timeout(180, method="thread")
 
+LAUNCHES = [
+    "threads",
+    pytest.param("processes", marks=pytest.mark.slow),
+    pytest.param("launchpad", marks=pytest.mark.slow),
+]
 ENDLESS = ("--frames", 100_000_000)
 TWO = ("--program.num-actors", 2, "--program.num-inferencers", 2)
 
@@ -125,7 +129,7 @@ def test_a_killed_node_that_holds_nothing_is_started_again(tmp_path, topology, n
 def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, launch):
     experiment = faulty(topology, tmp_path / "flag", num_actors=2, launch=launch)
     # A restart is counted when the process runs again; the other actor must not finish before.
-    experiment = dataclasses.replace(experiment, frames=100_000 if launch == "processes" else 3000)
+    experiment = dataclasses.replace(experiment, frames=3000 if launch == "threads" else 100_000)
     result = train.run(experiment, tmp_path / "run", stream=io.StringIO())
     assert result.env_frames >= experiment.frames
     failed = failures(tmp_path / "run")
@@ -135,7 +139,7 @@ def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, 
     assert series(tmp_path / "run", "program/restarts")[-1] in (1, 2)  # both may fail at once
 
 
-@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_actor_that_always_fails_ends_the_program_with_its_traceback(tmp_path, launch):
     experiment = faulty("heavy_env", num_actors=1, launch=launch, max_restarts=0)
     with pytest.raises(ProgramError, match="actor/0") as caught:
@@ -153,7 +157,7 @@ def test_an_actor_that_fails_again_and_again_is_given_up(tmp_path):
     assert [f["restarts"] for f in failures(tmp_path / "run")] == [True, True, False]
 
 
-@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_path, launch):
     experiment, out = faulty("heavy_env", num_actors=2, launch=launch), io.StringIO()
     with pytest.raises(ProgramError, match="ArithmeticError: told to fail") as caught:
@@ -166,7 +170,7 @@ def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_pat
     assert all(re.search(reason, line) for line in said)
 
 
-@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_a_recovered_failure_is_not_blamed_for_a_later_one(tmp_path, launch):
     """An actor fails once and is started again; then an update of the learner gives NaN."""
     experiment = faulty("heavy_env", tmp_path / "flag", num_actors=2, launch=launch)
@@ -178,7 +182,7 @@ def test_a_recovered_failure_is_not_blamed_for_a_later_one(tmp_path, launch):
     assert [f["restarts"] for f in found if "told to fail" in f["reason"]] == [True]
 
 
-@pytest.mark.parametrize("launch", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_actor_whose_environment_exits_with_code_0_is_started_again(tmp_path, launch):
     flag = tmp_path / "flag"
     experiment = faulty("heavy_env", flag, fault="leave", num_actors=1, launch=launch)

@@ -8,8 +8,7 @@ import pytest
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left
 
-pytest.importorskip("launchpad")
-pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.timeout(300, method="thread")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, method="thread")]
 
 
 def started(run_dir, topology):

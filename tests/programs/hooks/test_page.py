@@ -96,7 +96,6 @@ def width_of_input(directory):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.reference
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_all_hooks_of_the_page_run_together(modules, tmp_path, topology):
     experiment = with_hooks(
@@ -127,7 +126,6 @@ def test_all_hooks_of_the_page_run_together(modules, tmp_path, topology):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.reference
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_other_hooks_of_the_page_run(modules, tmp_path, topology):
     experiment = with_hooks(

@@ -4,9 +4,7 @@ import pytest
 
 from tests.programs.running import nothing_left, ppo, run
 
-pytest.importorskip("launchpad")
 pytestmark = [
-    pytest.mark.reference,
     pytest.mark.slow,
     pytest.mark.chosen,
     pytest.mark.timeout(120, method="thread"),

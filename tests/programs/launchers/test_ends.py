@@ -1,7 +1,9 @@
 """The launcher ends all nodes at once, so that a program ends within 10 s whatever fails."""
 
+import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,57 +12,77 @@ import time
 import psutil
 import pytest
 
-from programs import timing
-from programs.launchers import processes
+from programs import module_path, timing
+from programs.graph import Node
+from programs.launchers import local, processes, wiring
+from programs.launchers.launchpad import supervised
 from programs.nodes import supervisor
 from programs.nodes.failures import read_failures
 from tests.programs.running import nothing_left
 
-pytest.importorskip("launchpad")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(60, method="thread")]
+pytestmark = pytest.mark.timeout(60, method="thread")
 
+LATER = [pytest.mark.slow, pytest.mark.chosen]
+LAUNCHPAD = "import sys; from programs.launchers.launchpad.manager import main; sys.exit(main())"
+LAUNCHERS = [
+    pytest.param(processes.LOCAL, id="processes"),
+    pytest.param(LAUNCHPAD, id="launchpad", marks=[pytest.mark.reference, *LATER]),
+]
+
+
+class Saver:
+    """A node that takes seconds to end, as if it saved."""
+
+    def __init__(self, seconds, stop):
+        self._seconds, self._stop = seconds, stop
+
+    def run(self):
+        print("up", flush=True)
+        self._stop.wait()
+        print("told", time.time(), flush=True)
+        time.sleep(self._seconds)
+        print("ended", time.time(), flush=True)
+
+
+# The same in a command, as Launchpad starts it.
 NODE = """
-import signal, sys, time
-from programs.launchers import signs
-from programs.nodes import supervisor
-seconds = float(sys.argv[1])
+import sys, threading
+from programs.launchers import node_process, signs
+from tests.programs.launchers.test_ends import Saver
+stop = threading.Event()
 signs.give()
-
-def end(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("told", time.time(), flush=True)
-    time.sleep(seconds)
-    supervisor.tell(supervisor.STOPPED)
-    print("ended", time.time(), flush=True)
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, end)
-print("up", flush=True)
-while True:
-    time.sleep(60)
+node_process._stop_on_signals(stop)
+node_process.run_to_end(Saver(float(sys.argv[1]), stop).run, stop)
 """
 
 
 class Program:
-    """A launcher with two nodes that take seconds to end, as if they saved."""
+    """A launcher with two such nodes."""
 
-    def __init__(self, tmp_path, learner, replay):
+    def __init__(self, code, tmp_path, learner, replay):
         self.run_dir = tmp_path
         self.record = tmp_path / "failures.jsonl"
         (tmp_path / "data").mkdir()
-        commands = [self._command("learner", learner), self._command("replay", replay)]
+        nodes = {"learner": learner, "replay": replay}
+        make = self._command if code == LAUNCHPAD else self._node
+        described = [make(name, seconds) for name, seconds in nodes.items()]
+        graph = [Node(name, Saver, (seconds,), "worker") for name, seconds in nodes.items()]
         self.launcher = subprocess.Popen(
-            [sys.executable, "-c", processes._LAUNCHER, str(tmp_path)],
+            [sys.executable, "-c", code, str(tmp_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={
                 **os.environ,
+                "PYTHONPATH": module_path.for_children(),
                 "LAUNCHPAD_LOGGING_DIR": str(tmp_path / "logs"),
                 supervisor.PARENT: str(os.getpid()),
             },
         )
-        self.launcher.stdin.write(json.dumps(commands).encode() + b"\n")
+        message = described if code == LAUNCHPAD else {"nodes": described, "imports": []}
+        self.launcher.stdin.write(json.dumps(message).encode() + b"\n")
+        if code != LAUNCHPAD:
+            self.launcher.stdin.write(pickle.dumps(wiring.Program(graph, None, {})))
         self.launcher.stdin.close()
         assert self.launcher.stdout.readline() == b"launched\n"
         for name in ("learner", "replay"):
@@ -77,8 +99,23 @@ class Program:
             "--data_file",
             str(self.run_dir / "data/x"),
         ]
-        command = [sys.executable, supervisor.__file__, str(self.record), name, *times, *node]
+        command = [sys.executable, supervised.__file__, str(self.record), name, *times, *node]
         return {"command_as_list": command, "env_overrides": {}, "title": name}
+
+    def _node(self, name, _):
+        return dataclasses.asdict(
+            local.NodeProcess(
+                name,
+                run_dir=str(self.run_dir),
+                record=str(self.record),
+                log=str(self.run_dir / "logs" / name),
+                variables={"JAX_PLATFORMS": "cpu"},
+                niceness=0,
+                grace=timing.GRACE_TO_SAVE,
+                silence=0.0,
+                max_restarts=0,
+            )
+        )
 
     def said(self, name, word):
         """Waits for a line of a node's log; returns its time."""
@@ -99,16 +136,14 @@ class Program:
         return found.pid if of_supervisor else found.children()[0].pid
 
 
-LATER = [pytest.mark.slow, pytest.mark.chosen]
-
-
+@pytest.mark.parametrize("code", LAUNCHERS)
 @pytest.mark.parametrize(
     "of_supervisor",
     [pytest.param(True, id="supervisor"), pytest.param(False, id="node", marks=LATER)],
 )
-def test_the_others_end_while_a_node_that_got_a_signal_saves(tmp_path, of_supervisor):
+def test_the_others_end_while_a_node_that_got_a_signal_saves(tmp_path, code, of_supervisor):
     with nothing_left():
-        program = Program(tmp_path, learner=2.0, replay=1.8)
+        program = Program(code, tmp_path, learner=2.0, replay=1.8)
         try:
             began = time.time()
             pid = program.process("learner", of_supervisor)
@@ -129,9 +164,10 @@ def test_the_others_end_while_a_node_that_got_a_signal_saves(tmp_path, of_superv
 
 @pytest.mark.slow
 @pytest.mark.chosen
-def test_what_does_not_end_is_killed_within_the_limit(tmp_path):
+@pytest.mark.parametrize("code", LAUNCHERS)
+def test_what_does_not_end_is_killed_within_the_limit(tmp_path, code):
     with nothing_left():
-        program = Program(tmp_path, learner=60.0, replay=60.0)
+        program = Program(code, tmp_path, learner=60.0, replay=60.0)
         try:
             began = time.time()
             os.kill(program.process("learner", True), signal.SIGKILL)

@@ -18,13 +18,12 @@ from programs.presets import preset
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals
-from rlstack.rpc import serve
+from rlstack.rpc import serve, transports
 from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import nothing_left
 
-pytest.importorskip("courier")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(60, method="thread")]
+pytestmark = pytest.mark.timeout(60, method="thread")
 
 STUBBORN = """
 import signal, sys, time
@@ -36,7 +35,7 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
-    with nothing_left():
+    with nothing_left(), transports.chosen(transports.default()):
         yield
 
 

@@ -11,7 +11,6 @@ from tests.programs.launched import FAST, Launched
 from tests.programs.running import nothing_left
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-reference = pytest.mark.reference
 
 
 def test_the_folder_for_compiled_functions_is_private_and_removed(monkeypatch):
@@ -40,14 +39,12 @@ def test_a_folder_that_the_user_has_chosen_is_used_and_kept(monkeypatch, tmp_pat
     assert tmp_path.exists()
 
 
-@reference
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.timeout(150, method="thread")
 def test_actors_wait_for_a_learner_that_starts_late(tmp_path, monkeypatch):
     """Calls have a deadline of 10 s; with many nodes on few cores the learner starts later."""
     monkeypatch.delenv(VARIABLE, raising=False)  # so that the program makes its own folder
-    pytest.importorskip("launchpad")
     run_dir = tmp_path / "run"
     args = ("cartpole-ppo", "--topology", "light_env", "--program.num-actors", 2, *FAST)
     with (

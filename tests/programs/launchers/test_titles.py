@@ -15,12 +15,10 @@ from tests.programs.running import nothing_left
 WORKERS = ("--env.type", "process", "--env.num-envs", 2, "--env.num-workers", 2)
 
 
-@pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.timeout(120, method="thread")
 def test_every_process_of_a_program_has_a_title(tmp_path):
-    pytest.importorskip("launchpad")
     run_dir = tmp_path / "run"
     args = ("cartpole-ppo", "--topology", "heavy_env", *WORKERS, "--replay.batch-size", 2)
     args += ("--program.num-actors", 1, *FAST)

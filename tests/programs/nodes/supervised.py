@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-from programs import timing
-from programs.nodes import supervisor as supervisor_module
+from programs import module_path, timing
+from programs.launchers.launchpad import supervised
 
 SAYS = "print(os.environ['RLSTACK_INCARNATION'], os.getpid(), flush=True)\n"
 WAITS = SAYS + "time.sleep(60)"
@@ -22,14 +22,14 @@ class Supervised:
     def __init__(self, tmp_path, code, max_restarts=3, grace=5.0, silence=0.0, env=None):
         self.record, self.out = tmp_path / "failures.jsonl", tmp_path / "out"
         child = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{code}"]
-        command = [sys.executable, "-S", supervisor_module.__file__, str(self.record), "actor/7"]
+        command = [sys.executable, "-S", supervised.__file__, str(self.record), "actor/7"]
         times = map(str, (grace, silence, max_restarts, *timing.RESTARTS))
         with open(self.out, "wb") as out:
             self.process = subprocess.Popen(
                 [*command, *times, *child],
                 stdout=out,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, "PYTHONPATH": module_path.for_children(), **(env or {})},
             )
 
     def wait(self, timeout=20.0):

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from programs import timing
-from programs.nodes import supervisor as supervisor_module
+from programs import module_path, timing
+from programs.launchers.launchpad import supervised
 from programs.nodes.failures import release_record, reserve_record
 from programs.nodes.supervisor import (
     PARENT,
@@ -268,7 +268,7 @@ def test_a_full_disk_stops_neither_restarts_nor_the_record(tmp_path):
         {sys.executable} -c 'from programs.nodes import failures as s
 s.reserve_record("{tmp_path}/record")'
         cat /dev/zero > {tmp_path}/filler
-        {sys.executable} -S {supervisor_module.__file__} {tmp_path}/record actor/7 5 0 3 {times} \
+        {sys.executable} -S {supervised.__file__} {tmp_path}/record actor/7 5 0 3 {times} \
             {sys.executable} -S -c "$CODE" > {tmp_path}/log 2>&1
         echo "code $?"; cat {tmp_path}/record
     """
@@ -276,7 +276,11 @@ s.reserve_record("{tmp_path}/record")'
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("needs user namespaces")
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, env={**os.environ, "CODE": code}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "CODE": code, "PYTHONPATH": module_path.for_children()},
     )
     code, *lines = done.stdout.splitlines()
     assert code == "code 0", done.stdout + done.stderr

@@ -6,8 +6,7 @@ import pytest
 from tests.programs.rounds.slow_env import cartpole
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, ppo, run, series
 
-pytest.importorskip("launchpad")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(300, method="thread")]
+pytestmark = pytest.mark.timeout(300, method="thread")
 
 PAUSE = 0.0005  # seconds in each step of a fast environment
 

@@ -13,7 +13,6 @@ import pytest
 FEW = (0.4, 1.5)
 MANY = (0.6, 1.0, 1.6, 2.2, 2.8, 3.4, 4.2, 5.0, 6.0)
 WORKERS = ("--env.type", "process", "--env.num-workers", "2")
-DISTRIBUTED = ("--topology", "distributed", "--program.num-actors", "2")
 
 
 def interrupt(tmp_path, moment, *options):
@@ -66,9 +65,8 @@ def test_an_interrupt_at_any_early_moment_is_one_line(tmp_path, options):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.reference
 @pytest.mark.timeout(200, method="thread")
-def test_an_early_interrupt_of_a_program_is_one_line(tmp_path):
-    pytest.importorskip("launchpad")
+@pytest.mark.parametrize("topology", ["light_env", "distributed"])
+def test_an_early_interrupt_of_a_program_is_one_line(tmp_path, topology):
     for moment in (0.6, 3.0, 4.5, 6.0):
-        check(tmp_path, moment, *DISTRIBUTED)
+        check(tmp_path, moment, "--topology", topology, "--program.num-actors", "2")

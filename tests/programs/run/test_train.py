@@ -267,8 +267,6 @@ def test_the_config_of_a_run_can_be_run_again_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("topology", ["single_process", "heavy_env"])
 def test_a_replay_that_does_not_fit_is_refused_before_anything_starts(tmp_path, topology):
-    if topology != "single_process":
-        pytest.importorskip("launchpad")
     base = preset("cartpole-dqn")
     replay = dataclasses.replace(base.replay, max_size=10**13)
     experiment = dataclasses.replace(base, replay=replay, topology=topology)

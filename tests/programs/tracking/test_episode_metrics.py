@@ -13,7 +13,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
 RUNS = [
     pytest.param("single_process", "for_loop"),
     pytest.param("single_process", "process", marks=_LATER),
-    *(pytest.param(name, "process", marks=[pytest.mark.reference, *_LATER]) for name in TOPOLOGIES),
+    *(pytest.param(name, "process", marks=_LATER) for name in TOPOLOGIES),
 ]
 
 
@@ -41,10 +41,8 @@ def scalars(directory):
 
 
 @pytest.mark.parametrize(("topology", "env_type"), RUNS)
-@pytest.mark.timeout(120, method="thread")  # Launchpad's threads use SIGALRM
+@pytest.mark.timeout(120, method="thread")
 def test_the_numbers_of_episodes_are_logged_as_means(tmp_path, topology, env_type):
-    if topology in TOPOLOGIES:
-        pytest.importorskip("launchpad")
     with nothing_left():
         run(experiment(topology, env_type), tmp_path / "run")
     lines = [line for line in metrics(tmp_path / "run") if "actor/episode_return" in line]

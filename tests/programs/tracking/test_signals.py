@@ -195,7 +195,13 @@ def test_handlers_have_a_stack_of_their_own():
 def test_handlers_of_a_node_have_a_stack_of_their_own(tmp_path):
     script = tmp_path / "node.py"
     script.write_text(HAS_STACK)
-    command_line = [sys.executable, "-m", "programs.launchers.titled", "a title", str(script)]
+    command_line = [
+        sys.executable,
+        "-m",
+        "programs.launchers.launchpad.titled",
+        "a title",
+        str(script),
+    ]
     done = subprocess.run(command_line, capture_output=True, text=True, timeout=50)
     assert (done.stdout.strip(), done.stderr) == ("True", "")
 

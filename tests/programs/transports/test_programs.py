@@ -17,9 +17,8 @@ from tests.programs.test_topologies import LOCK_STEP, check_parity, single
 
 __all__ = ["single"]
 
-pytest.importorskip("launchpad")
-# Launchpad's threads use SIGALRM, so the time limit must not need it.
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(120, method="thread")]
+# Programs in threads handle signals, so the time limit must not need one.
+pytestmark = pytest.mark.timeout(120, method="thread")
 
 
 @pytest.mark.slow

@@ -16,11 +16,6 @@ from programs.launchers import signs
 from programs.tracking import signals
 
 
-def title(node: str, run_dir: str) -> str:
-    """Returns the title of the process of a node, as `ps` shows it."""
-    return f"rlstack: {node} {run_dir}"
-
-
 def main() -> None:
     """Runs the script of the command line as Python would."""
     setproctitle(sys.argv[1])

@@ -1,0 +1,99 @@
+"""What the process of one node runs, as the child of its supervisor.
+
+The process has a title, gives signs of life, and says how it ends.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from setproctitle import setproctitle
+
+from programs.launchers import signs
+from programs.nodes import supervisor
+from programs.tracking import signals
+
+
+def run(name: str, run_dir: str, program: bytes) -> None:
+    """Runs a node and ends this process.
+
+    Args:
+      name: of the node.
+      run_dir: for the title of the process.
+      program: the `programs.launchers.wiring.Program`, pickled.
+    """
+    setproctitle(signs.title(name, run_dir))
+    signals.give_handlers_a_stack()
+    signs.give()
+    stop = threading.Event()
+
+    def run_node() -> None:
+        made = pickle.loads(program)  # imports the user's modules
+        from programs.launchers import wiring
+
+        _stop_on_signals(stop)
+        wiring.run_node(made, name, stop)
+
+    run_to_end(run_node, stop)
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    """Sets the event on SIGTERM and SIGINT; until now, they ended the process at once."""
+
+    def receive(*_: object) -> None:
+        # In another thread: the main thread, which runs this, may hold the event's lock.
+        _thread.start_new_thread(stop.set, ())
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, receive)
+
+
+def run_to_end(run: Callable[[], None], stop: threading.Event) -> None:
+    """Runs a node and ends this process; the supervisor records and restarts.
+
+    Args:
+      run: returns at the ordered end of the node.
+      stop: the node's stop event.
+    """
+    code, end = 0, supervisor.End(ordered=True)
+    try:
+        run()
+        if stop.is_set():  # by a signal; the supervisor knows who sent it
+            end = supervisor.STOPPED
+    except BaseException as error:
+        code, end = 1, _end_of(error)
+        with contextlib.suppress(OSError):  # the log may be on a full disk
+            traceback.print_exc()
+    supervisor.tell(end)
+    _exit_process(code)
+
+
+def _end_of(error: BaseException) -> supervisor.End:
+    try:
+        from programs.nodes import base
+        from programs.nodes.ending import end_of
+    except Exception:  # which is the error itself
+        reason = f"{type(error).__name__}: {error}"
+        return supervisor.End(reason=reason, traceback="".join(traceback.format_exception(error)))
+    return end_of(error, base.ran_seconds())
+
+
+def _exit_process(code: int) -> None:
+    """Ends the process without the interpreter's own teardown.
+
+    During teardown, threads of Courier and of JAX may access freed memory and abort.
+    """
+    with contextlib.suppress(BaseException):  # as for a log on a full disk
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
