@@ -1,8 +1,8 @@
 """The server's end of calls over ZeroMQ.
 
-The threads of a server take turns: one of them waits for requests, and the one that receives a
-request lets the next one wait, runs the method, and sends the answer by itself. So a call wakes one
-thread and no more, and methods may block. The sockets are used under a lock.
+All threads of a server wait for requests, and the kernel wakes one of them for each. That thread
+receives the request, runs the method, and sends the answer by itself. So a call wakes no other
+thread, and methods may block. The sockets are used under a lock.
 
 A client is admitted if it has the secret key of the program's clients. ZeroMQ asks for that
 decision over a socket inside the process (ZAP, RFC 27).
@@ -28,7 +28,7 @@ from rlstack.rpc.zmq import keys, options
 
 _ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"rlstack"
 _MOST_THREADS = 512  # calls that run at once; more wait
-_SPARE_THREADS = 4  # threads that wait for their turn, while no more are needed
+_SPARE_THREADS = 4  # threads that wait for requests, while no more are needed
 _AT_EXIT = 0.2  # seconds that calls in progress may take when the process ends
 _LAST_ANSWERS = 1000  # milliseconds that `close` takes at most to send them
 
@@ -62,7 +62,6 @@ class Server:
         self._pid = os.getpid()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sockets = threading.Lock()  # held by whoever uses a socket
-        self._turn = threading.Lock()  # held by the thread that waits for requests
         self._count = threading.Condition()  # of the threads
         self._threads = self._waiting = 0
         self._closing = self._closed = False
@@ -75,9 +74,7 @@ class Server:
                 f"zmq: this host must let a server listen on {bind_address}:{port or 'a free port'}"
                 f"; it answers {error.strerror}",
             ) from error
-        self._events = select.poll()
-        for descriptor in (self._router.FD, self._zap.FD, self._wake):
-            self._events.register(descriptor, select.POLLIN)
+        self._watched = (self._router.FD, self._zap.FD, self._wake)
         _open.add(self)
         self._add_thread()
 
@@ -98,7 +95,7 @@ class Server:
             if self._closing:
                 return
             self._closing = True
-        os.eventfd_write(self._wake, 1)
+        self._wake_one()  # which wakes the next one when it ends
         with self._count:
             self._count.wait_for(lambda: not self._threads, seconds)
         self._free(linger)
@@ -132,7 +129,8 @@ class Server:
             self._router.close(linger)
             self._zap.close(0)
         self._context.term()
-        os.close(self._wake)
+        if not self._threads:  # those that are left, at the process's end, may still write to it
+            os.close(self._wake)
 
     def _add_thread(self) -> None:
         with self._count:
@@ -140,32 +138,41 @@ class Server:
         threading.Thread(target=self._run, name="zmq server", daemon=True).start()
 
     def _run(self) -> None:
-        """Takes turns at receiving, and answers."""
+        """Receives requests and answers them, until enough other threads wait."""
         try:
-            while True:
-                with self._count:
-                    if self._waiting >= _SPARE_THREADS:
-                        return
-                    self._waiting += 1
-                try:
-                    with self._turn:
-                        request = self._receive()
-                finally:
-                    with self._count:
-                        self._waiting -= 1
-                        alone = not self._waiting and self._threads < _MOST_THREADS
-                if request is None:
-                    return
-                if alone:
-                    self._add_thread()
-                self._send(request[0], *self._answer(*request[1:]))
-                del request
+            with select.epoll() as events:
+                for descriptor in self._watched:
+                    events.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+                while self._serve(events):
+                    pass
         finally:
             with self._count:
+                if self._closing:
+                    self._wake_one()
                 self._threads -= 1
                 self._count.notify_all()
 
-    def _receive(self) -> list[zmq.Frame] | None:
+    def _serve(self, events: select.epoll) -> bool:
+        """Waits for one request and answers it; returns False if this thread is to end."""
+        with self._count:
+            if self._waiting >= _SPARE_THREADS:
+                return False
+            self._waiting += 1
+        request = None
+        try:
+            request = self._receive(events)
+        finally:
+            with self._count:
+                self._waiting -= 1
+                alone = not self._waiting and self._threads < _MOST_THREADS
+        if request is None:
+            return False
+        if alone:
+            self._add_thread()
+        self._send(request[0], *self._answer(*request[1:]))
+        return True
+
+    def _receive(self, events: select.epoll) -> list[zmq.Frame] | None:
         """Waits for a request; returns None when the server closes."""
         while True:
             with self._sockets:
@@ -173,13 +180,27 @@ class Server:
                     return None
                 self._admit()
                 with contextlib.suppress(zmq.Again):
-                    return self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            # The descriptors of sockets become readable when something has changed; what this
-            # thread has seen above counts as old.
-            self._events.poll()
+                    request = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                    self._wake_for_the_next()
+                    return request
+            # The descriptors of sockets become readable when something has changed; what was seen
+            # above counts as old.
+            events.poll()
             with contextlib.suppress(BlockingIOError):
-                if not self._closing:  # else the next thread must wake too
-                    os.eventfd_read(self._wake)
+                os.eventfd_read(self._wake)
+
+    def _wake_for_the_next(self) -> None:
+        """Wakes a thread if there is a request; the caller holds the sockets.
+
+        Using a socket takes note of requests that have arrived; its descriptor then stays silent.
+        """
+        if options.has_message(self._router):
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Wakes one of the threads that wait."""
+        with contextlib.suppress(OSError):  # awake already, or closed at the process's end
+            os.eventfd_write(self._wake, 1)
 
     def _admit(self) -> None:
         """Answers ZeroMQ's questions whether to admit a client, from its public key."""
@@ -215,12 +236,7 @@ class Server:
                 return
             # ZeroMQ drops it if the client has gone.
             self._router.send_multipart([client.bytes, status, answer])
-            # Sending may have taken note of a request that has arrived; its descriptor then stays
-            # silent.
-            unseen = options.has_message(self._router)
-        if unseen:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self._wake, 1)
+            self._wake_for_the_next()
 
 
 _open: weakref.WeakSet[Server] = weakref.WeakSet()
