@@ -198,10 +198,9 @@ def _devices(probed: list[dict[str, str]]) -> list[Check]:
 
 def _topologies(checks: list[Check]) -> list[Check]:
     """Returns a check for each topology; it is usable if all packages that it needs are."""
-    usable = {check.name: check.usable for check in checks}
     found = []
     for name, services in features.TOPOLOGIES.items():
-        missing = [need for need in ("Python", *CORE, *services) if not usable[need]]
+        missing = [need for need in ("Python", *CORE, *services) if not _works(checks, need)]
         why = f"needs {', '.join(missing)}: see above." if missing else ""
         found.append(Check(f"topology {name}", "", not missing, why))
     return found
@@ -209,15 +208,15 @@ def _topologies(checks: list[Check]) -> list[Check]:
 
 def _choices(checks: list[Check]) -> list[Check]:
     """Returns a check for each feature of `features.CHOICES`."""
-    probed = {check.name: check.usable for check in checks}
+    return [Check(*line) for line in features.lines(lambda module: _works(checks, module))]
 
-    def works(module: str) -> bool:
-        # What is not imported anyway is only looked for, because imports take seconds.
-        return probed.get(module) or (
-            module not in probed and importlib.util.find_spec(module) is not None
-        )
 
-    return [Check(*line) for line in features.lines(works)]
+def _works(checks: list[Check], module: str) -> bool:
+    """Returns whether a module was imported; of others, whether it is installed."""
+    for check in checks:
+        if check.name == module:
+            return check.usable
+    return importlib.util.find_spec(module) is not None
 
 
 def _python() -> Check:

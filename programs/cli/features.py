@@ -36,14 +36,17 @@ CHOICES = (
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
     Choice("--launch", "ray", ("zmq", "reverb", "ray")),
-    Choice("--program.transport", "direct"),
-    Choice("--program.transport", "zmq", ("zmq",)),
     Choice("--program.transport", "courier", ("courier",)),
+    Choice("--program.transport", "zmq", ("zmq",)),
+    Choice("--program.transport", "direct"),
     Choice("networks", "Haiku", ("haiku",)),
     Choice("networks", "from_flax", ("flax",)),
     Choice("networks", "from_equinox", ("equinox",)),
     Choice("rlstack report", "table and curves", ("matplotlib",)),
 )
+
+# The first choice that works is what `auto` takes, or the default.
+CHOSEN = ("--launch", "--program.transport")
 
 # Module -> the extra that brings it. All others are in the default installation.
 EXTRAS = {
@@ -82,7 +85,10 @@ def lines(works: Callable[[str], bool], choices: Iterable[Choice] = CHOICES) -> 
         missing = {c.name: [need for need in c.needs if not works(need)] for c in group}
         usable = [name for name, needs in missing.items() if not needs]
         rest = [f"{name}: {how_to_get(needs)}" for name, needs in missing.items() if needs]
-        found.append(Line(feature, ", ".join(usable), bool(usable), " ".join(rest)))
+        shown = list(usable)
+        if usable and feature in CHOSEN:
+            shown[0] += " (default)"
+        found.append(Line(feature, ", ".join(shown), bool(usable), " ".join(rest)))
     return found
 
 

@@ -1,5 +1,6 @@
 """The table of features has every choice of an option and every extra, and says how to get it."""
 
+import importlib.util
 import sys
 import typing
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from programs.cli import features
 from programs.cli.features import Choice
 from programs.experiment import Experiment
+from rlstack.rpc import transports
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,6 +68,17 @@ def test_a_line_lists_what_works_and_says_how_to_get_the_rest(monkeypatch):
     assert y == ("y", "", False, "four: needs optax: see above.")
     all_there, _ = features.lines(lambda _: True, choices)
     assert all_there == ("--x", "one, two, three", True, "")
+    monkeypatch.setattr(features, "CHOSEN", ("--x",))
+    assert features.lines(lambda _: True, choices)[0].found == "one (default), two, three"
+
+
+def test_the_choice_that_is_marked_is_the_one_that_runs():
+    found = {line.feature: line.found for line in features.lines(_installed)}
+    assert transports.default() + " (default)" in found["--program.transport"].split(", ")
+
+
+def _installed(module):
+    return importlib.util.find_spec(module) is not None
 
 
 def test_the_way_to_get_a_module_fits_the_installation_and_the_python(monkeypatch):
