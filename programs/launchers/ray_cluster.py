@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import re
 import signal
 import socket
@@ -81,14 +82,52 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
             options["runtime_env"] = {"py_modules": [str(root / name) for name in _CODE]}
         stack.callback(ray.shutdown)
         try:
-            with _term_handler_kept():
+            with _term_handler_kept(), _loopback(ray, not address):
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise ValueError(_refusal(address, str(error))) from error
+            raise ValueError(_refusal(address, _told(error), ray.__version__)) from error
+        if not address:
+            _check_loopback(ray)
         yield ray
 
 
-def _refusal(address: str, error: str) -> str:
+@contextlib.contextmanager
+def _loopback(ray: Any, wanted: bool) -> Iterator[None]:
+    """Lets Ray take loopback as the address of this host, which newer ones otherwise replace."""
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = before and not wanted
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _check_loopback(ray: Any) -> None:
+    """Checks that only this host reaches a Ray that was started here.
+
+    Raises:
+      ValueError: it is at another address than loopback, where it would run code for everyone.
+    """
+    found = {host["NodeManagerAddress"] for host in ray.nodes()}
+    if found != {LOOPBACK}:
+        raise ValueError(
+            f"launch ray: a Ray that a run starts must listen on {LOOPBACK} only; Ray "
+            f"{ray.__version__} took {', '.join(sorted(found))}. Start a cluster yourself "
+            "(ray start --head) and name it with --ray-address."
+        )
+
+
+def _told(error: BaseException | None) -> str:
+    """Returns what an error and those before it say; Ray hides some behind an empty one."""
+    texts = []
+    while error is not None:
+        texts.append(" ".join(str(error).split()))
+        error = error.__cause__ or error.__context__
+    return " ".join(text for text in texts if text)
+
+
+def _refusal(address: str, error: str, version: str) -> str:
     """Returns the error for a cluster that was not joined."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", error)
     if len(versions) == 2:  # the cluster's, then those of this process
@@ -98,8 +137,9 @@ def _refusal(address: str, error: str) -> str:
             f"{theirs}, and this process has {mine}. Install one environment on all hosts."
         )
     return (
-        f"launch ray: --ray-address must be the head of a running cluster with this version of "
-        f"Python and Ray; got {address or 'a Ray of its own'}: {error}"
+        f"launch ray: --ray-address must be the head of a running cluster with Ray {version} on "
+        f"CPython {platform.python_version()}, as here; got {address or 'a Ray of its own'}: "
+        f"{error or 'no answer'}"
     )
 
 

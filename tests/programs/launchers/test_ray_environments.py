@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,12 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.chosen, pytest.mark.timeout(120, met
 ROOT = Path(__file__).resolve().parents[3]
 
 HEAD = """
-import sys
-from programs.experiment import ProgramConfig
-from programs.launchers import ray_cluster
-with ray_cluster.joined(ProgramConfig(launch="ray")) as ray:
-    print("head", ray.get_runtime_context().gcs_address, ray.__version__, flush=True)
-    sys.stdin.read()
+import sys, ray
+ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+print("head", ray.get_runtime_context().gcs_address, ray.__version__, flush=True)
+sys.stdin.read()
 """
 
 
@@ -69,7 +69,8 @@ def test_a_process_is_placed_and_says_what_it_has(tmp_path):
         options = ray_cluster.reserved(cfg, "actor")
         where = ray_cluster.on_host(ray, host["NodeID"], soft=False)
         runner = ray.remote(NodeRunner).options(**options, scheduling_strategy=where).remote()
-        placement = ray.get(runner.prepare.remote(str(token), 1, ""), timeout=60)
+        prepared = runner.prepare.remote(str(token), 1, "", {"OF_THE_PROGRAM": "1"})
+        placement = ray.get(prepared, timeout=60)
         assert (placement.host, placement.token) == ("127.0.0.1", "seen")
         assert placement.node_id == host["NodeID"] and placement.pid != os.getpid()
         assert versions.differences(placement.versions, placement.host) == ""
@@ -91,6 +92,27 @@ def test_a_cluster_of_another_environment_is_refused():
     import ray
 
     assert theirs != ray.__version__
+    # Ray compares versions itself where it can; other protocols get no answer.
     told = str(caught.value)
-    assert f"the cluster at {address} has Ray {theirs}" in told
-    assert f"this process has Ray {ray.__version__}" in told
+    assert (
+        address in told and f"Ray {ray.__version__} on CPython {platform.python_version()}" in told
+    )
+    assert f"the cluster at {address} has Ray {theirs}" in told or "with Ray" in told
+
+
+def test_the_versions_that_ray_compares_are_named():
+    ray_says = (
+        "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n"
+        "This process on node 10.0.0.2 was started with:\n    Ray: 2.48.0\n    Python: 3.10.13\n"
+    )
+    hidden = ConnectionError()
+    hidden.__context__ = RuntimeError(ray_says)
+    told = ray_cluster._refusal("10.0.0.1:6379", ray_cluster._told(hidden), "2.48.0")
+    assert "the cluster at 10.0.0.1:6379 has Ray 2.60.0 on CPython 3.12.1" in told
+    assert "this process has Ray 2.48.0 on CPython 3.10.13" in told
+
+
+def test_a_ray_of_a_run_that_others_reach_is_refused():
+    ray = SimpleNamespace(nodes=lambda: [{"NodeManagerAddress": "10.0.0.2"}], __version__="9.9")
+    with pytest.raises(ValueError, match=r"must listen on 127\.0\.0\.1 only; Ray 9\.9 took 10"):
+        ray_cluster._check_loopback(ray)
