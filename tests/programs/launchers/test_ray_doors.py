@@ -16,13 +16,8 @@ from tests.programs.clusters import VARIABLES
 from tests.programs.running import ppo, run
 from tests.rpc.test_socket_filter import can_connect, own_address
 
-pytest.importorskip("launchpad")
 pytest.importorskip("ray")
-pytestmark = [
-    pytest.mark.reference,
-    pytest.mark.slow,
-    pytest.mark.timeout(180, method="thread"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180, method="thread")]
 
 
 class Doors(threading.Thread):
@@ -108,6 +103,7 @@ def test_no_port_of_a_local_ray_is_open_to_others(monkeypatch, interface):
     assert {doors.listening[port] for port in doors.open} == set()
 
 
+@pytest.mark.reference
 def test_no_port_of_a_program_on_a_local_ray_is_open_to_others(tmp_path, monkeypatch):
     """Nodes' own servers may be open for the milliseconds before their filter."""
     own_address()
