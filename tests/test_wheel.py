@@ -132,13 +132,7 @@ def test_the_commands_find_the_installed_stack_and_no_checkout(python, rlstack, 
 
 @pytest.mark.parametrize(
     "more",
-    [
-        (),
-        pytest.param(
-            ("--topology", "heavy_env", "--launch", "processes", "--program.num-actors", "1"),
-            marks=pytest.mark.reference,
-        ),
-    ],
+    [(), ("--topology", "heavy_env", "--launch", "processes", "--program.num-actors", "1")],
     ids=["single_process", "heavy_env"],
 )
 def test_modules_of_the_users_own_train_from_another_directory(rlstack, tmp_path, more):
