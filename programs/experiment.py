@@ -15,7 +15,7 @@ import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS
-from programs import own_modules
+from programs import fused_config, own_modules
 from programs.cluster_config import RayConfig
 from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluatorConfig
@@ -53,7 +53,8 @@ def use_modules(names: Sequence[str]) -> None:
 
 
 Option = int | float | bool | str
-Topology = Literal["single_process", "heavy_env", "light_env", "distributed"]
+Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distributed"]
+_IN_ONE_PROCESS = ("single_process", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,10 @@ class EnvConfig(Checked):
     "rust:PATH" of a program that has all environments."""
     num_envs: int = 8
     """Number of environments of one actor."""
-    type: Literal["auto", "cpp", "for_loop", "thread", "process"] = "auto"
+    type: Literal["auto", "cpp", "for_loop", "thread", "process", "jax"] = "auto"
     """How environments are stepped: by EnvPool (cpp), a Python loop, threads or worker processes.
-    auto is cpp for names that EnvPool has; otherwise for_loop, or thread if wait_num is set."""
+    auto is cpp for names that EnvPool has; otherwise for_loop, or thread if wait_num is set.
+    jax is for environments in JAX; the name is then an id of gymnax, or "module:callable"."""
     wait_num: int = 0
     """Number of environments in each batch of an asynchronous pool: the first ones to be ready.
     0 makes the pool synchronous: each batch has all environments."""
@@ -196,6 +198,7 @@ class Experiment(Checked):
     """Seed of all random numbers of the run."""
     topology: Topology = "single_process"
     """How acting and learning are divided. single_process: one process alternates between them.
+    fused: one compiled program with environments in JAX (--env.type jax).
     heavy_env: actors compute their own actions. light_env: actors share inference services.
     distributed: as light_env, with a replay server; nodes may be on several machines."""
     network: NetworkConfig = NetworkConfig()
@@ -229,7 +232,9 @@ class Experiment(Checked):
     """What receives the logs: jsonl (metrics.jsonl), tensorboard, terminal (the lines of progress),
     and loggers of your own, each as "module:callable" of a function (run_dir) -> Logger."""
     program: ProgramConfig = ProgramConfig()
-    """The nodes of a topology of several processes. single_process ignores these options."""
+    """The nodes of a topology of several processes. The others ignore these options."""
+    fused: fused_config.FusedConfig = fused_config.FusedConfig()
+    """The compiled loop of the topology fused."""
     service: ServiceConfig = ServiceConfig()
     """Acting in inference services (light_env and distributed)."""
     steps_per_update: int = 1
@@ -269,6 +274,8 @@ class Experiment(Checked):
                     "because returns are measured on the environment's own rewards. Use "
                     "--normalisation.rewards reward."
                 )
+        if self.topology == "fused" and not self.data:
+            fused_config.check(self)
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
@@ -307,13 +314,18 @@ class Experiment(Checked):
         It cannot compile products of large matrices with random numbers, as dropout has them.
         """
         entry = AGENTS.get(type(self.agent))
-        small = not self.may_convolve and not self.network.dropout
+        small = not self.may_convolve and not self.network.dropout and self.topology != "fused"
         return small and (entry is None or entry.older_runtime)
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether the topology has no nodes."""
+        return self.topology in _IN_ONE_PROCESS
 
     @property
     def num_actors(self) -> int:
         """The number of actors of the topology."""
-        return 1 if self.topology == "single_process" else self.program.num_actors
+        return 1 if self.in_one_process else self.program.num_actors
 
     @property
     def total_envs(self) -> int:

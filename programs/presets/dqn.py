@@ -37,6 +37,13 @@ def cartpole_dqn(name: str) -> Experiment:
 
 
 @preset
+def gymnax_cartpole_dqn(name: str) -> Experiment:
+    """CartPole-v1 of gymnax, in one compiled program: the constants of cartpole-dqn."""
+    env = EnvConfig("CartPole-v1", num_envs=4, type="jax")
+    return like("cartpole-dqn", name, env=env, topology="fused")
+
+
+@preset
 def acrobot_dqn(name: str) -> Experiment:
     """Acrobot-v1 off-policy: the constants of cartpole-dqn with a smaller learning rate."""
     return like(

@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, on_policy, on_policy_replay, preset
+from programs.presets.registry import atari, like, on_policy, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
@@ -27,6 +27,13 @@ def cartpole_ppo(name: str) -> Experiment:
     )
     env = EnvConfig("CartPole-v1", num_envs=8)
     return on_policy(name, agent, env, unroll_length=32, frames=150_000)
+
+
+@preset
+def gymnax_cartpole_ppo(name: str) -> Experiment:
+    """CartPole-v1 of gymnax, in one compiled program: the constants of cartpole-ppo."""
+    env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
+    return like("cartpole-ppo", name, env=env, topology="fused")
 
 
 @preset

@@ -24,6 +24,7 @@ from programs.components.restored import (
 )
 from programs.experiment import Experiment, OpponentsConfig, to_json
 from programs.run.evaluation import evaluate as evaluate
+from programs.run.fused import Fused
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
@@ -42,6 +43,8 @@ from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
 
 _log = logging.getLogger(__name__)
+
+Loop = SingleProcess | Offline | Fused
 
 
 def run(
@@ -153,7 +156,7 @@ def _run(
         start_frames=start.env_frames,
         shows_progress="terminal" in experiment.loggers,
     ) as display:
-        if experiment.topology == "single_process":
+        if experiment.in_one_process:
             return _run_in_process(experiment, directory, start_from, display)
         return run_program(experiment, directory, start_from, display)
 
@@ -167,7 +170,7 @@ def _run_in_process(
     files = open_logs(directory, start, experiment.loggers, display.write_line)
     logger = Fanout([files, display])
     try:
-        loop = Offline(experiment) if experiment.data else SingleProcess(experiment, display.phase)
+        loop = _make_loop(experiment, display)
         try:
             loop.announce(display.stream)
             if start_from is not None:
@@ -181,10 +184,18 @@ def _run_in_process(
     return result
 
 
+def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
+    if experiment.data:
+        return Offline(experiment)
+    if experiment.topology == "fused":
+        return Fused(experiment, display.phase)
+    return SingleProcess(experiment, display.phase)
+
+
 def _train(
     experiment: Experiment,
     directory: RunDir,
-    loop: SingleProcess | Offline,
+    loop: Loop,
     logger: Fanout,
     display: ProgressDisplay,
     start: Progress,
@@ -245,7 +256,7 @@ def _train(
 
 @contextlib.contextmanager
 def _saved_before_env_errors(
-    directory: RunDir, loop: SingleProcess | Offline, periodic: PeriodicActions
+    directory: RunDir, loop: Loop, periodic: PeriodicActions
 ) -> Iterator[None]:
     """Writes the last logs and a checkpoint if an environment fails during training.
 

@@ -92,6 +92,11 @@ class PeriodicActions:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
             self._save(frames)
 
+    @property
+    def next_due(self) -> float:
+        """The frames at which an evaluation or a checkpoint is due next; infinity for none."""
+        return min(self._next_evaluation, self._next_checkpoint)
+
     def judged(self, frames: int, evaluation: Evaluation) -> None:
         """Logs an evaluation of params that had learned for these frames."""
         logs = as_logs(evaluation)

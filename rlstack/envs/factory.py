@@ -16,7 +16,8 @@ from rlstack.references import load_object
 if TYPE_CHECKING:
     import gymnasium
 
-TYPES = ("auto", "cpp", "for_loop", "thread", "process")
+TYPES = ("auto", "cpp", "for_loop", "thread", "process", "jax")
+_JAX = "rlstack.jax_envs.backend:JaxBackend"  # text, because the other room imports this one
 
 # Names with one of these prefixes have a backend of their own, which is imported when it is used:
 # "module:callable" that takes the rest of the name and the config.
@@ -51,6 +52,8 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
                     f"'auto'; got {type_!r}. num_workers sets its number of threads."
                 )
             return load_object(backend)(name_or_builder.removeprefix(prefix), config)
+    if type_ == "jax":
+        return load_object(_JAX)(name_or_builder, config)
     if type_ in ("auto", "async", "cpp") and named and name_or_builder in cpp.names():
         return cpp.CppBackend(str(name_or_builder), config)
     if type_ == "cpp":

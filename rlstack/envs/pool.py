@@ -134,7 +134,8 @@ class SyncEnv(Pool):
             parameter receives the environment's seed, which is the only way to seed a dm_env.
           size: number of environments.
           type: ``"cpp"`` (EnvPool), ``"for_loop"``, ``"thread"``, ``"process"``, or ``"auto"``:
-            cpp if EnvPool has the name, else for_loop.
+            cpp if EnvPool has the name, else for_loop. ``"jax"`` takes environments written in JAX,
+            see `rlstack.jax_envs`.
           seed: environment i is seeded with ``seed + i``.
           options: keyword arguments of ``envpool.make``, ``gymnasium.make`` or the builder.
           num_workers: number of threads or processes; by default one per core, or up to 32 for
@@ -261,8 +262,9 @@ class AsyncEnv(Pool):
           name_or_builder: an id or a builder, as for ``SyncEnv``.
           size: number of environments.
           wait_num: number of rows that one ``recv`` waits for, at most ``size``.
-          type: ``"cpp"``, ``"thread"``, ``"process"``, or ``"auto"``: cpp if EnvPool has the name,
-            else thread. ``"for_loop"`` is an error, because a loop cannot run ahead of its caller.
+          type: ``"cpp"``, ``"thread"``, ``"process"``, ``"jax"``, or ``"auto"``: cpp if EnvPool has
+            the name, else thread. ``"for_loop"`` is an error, because a loop cannot run ahead of
+            its caller.
           seed: environment i is seeded with ``seed + i``.
           options: keyword arguments of ``envpool.make``, ``gymnasium.make`` or the builder.
           num_workers: number of threads or processes; by default one per core, or up to 32 for

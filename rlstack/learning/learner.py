@@ -181,7 +181,7 @@ class Learner(Node):
                 params, learner_state = self._placed(params, learner_state)
             jax.block_until_ready(params)
         if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
-            raise _non_finite(logs, before, sample.batch, self.version)
+            raise non_finite(logs, before, sample.batch, self.version)
         self.params, self.learner_state = params, learner_state
         self.version += 1
         if output.priorities is not None and self._replay_buffer is not None:
@@ -331,7 +331,15 @@ def _sharding(num_devices: int) -> tuple[Callable[[Batch], Batch], NamedSharding
     return shard, NamedSharding(mesh, PartitionSpec())
 
 
-def _non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFiniteError:
+def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFiniteError:
+    """Returns the error of an update that gave NaN or infinity.
+
+    Args:
+      logs: of the update.
+      before: params and learner state before it.
+      batch: it learned from.
+      version: number of updates before it.
+    """
     bad = [name for name, value in logs.items() if not math.isfinite(value)]
     params, learner_state = before
     return NonFiniteError(

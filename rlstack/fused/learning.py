@@ -1,0 +1,99 @@
+"""Learning inside a compiled loop: an update is dropped, and the loop ends, if it gives NaN."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.agent import Agent
+from rlstack.types import Array, Batch, LearnerState, Params
+
+
+class Learning(NamedTuple):
+    """The state of learning."""
+
+    params: Params
+    learner_state: LearnerState
+    version: Array  # [] int32, number of updates
+
+
+class Updates(NamedTuple):
+    """What a call learned."""
+
+    logs: Array  # [number of logs] float32, sums over the updates
+    failed: Array  # [] bool, whether the last update was dropped
+    failed_logs: Array  # [number of logs] float32, of the update that was dropped
+    batch: Batch | tuple[()]  # of the newest update; () without the check
+
+
+class Updater:
+    """Makes updates; the methods are pure.
+
+    Attributes:
+      names: of the logs.
+    """
+
+    def __init__(self, agent: Agent, *, check_finite: bool = True) -> None:
+        """Stores the agent, which learns by its ``learner_step``."""
+        self._agent, self._check_finite = agent, check_finite
+        self.names: tuple[str, ...] = ()
+
+    def none(self, learning: Learning, batch: Batch) -> Updates:
+        """Returns the result of no updates.
+
+        Args:
+          learning: the state.
+          batch: shapes and dtypes of the batches.
+        """
+        logs = jax.eval_shape(self._step, learning, batch)[1]
+        kept: Any = ()
+        if self._check_finite:
+            kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+        zeros = jnp.zeros(logs.shape)
+        return Updates(zeros, jnp.zeros((), bool), zeros, kept)
+
+    def update(
+        self, learning: Learning, updates: Updates, batch: Batch, active: Array | bool = True
+    ) -> tuple[Learning, Updates, Array | None]:
+        """Makes one update, unless an earlier one failed.
+
+        Args:
+          learning: the state.
+          updates: what the call has learned so far.
+          batch: trajectory ``[T+1, B, ...]`` and weights ``[B]``.
+          active: whether to make it, [] bool.
+
+        Returns:
+          The new state, the new result, and the priorities of the items, if the agent gives them.
+        """
+        after, logs, priorities = self._step(learning, batch)
+        active = jnp.asarray(active) & ~updates.failed
+        fails = jnp.zeros((), bool)
+        if self._check_finite:
+            fails = active & ~jnp.isfinite(logs).all()
+        learned = active & ~fails
+        kept: Any = ()
+        if self._check_finite:
+            kept = _where(active, batch, updates.batch)
+        updates = Updates(
+            updates.logs + jnp.where(learned, logs, 0.0),
+            updates.failed | fails,
+            jnp.where(fails, logs, updates.failed_logs),
+            kept,
+        )
+        return _where(learned, after, learning), updates, priorities
+
+    def _step(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
+        params, learner_state, output = self._agent.learner_step(
+            learning.params, learning.learner_state, batch
+        )
+        self.names = tuple(output.logs)  # the same in every trace
+        logs = [jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()]
+        after = Learning(params, learner_state, learning.version + 1)
+        return after, jnp.array(logs, jnp.float32).reshape(len(logs)), output.priorities
+
+
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)

@@ -1,0 +1,141 @@
+"""The compiled loop: iterations of acting and learning until a limit is reached."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.agent import Agent
+from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.learning import Learning, Updater, Updates
+from rlstack.fused.queue import Queue
+from rlstack.fused.ring import Ring
+from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.replay import ReplayConfig
+from rlstack.types import Array, PRNGKey
+
+NO_LIMIT = 2**31 - 1
+
+
+class LoopState(NamedTuple):
+    """All that a loop needs to continue."""
+
+    learning: Learning
+    acting: Acting
+    replay: Any  # the state of the `Queue` or `Ring`
+
+
+class Limits(NamedTuple):
+    """When a call ends: at the end of the iteration that reaches one of them."""
+
+    iterations: Array | int
+    frames: Array | int = NO_LIMIT  # of this call
+    version: Array | int = NO_LIMIT  # the number of updates, ever
+
+
+class Report(NamedTuple):
+    """What happened in a call."""
+
+    iterations: Array  # [] int32
+    tally: Tally
+    updates: Updates
+
+
+class FusedLoop:
+    """An agent, its environments and its replay as one function; the methods are pure.
+
+    An iteration of an on-policy agent is one unroll of all environments and its update. For other
+    agents it is ``steps_per_update`` steps and the updates that ``samples_per_insert`` then allows.
+    """
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        agent: Agent,
+        env: BatchedEnv,
+        num_envs: int,
+        *,
+        steps_per_update: int = 1,
+        check_updates: bool = True,
+        check_steps: bool = True,
+    ) -> None:
+        """Stores the parts.
+
+        Args:
+          cfg: the rules of the replay.
+          agent: acts and learns.
+          env: the environments.
+          num_envs: their number.
+          steps_per_update: steps of every environment between two attempts to learn (not fifo).
+          check_updates: whether an update with logs that are not finite is dropped and ends a call.
+          check_steps: whether rewards or observations that are not finite end a call.
+
+        Raises:
+          ValueError: the replay's rules do not fit the number of environments.
+        """
+        self.env, self.num_envs = env, num_envs
+        self._actors = Actors(agent, env, num_envs, check_finite=check_steps)
+        self._updater = Updater(agent, check_finite=check_updates)
+        self._replay: Queue | Ring
+        if cfg.sampler == "fifo":
+            self._replay = Queue(cfg, self._actors, self._updater)
+        else:
+            self._replay = Ring(cfg, self._actors, self._updater, steps_per_update)
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """The names of the agent's logs, once `run` has been traced."""
+        return self._updater.names
+
+    def start(
+        self, learning: Learning, env_keys: PRNGKey, acting_key: PRNGKey, replay_key: PRNGKey
+    ) -> LoopState:
+        """Returns the state at the start of a run.
+
+        Args:
+          learning: the initial params and learner state.
+          env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
+          acting_key: of the acting.
+          replay_key: of the draws from replay.
+        """
+        acting = self._actors.start(env_keys, acting_key)
+        acting, replay = self._replay.start(learning, acting, replay_key)
+        return LoopState(learning, acting, replay)
+
+    def restart(self, state: LoopState, env_keys: PRNGKey) -> LoopState:
+        """Starts new episodes in all environments; no item spans the break."""
+        acting = self._actors.start(env_keys, state.acting.rng_key)
+        acting = acting._replace(agent=state.acting.agent)
+        acting, replay = self._replay.restart(state.learning, acting, state.replay)
+        return LoopState(state.learning, acting, replay)
+
+    def run(self, state: LoopState, limits: Limits) -> tuple[LoopState, Report]:
+        """Acts and learns until a limit is reached, or something is not finite.
+
+        Where calls end does not change what later ones compute.
+        """
+        none = self._updater.none(state.learning, self._replay.batch_spec(state.replay))
+        report = Report(jnp.zeros((), jnp.int32), self._actors.tally(), none)
+        limits = Limits(*(jnp.asarray(x, jnp.int32) for x in limits))
+        most = jnp.asarray(limits.version)
+
+        def goes_on(carry: tuple[LoopState, Report]) -> Array:
+            state, report = carry
+            return (
+                (report.iterations < limits.iterations)
+                & (report.tally.frames < limits.frames)
+                & (state.learning.version < limits.version)
+                & ~report.updates.failed
+                & ~report.tally.bad.any()
+            )
+
+        def iterate(carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
+            state, report = carry
+            *after, tally, updates = self._replay.iterate(
+                *state, report.tally, report.updates, most
+            )
+            return LoopState(*after), Report(report.iterations + 1, tally, updates)
+
+        return jax.lax.while_loop(goes_on, iterate, (state, report))

@@ -1,0 +1,251 @@
+"""The off-policy part of a compiled loop: a table of items over a ring of steps.
+
+The rules are those of `rlstack.replay` for uniform and prioritized samplers: which items exist, how
+many are held, when a batch may be drawn, and with which probabilities and weights. The random
+numbers differ.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.learning import Learning, Updater, Updates
+from rlstack.fused.sum_tree import SumTree
+from rlstack.replay import ReplayConfig
+from rlstack.replay.memory import ring_shape
+from rlstack.replay.prioritized import PRIORITY_FLOOR
+from rlstack.types import Array, Batch, PRNGKey, StepType, Transition
+
+_FINEST = 1000  # samples_per_insert and its tolerance are taken as fractions of at most this
+
+
+class RingState(NamedTuple):
+    """The content of a replay."""
+
+    steps: Transition  # [rows, B, ...]
+    steps_added: Array  # [] int32, of each environment
+    unbroken: Array  # [] int32, the first step after the last break of the streams
+    valid: Array  # [items, B] bool, where a cell has an item
+    inserts: Array  # [] int32, items inserted, ever
+    credit: Array  # [] int32, items that may be sampled now, in units of 1 / `Ring.unit`
+    drawn: Array  # [] int32, items drawn, ever
+    rng_key: PRNGKey
+    masses: tuple[Array, ...]  # of the items, a `SumTree`; () if uniform
+    largest: Array  # [] float32, the largest priority so far
+
+
+class Ring:
+    """A table of items in arrays; the methods are pure."""
+
+    def __init__(
+        self, cfg: ReplayConfig, actors: Actors, updater: Updater, steps_per_update: int
+    ) -> None:
+        """Stores the parts.
+
+        Raises:
+          ValueError: there is no samples_per_insert, or it is too large to count with.
+        """
+        self._cfg, self._actors, self._updater = cfg, actors, updater
+        self._steps_per_update = steps_per_update
+        shape = ring_shape(cfg, actors.num_envs)
+        self._rows, self._items = shape.rows, shape.items
+        if cfg.samples_per_insert is None:
+            raise ValueError(
+                "Ring: samples_per_insert must be given, because it says how many updates follow a "
+                "step; got None. Add --replay.samples-per-insert."
+            )
+        rate = Fraction(cfg.samples_per_insert).limit_denominator(_FINEST)
+        self._rate, self.unit = rate.numerator, rate.denominator
+        self._first_credit = int(cfg.tolerance * self.unit) - self._rate * cfg.min_size
+        if max(abs(self._first_credit), self._rate * actors.num_envs) > 2**30:
+            raise ValueError(
+                "Ring: samples_per_insert * min_size must be at most 2^30 / denominator; got "
+                f"{rate} * {cfg.min_size}. Choose rounder numbers."
+            )
+        self._tree = None
+        if cfg.sampler == "prioritized":
+            self._tree = SumTree(self._items * actors.num_envs)
+
+    def start(
+        self, learning: Learning, acting: Acting, rng_key: PRNGKey
+    ) -> tuple[Acting, RingState]:
+        """Returns an empty replay, which draws with this key."""
+        actors, none = self._actors, jnp.zeros((), jnp.int32)
+        step = jax.eval_shape(
+            lambda: actors.step(learning.params, learning.version, acting, actors.tally())[2]
+        )
+        return acting, RingState(
+            steps=jax.tree.map(lambda x: jnp.zeros((self._rows, *x.shape), x.dtype), step),
+            steps_added=none,
+            unbroken=none,
+            valid=jnp.zeros((self._items, actors.num_envs), bool),
+            inserts=none,
+            credit=jnp.asarray(self._first_credit, jnp.int32),
+            drawn=none,
+            rng_key=rng_key,
+            masses=() if self._tree is None else self._tree.empty(),
+            largest=jnp.ones(()),
+        )
+
+    def restart(
+        self, learning: Learning, acting: Acting, ring: RingState
+    ) -> tuple[Acting, RingState]:
+        """Marks a break of all streams: no item spans it."""
+        del learning
+        return acting, ring._replace(unbroken=ring.steps_added)
+
+    def batch_spec(self, ring: RingState) -> Batch:
+        """Returns shapes and dtypes of the batches."""
+        size = self._cfg.batch_size
+        shape = (self._cfg.unroll_length + 1, size)
+        trajectory = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[2:]), x.dtype), ring.steps
+        )
+        weights: Any = jax.ShapeDtypeStruct((size,), jnp.float32)
+        return Batch(trajectory, weights)
+
+    def iterate(
+        self,
+        learning: Learning,
+        acting: Acting,
+        ring: RingState,
+        tally: Tally,
+        updates: Updates,
+        most: Array,
+    ) -> tuple[Learning, Acting, RingState, Tally, Updates]:
+        """Acts, then learns as often as the rules allow; see `rlstack.fused.queue.Queue`."""
+
+        def act(_: Any, carry: Any) -> Any:
+            acting, ring, tally = carry
+            good = ~tally.bad.any()
+            acting, tally, step = self._actors.step(
+                learning.params, learning.version, acting, tally
+            )
+            return acting, self.add(ring, step, good), tally
+
+        acting, ring, tally = jax.lax.fori_loop(
+            0, self._steps_per_update, act, (acting, ring, tally)
+        )
+        good = ~tally.bad.any()
+
+        def may_learn(carry: Any) -> Array:
+            learning, ring, updates = carry
+            return self.can_sample(ring) & (learning.version < most) & ~updates.failed & good
+
+        def learn(carry: Any) -> Any:
+            learning, ring, updates = carry
+            ring, batch, cells = self.sample(ring)
+            learning, updates, priorities = self._updater.update(learning, updates, batch)
+            if self._tree is not None and priorities is not None:
+                ring = self.update_priorities(ring, cells, priorities)
+            return learning, ring, updates
+
+        learning, ring, updates = jax.lax.while_loop(may_learn, learn, (learning, ring, updates))
+        return learning, acting, ring, tally, updates
+
+    def add(self, ring: RingState, step: Transition, active: Array | bool = True) -> RingState:
+        """Appends one step of every environment, and inserts the items that it completes.
+
+        Args:
+          ring: the content.
+          step: ``[B, ...]``.
+          active: whether to add it, [] bool.
+        """
+        cfg, num_envs = self._cfg, self._actors.num_envs
+        row = ring.steps_added % self._rows
+        steps = jax.tree.map(lambda old, x: old.at[row].set(x), ring.steps, step)
+        start = ring.steps_added - cfg.unroll_length
+        due = (start >= 0) & (start % cfg.step_period == 0) & active
+        cell = jnp.maximum(start, 0) // cfg.step_period % self._items
+        valid = jnp.full(num_envs, start >= ring.unbroken)
+        if cfg.starts == "not_last":
+            valid &= steps.timestep.step_type[(start + cfg.context) % self._rows] != StepType.LAST
+        inserted = jnp.where(due, valid.sum(dtype=jnp.int32), 0)
+        masses = ring.masses
+        if self._tree is not None:
+            mass = valid * ring.largest**cfg.priority_exponent
+            cells = cell * num_envs + jnp.arange(num_envs)
+            old = self._tree.leaves(masses, cells)
+            masses = self._tree.write(masses, cells, jnp.where(due, mass, old))
+        return ring._replace(
+            steps=steps,
+            steps_added=ring.steps_added + jnp.asarray(active, jnp.int32),
+            valid=jnp.asarray(ring.valid).at[cell].set(jnp.where(due, valid, ring.valid[cell])),
+            inserts=ring.inserts + inserted,
+            credit=ring.credit + self._rate * inserted,
+            masses=masses,
+        )
+
+    def can_sample(self, ring: RingState) -> Array:
+        """Returns whether the rules allow a batch now, [] bool."""
+        cfg = self._cfg
+        allowed = ring.credit >= self.unit * cfg.batch_size
+        return allowed & (ring.inserts >= cfg.min_size) & ring.valid.any()
+
+    def sample(self, ring: RingState) -> tuple[RingState, Batch, Array]:
+        """Draws a batch with replacement.
+
+        Returns:
+          The new state, the batch, and the cells of its items, ``[B]`` int32.
+        """
+        cfg, num_envs = self._cfg, self._actors.num_envs
+        next_key, key = jax.random.split(ring.rng_key)
+        newest = (ring.steps_added - 1 - cfg.unroll_length) // cfg.step_period
+        if self._tree is None:
+            filled = jnp.minimum(newest + 1, self._items) * num_envs
+            cells = self._uniform(key, ring.valid.reshape(-1), filled)
+            weights: Array = jnp.ones(cfg.batch_size, jnp.float32)
+        else:
+            cells = self._tree.draw(ring.masses, key, cfg.batch_size)
+            weights = self._weights(ring, cells)
+        index, env_ids = cells // num_envs, cells % num_envs
+        starts = (newest - (newest - index) % self._items) * cfg.step_period
+        rows = (starts + jnp.arange(cfg.unroll_length + 1)[:, None]) % self._rows
+        trajectory = jax.tree.map(lambda x: x[rows, env_ids], ring.steps)
+        ring = ring._replace(
+            rng_key=next_key,
+            credit=ring.credit - self.unit * cfg.batch_size,
+            drawn=ring.drawn + cfg.batch_size,
+        )
+        return ring, Batch(trajectory, weights), cells
+
+    def update_priorities(self, ring: RingState, cells: Array, priorities: Array) -> RingState:
+        """Sets the priorities of the items that were drawn last."""
+        assert self._tree is not None
+        priorities = jnp.maximum(priorities, PRIORITY_FLOOR)
+        masses = self._tree.write(ring.masses, cells, priorities**self._cfg.priority_exponent)
+        largest = jnp.maximum(ring.largest, priorities.max())
+        return ring._replace(masses=masses, largest=largest)
+
+    def _uniform(self, rng_key: PRNGKey, valid: Array, filled: Array) -> Array:
+        """Draws cells with items; draws those again that have none."""
+
+        def missing(carry: Any) -> Any:
+            return ~valid[carry[1]].all()
+
+        def again(carry: Any) -> Any:
+            next_key, key = jax.random.split(carry[0])
+            others = jax.random.randint(key, carry[1].shape, 0, filled)
+            return next_key, jnp.where(valid[carry[1]], carry[1], others)
+
+        next_key, key = jax.random.split(rng_key)
+        cells = jax.random.randint(key, (self._cfg.batch_size,), 0, filled)
+        return jax.lax.while_loop(missing, again, (next_key, cells))[1]
+
+    def _weights(self, ring: RingState, cells: Array) -> Array:
+        """Returns importance weights; `rlstack.replay.prioritized` explains them."""
+        assert self._tree is not None
+        cfg = self._cfg
+        beta: Array | float = cfg.importance_exponent
+        if cfg.importance_anneal_samples:
+            done = jnp.minimum(1.0, ring.drawn / cfg.importance_anneal_samples)
+            beta = beta + done * (cfg.importance_exponent_final - beta)
+        held = ring.valid.sum()
+        mass, total = self._tree.leaves(ring.masses, cells), self._tree.total(ring.masses)
+        weights = (mass * (held / total)) ** -beta
+        return (weights / weights.max()).astype(jnp.float32)

@@ -1,0 +1,97 @@
+"""A pool of environments written in JAX: one jitted step of many; see `rlstack.envs.backend`."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import jax
+import numpy as np
+
+from rlstack.envs.backend import PoolConfig, spec_fields
+from rlstack.envs.nest import Nest
+from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.jax_envs.factory import JaxEnvBuilder, make_jax_env
+from rlstack.types import PyTree, TimeStep
+
+
+class JaxBackend:
+    """Environments that JAX steps in the caller's thread, all at once.
+
+    An asynchronous pool steps environments when it receives their actions, and returns them in the
+    same order.
+    """
+
+    def __init__(self, name_or_builder: str | JaxEnvBuilder, config: PoolConfig):
+        """Builds the environments; environment i has the seed ``config.seed + i``."""
+        env = BatchedEnv(make_jax_env(name_or_builder, config.options))
+        self._wait = config.wait_num
+        self._action = Nest(env.spec.action)
+        self.spec, self.action_dtypes, self.action_offsets = spec_fields(
+            Nest(env.spec.observation), self._action
+        )
+        self._ids = np.arange(config.size, dtype=np.int32)
+        self._rng_key = env.keys([config.seed + i for i in range(config.size)])
+        self._state: BatchState | None = None
+        self._ready: deque[tuple[np.ndarray, TimeStep]] = deque()
+        self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
+
+        def step_rows(
+            state: BatchState, rows: np.ndarray, action: PyTree
+        ) -> tuple[BatchState, TimeStep]:
+            after, timestep = env.step(jax.tree.map(lambda x: x[rows], state), action)
+            return jax.tree.map(lambda old, new: old.at[rows].set(new), state, after), timestep
+
+        self._step_rows = jax.jit(step_rows)
+
+    def reset(self) -> None:
+        """Starts a new episode in every environment."""
+        rng_key = self._rng_key if self._state is None else self._state.rng_key
+        self._ready.clear()
+        self._state, timestep = self._reset(rng_key)
+        self._put(self._ids, timestep)
+
+    def send(self, env_ids: np.ndarray | None, actions: list[np.ndarray]) -> None:
+        """Steps some or (None) all environments."""
+        action = self._action.unflatten(actions)
+        if env_ids is None:
+            self._state, timestep = self._step(self._state, action)
+        else:
+            self._state, timestep = self._step_rows(self._state, env_ids, action)
+        self._put(self._ids if env_ids is None else env_ids, timestep)
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Returns ``wait_num`` rows, those first that were sent first."""
+        parts, missing = [], self._wait
+        while missing:
+            ids, rows = self._ready.popleft()
+            if len(ids) > missing:
+                rest = jax.tree.map(lambda x, n=missing: x[n:], rows)
+                self._ready.appendleft((ids[missing:], rest))
+                ids, rows = ids[:missing], jax.tree.map(lambda x, n=missing: x[:n], rows)
+            parts.append((ids, rows))
+            missing -= len(ids)
+        if len(parts) == 1:
+            return parts[0]
+        together = jax.tree.map(lambda *x: np.concatenate(x), *(rows for _, rows in parts))
+        return np.concatenate([ids for ids, _ in parts]), together
+
+    def episode_metrics(self, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns nothing: these environments have no numbers besides the reward."""
+        del env_ids
+        return {}
+
+    def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
+        """Returns no numbers, likewise."""
+        return [{} for _ in env_ids]
+
+    def stats(self) -> dict[str, int]:
+        """Returns ``restarts``, always 0: nothing here can be restarted."""
+        return {"restarts": 0}
+
+    def close(self) -> None:
+        """Frees the states."""
+        self._state = None
+        self._ready.clear()
+
+    def _put(self, env_ids: np.ndarray, timestep: TimeStep) -> None:
+        self._ready.append((env_ids.copy(), jax.tree.map(np.asarray, timestep)))

@@ -1,0 +1,196 @@
+"""The protocol of an environment in JAX, and batches of environments that follow the time rules.
+
+An environment is one environment: no batch axis, no automatic reset. `BatchedEnv` adds both, with
+the time rules of `rlstack.types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.checks import EnvError
+from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
+
+
+class Outcome(NamedTuple):
+    """The result of one step of one environment."""
+
+    state: PyTree
+    observation: PyTree
+    reward: Array | float  # [] float32
+    terminated: Array | bool  # [] bool, whether the episode ends and no reward can follow
+    truncated: Array | bool  # [] bool, whether it ends for another reason, such as a time limit
+
+
+@runtime_checkable
+class JaxEnv(Protocol):
+    """One environment, as pure functions that JAX can compile.
+
+    An object holds only settings. States and observations are pytrees of arrays, whose shapes and
+    dtypes never change.
+    """
+
+    def observation_spec(self) -> PyTree:
+        """Returns a pytree of ``dm_env.specs``, as `EnvSpec` has it."""
+
+    def action_spec(self) -> PyTree:
+        """Returns a pytree of ``dm_env.specs``, as `EnvSpec` has it."""
+
+    def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
+        """Starts an episode; returns its state and its first observation."""
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Outcome:
+        """Takes an action.
+
+        The result has the state and observation of the episode that the action belongs to, also
+        where the episode ends: do not start the next one here. Where it ends, the next call for
+        this environment is `reset`. A step that is both terminated and truncated is a termination.
+        """
+
+
+class BatchState(NamedTuple):
+    """The state of a batch of environments."""
+
+    env: PyTree  # [B, ...]
+    rng_key: PRNGKey  # [B, ...] each environment's own
+    over: Array  # [B] bool, whether the next step begins an episode
+
+
+class BatchedEnv:
+    """Many copies of one environment, which reset themselves on the step after LAST.
+
+    The methods are pure, and row i depends only on row i of the arguments. So an environment makes
+    the same steps in a batch of any size.
+
+    Attributes:
+      spec: the specs of one observation and one action, without a batch axis.
+    """
+
+    def __init__(self, env: JaxEnv) -> None:
+        """Stores the environment, and compares its functions with its specs.
+
+        Raises:
+          EnvError: an observation does not have the structure, shape or dtype of its spec, or a
+            step changes the structure or a shape of the state.
+        """
+        self._env = env
+        self.spec = EnvSpec(env.observation_spec(), env.action_spec())
+        self._check_specs()
+        key = jax.eval_shape(jax.random.PRNGKey, 0)
+        action = jax.tree.map(
+            lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), self.spec.action
+        )
+        state, observation = jax.eval_shape(env.reset, key)
+        outcome = jax.eval_shape(env.step, key, state, action)
+        self._check("reset: the observation", observation)
+        self._check("step: the observation", outcome.observation)
+        self._dtypes = self._common_dtypes(state, outcome.state)
+
+    def keys(self, seeds: Sequence[int] | Array) -> PRNGKey:
+        """Returns the keys ``[B, ...]`` of environments with these seeds."""
+        return jax.vmap(jax.random.PRNGKey)(jnp.asarray(seeds, jnp.uint32))
+
+    def reset(self, rng_key: PRNGKey) -> tuple[BatchState, TimeStep]:
+        """Starts an episode in every environment.
+
+        Args:
+          rng_key: ``[B, ...]`` of `keys`, or of an earlier `BatchState`.
+
+        Returns:
+          The state, and FIRST steps ``[B, ...]``.
+        """
+        over = jnp.ones(rng_key.shape[0], bool)
+        rng_key, env, observation = jax.vmap(self._first)(rng_key)
+        timestep = TimeStep(
+            jnp.full(over.shape, StepType.FIRST, jnp.int32),
+            jnp.zeros(over.shape, jnp.float32),
+            jnp.ones(over.shape, jnp.float32),
+            observation,
+        )
+        return BatchState(env, rng_key, ~over), timestep
+
+    def step(self, state: BatchState, action: PyTree) -> tuple[BatchState, TimeStep]:
+        """Steps every environment; those at LAST ignore their action and start an episode.
+
+        Args:
+          state: of the environments.
+          action: ``[B, ...]`` in the structure of ``spec.action``.
+        """
+        return jax.vmap(self._step)(state, action)
+
+    def _first(self, rng_key: PRNGKey) -> tuple[PRNGKey, PyTree, PyTree]:
+        next_key, key = jax.random.split(rng_key)
+        env, observation = self._env.reset(key)
+        return next_key, self._typed(env), self._seen(observation)
+
+    def _step(self, state: BatchState, action: PyTree) -> tuple[BatchState, TimeStep]:
+        # Each row uses its key once, either to start an episode or to continue one.
+        next_key, key = jax.random.split(state.rng_key)
+        first_env, first_observation = self._env.reset(key)
+        outcome = self._env.step(key, state.env, action)
+
+        def choose(first: PyTree, other: PyTree) -> PyTree:
+            return jax.tree.map(lambda x, y: jnp.where(state.over, x, y), first, other)
+
+        env = choose(self._typed(first_env), self._typed(outcome.state))
+        observation = choose(self._seen(first_observation), self._seen(outcome.observation))
+        terminated = jnp.asarray(outcome.terminated, bool)
+        ends = (terminated | jnp.asarray(outcome.truncated, bool)) & ~state.over
+        step_type = jnp.where(ends, StepType.LAST, StepType.MID)
+        reward = jnp.asarray(outcome.reward, jnp.float32)
+        timestep = TimeStep(
+            jnp.where(state.over, StepType.FIRST, step_type).astype(jnp.int32),
+            jnp.where(state.over, 0.0, reward).astype(jnp.float32),
+            jnp.where(terminated & ~state.over, 0.0, 1.0).astype(jnp.float32),
+            observation,
+        )
+        return BatchState(env, next_key, ends), timestep
+
+    def _typed(self, env: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), env, self._dtypes)
+
+    def _seen(self, observation: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda spec, x: jnp.asarray(x, spec.dtype), self.spec.observation, observation
+        )
+
+    def _common_dtypes(self, first: PyTree, later: PyTree) -> PyTree:
+        """Returns the dtypes of a state: some libraries give it Python numbers at first."""
+        if jax.tree.structure(first) != jax.tree.structure(later):
+            raise self._error(
+                "step: the state must keep its structure",
+                f"{jax.tree.structure(later)} after {jax.tree.structure(first)}",
+            )
+        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(later), strict=True):
+            if one.shape != other.shape:
+                raise self._error(
+                    "step: the arrays of the state must keep their shapes",
+                    f"{other.shape} after {one.shape}",
+                )
+        return jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), first, later)
+
+    def _check_specs(self) -> None:
+        for name, tree in zip(("observation", "action"), self.spec, strict=True):
+            for spec in jax.tree.leaves(tree):
+                if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
+                    raise self._error(f"{name}_spec must be a pytree of dm_env.specs", repr(spec))
+                if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+                    raise self._error(f"{name}_spec must have dtypes that JAX has", str(spec.dtype))
+
+    def _check(self, what: str, observation: PyTree) -> None:
+        wanted = self.spec.observation
+        if jax.tree.structure(observation) != jax.tree.structure(wanted):
+            structure = jax.tree.structure(observation)
+            raise self._error(f"{what} must have the structure of its spec", structure)
+        for spec, x in zip(jax.tree.leaves(wanted), jax.tree.leaves(observation), strict=True):
+            kinds = jnp.issubdtype(x.dtype, jnp.floating), jnp.issubdtype(spec.dtype, jnp.floating)
+            if x.shape != tuple(spec.shape) or kinds == (True, False):
+                came = f"{x.dtype}{x.shape}"
+                raise self._error(f"{what} must be {spec.dtype}{tuple(spec.shape)}", came)
+
+    def _error(self, rule: str, came: Any) -> EnvError:
+        return EnvError(f"JAX environment {type(self._env).__name__}: {rule}; got {came}.")

@@ -1,0 +1,68 @@
+"""Makes an environment in JAX from its name or builder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlstack.checks import WrongKindError
+from rlstack.jax_envs.environment import JaxEnv
+
+JaxEnvBuilder = Callable[..., JaxEnv]
+
+
+def make_jax_env(
+    name_or_builder: str | JaxEnvBuilder, options: Mapping[str, Any] | None = None
+) -> JaxEnv:
+    """Returns the environment.
+
+    Args:
+      name_or_builder: an id of gymnax such as ``"CartPole-v1"``, ``"module:callable"`` of a
+        function or class that makes a `JaxEnv`, or such a callable itself.
+      options: its keyword arguments. For gymnax: fields of the environment's params, such as
+        ``max_steps_in_episode``, and arguments of ``gymnax.make``.
+
+    Raises:
+      ValueError: there is no such name, or it does not take these options.
+      WrongKindError: the callable returned something that is not a `JaxEnv`.
+    """
+    options = dict(options or {})
+    if isinstance(name_or_builder, str) and ":" not in name_or_builder:
+        from rlstack.jax_envs.from_gymnax import make_gymnax
+
+        return make_gymnax(name_or_builder, options)
+    builder = _load(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
+    if not callable(builder):
+        raise WrongKindError(
+            "JAX environment: name_or_builder must be a name or a callable that builds an "
+            f"environment; got {type(builder).__name__}."
+        )
+    try:
+        env = builder(**options)
+    except TypeError as error:
+        raise ValueError(f"JAX environment {name_or_builder}: {error}.") from error
+    if not isinstance(env, JaxEnv):
+        raise WrongKindError(
+            f"JAX environment {name_or_builder}: the builder must return a "
+            "rlstack.jax_envs.environment.JaxEnv, with observation_spec, action_spec, reset and "
+            f"step; got {type(env).__name__}. Environments in Python need another env.type."
+        )
+    return env
+
+
+def _load(name: str) -> Any:
+    module_name, attribute = name.split(":", 1)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"JAX environment: {name!r} must name an importable module; got: {error}."
+        ) from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ValueError(
+            f"JAX environment: {name!r} must name a callable; {module_name} has no callable "
+            f"{attribute!r}."
+        )
+    return found

@@ -1,0 +1,112 @@
+"""gymnax's environments (https://github.com/RobertTLange/gymnax) as `JaxEnv`.
+
+gymnax's ``step`` resets an environment in the step that ends an episode, so the last observation is
+lost, and ``done`` does not tell a time limit from a termination. The adapter calls ``step_env``,
+which does not reset. It calls it again without a time limit: ``done`` is then a termination. XLA
+computes what both calls share once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from rlstack.jax_envs.environment import Outcome
+from rlstack.types import PRNGKey, PyTree
+
+_LIMIT = "max_steps_in_episode"
+_NEVER = 2**30  # steps
+
+
+def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
+    """Returns an environment of gymnax.
+
+    Args:
+      name: its id.
+      options: fields of its params, and keyword arguments of ``gymnax.make``.
+
+    Raises:
+      ValueError: gymnax is not installed, has no such id, or does not take these options.
+    """
+    try:
+        import gymnax
+        from gymnax.registration import registered_envs
+    except ImportError as error:
+        raise ValueError(
+            f"JAX environment: {name!r} needs gymnax, which cannot be imported: {error}. "
+            "pip install 'rlstack[jax-envs]', or name a callable as module:callable."
+        ) from error
+    if name not in registered_envs:
+        near = difflib.get_close_matches(name, registered_envs, n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(
+            f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}."
+            + hint
+        )
+    fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}
+    arguments = {key: value for key, value in options.items() if key not in fields}
+    try:
+        env, params = gymnax.make(name, **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"JAX environment {name}: options must be fields of its params "
+            f"({', '.join(sorted(fields))}) or arguments of gymnax.make; {error}."
+        ) from error
+    changes = {key: value for key, value in options.items() if key in fields}
+    return GymnaxEnv(env, params.replace(**changes))
+
+
+class GymnaxEnv:
+    """One environment of gymnax; see `rlstack.jax_envs.environment.JaxEnv`."""
+
+    def __init__(self, env: Any, params: Any) -> None:
+        """Stores what ``gymnax.make`` returns."""
+        self._env, self._params = env, params
+        limit = getattr(params, _LIMIT, None)
+        self._unlimited = params
+        if limit is not None:
+            self._unlimited = params.replace(**{_LIMIT: type(limit)(_NEVER)})
+
+    def observation_spec(self) -> PyTree:
+        """Returns the spec of gymnax's observation space."""
+        return _spec(self._env.observation_space(self._params), "observation")
+
+    def action_spec(self) -> PyTree:
+        """Returns the spec of gymnax's action space."""
+        return _spec(self._env.action_space(self._params), "action")
+
+    def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
+        """Starts an episode."""
+        observation, state = self._env.reset_env(rng_key, self._params)
+        return state, observation
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Outcome:
+        """Takes an action; an episode that ends only because of its time limit is truncated."""
+        step = self._env.step_env
+        observation, after, reward, done, _ = step(rng_key, state, action, self._params)
+        terminated = step(rng_key, state, action, self._unlimited)[3]
+        done, terminated = jnp.asarray(done, bool), jnp.asarray(terminated, bool)
+        return Outcome(after, observation, reward, terminated, done & ~terminated)
+
+
+def _spec(space: Any, name: str) -> PyTree:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return specs.DiscreteArray(int(space.n), np.int32, name)
+    if kind == "Box":
+        dtype = np.dtype(space.dtype)
+        low, high = np.asarray(space.low, dtype), np.asarray(space.high, dtype)
+        return specs.BoundedArray(tuple(space.shape), dtype, low, high, name)
+    if kind == "Dict":
+        return {key: _spec(part, key) for key, part in space.spaces.items()}
+    if kind == "Tuple":
+        return tuple(_spec(part, f"{name}_{i}") for i, part in enumerate(space.spaces))
+    raise ValueError(
+        f"JAX environment: spaces must be Box, Discrete, Dict or Tuple; got {kind} as {name}."
+    )

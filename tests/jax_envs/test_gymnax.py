@@ -1,0 +1,66 @@
+"""The adapter of gymnax: its boundaries, options and names."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from rlstack.envs import SyncEnv
+from rlstack.types import StepType
+
+FIRST, MID, LAST = map(int, StepType)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gymnax():
+    pytest.importorskip("gymnax")
+
+
+def test_a_time_limit_truncates_and_a_fall_terminates():
+    with SyncEnv("CartPole-v1", 1, "jax", options={"max_steps_in_episode": 3}) as env:
+        steps = [env.reset(), *(env.step(np.ones(1, np.int32)) for _ in range(5))]
+    assert [int(s.step_type[0]) for s in steps] == [FIRST, MID, MID, LAST, FIRST, MID]
+    assert [float(s.discount[0]) for s in steps] == [1.0] * 6
+    assert [float(s.reward[0]) for s in steps] == [0, 1, 1, 1, 0, 1]
+    # Pushed to the right in each step, the cart moves on until the last observation.
+    speeds = [float(s.observation[0, 1]) for s in steps[:4]]
+    assert speeds == sorted(speeds)
+    assert speeds[3] > 0.4 > abs(float(steps[4].observation[0, 1]))
+
+    with SyncEnv("CartPole-v1", 1, "jax") as env:
+        timestep = env.reset()
+        while timestep.step_type[0] != LAST:
+            timestep = env.step(np.ones(1, np.int32))
+    assert float(timestep.discount[0]) == 0.0
+    assert abs(float(timestep.observation[0, 2])) > 12 * 2 * np.pi / 360  # the fallen pole
+
+
+def test_a_game_of_minatar_whose_state_says_that_it_is_over():
+    """MinAtar's states keep ``terminal``, which is true after a time limit too."""
+    options = {"max_steps_in_episode": 4, "use_minimal_action_set": True}
+    with SyncEnv("Breakout-MinAtar", 2, "jax", options=options) as env:
+        assert env.spec.action.num_values == 3
+        steps = [env.reset(), *(env.step(np.zeros(2, np.int32)) for _ in range(6))]
+    assert [int(s.step_type[0]) for s in steps] == [FIRST, MID, MID, MID, LAST, FIRST, MID]
+    assert float(steps[4].discount[0]) == 1.0
+
+
+def test_continuous_actions():
+    with SyncEnv("Pendulum-v1", 2, "jax") as env:
+        assert env.spec.action.shape == (1,)
+        env.reset()
+        rewards = env.step(np.full((2, 1), 9.0, np.float32)).reward  # clipped to its bounds
+        assert (rewards < 0).all()
+
+
+def test_names_and_options_that_gymnax_lacks():
+    with pytest.raises(ValueError, match="Did you mean CartPole-v1"):
+        SyncEnv("CartPole-v2", 1, "jax")
+    with pytest.raises(ValueError, match=r"options must be fields .*max_steps_in_episode"):
+        SyncEnv("CartPole-v1", 1, "jax", options={"size": 3})
+
+
+def test_without_gymnax_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnax", None)
+    with pytest.raises(ValueError, match=r"rlstack\[jax-envs\]"):
+        SyncEnv("CartPole-v1", 1, "jax")
