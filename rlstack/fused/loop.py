@@ -102,7 +102,8 @@ class FusedLoop:
         """
         acting = self._actors.start(env_keys, acting_key)
         acting, replay = self._replay.start(learning, acting, replay_key)
-        return LoopState(learning, acting, replay)
+        # With weak types, `run` would be compiled once for them and once for its own results.
+        return jax.tree.map(_strongly_typed, LoopState(learning, acting, replay))
 
     def restart(self, state: LoopState, env_keys: PRNGKey) -> LoopState:
         """Starts new episodes in all environments; no item spans the break."""
@@ -139,3 +140,7 @@ class FusedLoop:
             return LoopState(*after), Report(report.iterations + 1, tally, updates)
 
         return jax.lax.while_loop(goes_on, iterate, (state, report))
+
+
+def _strongly_typed(x: Array) -> Array:
+    return jnp.asarray(x, x.dtype)

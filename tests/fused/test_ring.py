@@ -1,0 +1,167 @@
+"""The compiled replay holds and releases the items that `InProcessReplay` does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstack.fused.ring import Ring
+from rlstack.replay import InProcessReplay, ReplayConfig
+from rlstack.replay.prioritized import importance_weights
+from rlstack.types import StepType, TimeStep, Transition
+
+NUM_ENVS = 3
+
+
+def step_of(number, step_type):
+    """A step whose reward says which one it is."""
+    reward = 10.0 * number + np.arange(NUM_ENVS)
+    timestep = TimeStep(
+        np.asarray(step_type, np.int32),
+        reward.astype(np.float32),
+        np.ones(NUM_ENVS, np.float32),
+        np.zeros((NUM_ENVS, 1), np.float32),
+    )
+    return Transition(timestep, (), (), np.zeros(NUM_ENVS, np.int32))
+
+
+class _Actors:
+    num_envs = NUM_ENVS
+
+    def tally(self):
+        return None
+
+    def step(self, *_):
+        return None, None, jax.tree.map(jnp.asarray, step_of(0, [0, 0, 0]))
+
+
+class _Learning:
+    params = version = None
+
+
+def make(cfg):
+    ring = Ring(cfg, _Actors(), None, 1)
+    _, state = ring.start(_Learning, None, jax.random.PRNGKey(0))
+    return ring, state
+
+
+def held(state, cfg, items):
+    """The first steps and environments of the items in a compiled replay."""
+    newest = (int(state.steps_added) - 1 - cfg.unroll_length) // cfg.step_period
+    cells, envs = np.nonzero(np.asarray(state.valid))
+    return {
+        ((newest - (newest - cell) % items) * cfg.step_period, env)
+        for cell, env in zip(cells.tolist(), envs.tolist(), strict=True)
+    }
+
+
+CONFIGS = {
+    "transitions": ReplayConfig(
+        sampler="uniform",
+        batch_size=4,
+        unroll_length=2,
+        starts="not_last",
+        max_size=20,
+        min_size=5,
+        samples_per_insert=1.5,
+    ),
+    "sequences": ReplayConfig(
+        sampler="prioritized",
+        batch_size=4,
+        unroll_length=6,
+        period=2,
+        context=1,
+        max_size=18,
+        min_size=4,
+        samples_per_insert=2.0,
+        samples_per_insert_tolerance=6.0,
+        importance_anneal_samples=20,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_holds_and_releases_the_same_items(name):
+    cfg = CONFIGS[name]
+    rng = np.random.default_rng(3)
+    other = InProcessReplay(cfg, NUM_ENVS, seed=0)
+    ring, state = make(cfg)
+    add, sample = jax.jit(ring.add), jax.jit(ring.sample)
+    step_type = np.zeros(NUM_ENVS, np.int32)
+    drawn = set()
+    for number in range(60):
+        step = step_of(number, step_type)
+        other.add(None, step)
+        state = add(state, step)
+        ends = rng.random(NUM_ENVS) < 0.3
+        step_type = np.where(step_type == StepType.LAST, 0, np.where(ends, 2, 1)).astype(np.int32)
+        keys = other._table.sampler.key_at
+        keys = keys[keys >= 0]
+        wanted = {(k // NUM_ENVS * cfg.step_period, k % NUM_ENVS) for k in keys.tolist()}
+        assert held(state, cfg, ring._items) == wanted
+        assert int(state.inserts) == int(other.stats()["inserts"])
+        while other.can_sample():
+            assert bool(ring.can_sample(state))
+            other.sample()
+            state, batch, _ = sample(state)
+            reward = np.asarray(batch.trajectory.timestep.reward)  # [T+1, B]
+            assert reward.shape == (cfg.unroll_length + 1, 4)
+            assert (np.diff(reward, axis=0) == 10).all()
+            starts = {(int(r // 10), int(r % 10)) for r in reward[0]}
+            assert starts <= wanted
+            drawn |= starts
+        assert not bool(ring.can_sample(state))
+    assert len(drawn) > 30
+    assert int(state.drawn) == int(other.stats()["samples"]) > 60
+
+
+def test_priorities_decide_what_is_drawn():
+    cfg = CONFIGS["sequences"]
+    ring, state = make(cfg)
+    for number in range(20):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    cells = jnp.array([1, 4])
+    state = ring.update_priorities(state, cells, jnp.array([3.0, 0.0]))
+    masses = np.asarray(state.masses[0])
+    assert masses[1] == pytest.approx(3.0**0.6)
+    assert 0 < masses[4] < 1e-3
+    sample = jax.jit(ring.sample)
+    counts = np.zeros(len(masses))
+    for _ in range(300):
+        state, batch, found = sample(state)
+        np.add.at(counts, np.asarray(found), 1)
+    assert abs(counts / counts.sum() - masses / masses.sum()).max() < 0.03
+    # The weights are those of the other buffers, with beta at its end.
+    relative = masses[np.asarray(found)] * np.asarray(state.valid).sum() / masses.sum()
+    wanted = importance_weights(cfg, relative, drawn=20)
+    np.testing.assert_allclose(batch.weights, wanted, rtol=1e-4)
+    # New items get the largest priority so far.
+    for number in range(20, 23):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    assert float(state.masses[0].max()) == pytest.approx(3.0**0.6)
+
+
+def test_no_item_spans_a_break():
+    cfg = CONFIGS["transitions"]
+    ring, state = make(cfg)
+    for number in range(4):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    _, state = ring.restart(None, None, state)
+    for number in range(4, 8):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    starts = {start for start, _ in held(state, cfg, ring._items)}
+    assert starts == {0, 1, 4, 5}
+
+
+def test_rates_that_cannot_be_counted_are_refused():
+    for rate, size, text in ((None, 5, "must be given"), (1e6 + 0.123, 10**4, "rounder numbers")):
+        cfg = ReplayConfig(
+            sampler="uniform",
+            batch_size=4,
+            unroll_length=1,
+            max_size=20_000,
+            min_size=size,
+            samples_per_insert=rate,
+        )
+        with pytest.raises(ValueError, match=text):
+            Ring(cfg, _Actors(), None, 1)
