@@ -37,6 +37,7 @@ HEAVY = {
     "zmq": r"rlstack/rpc/zmq/\w+\.py",
     "equinox": r"rlstack/networks/adapters\.py",
     "flax": r"(?!)",
+    "gymnax": r"rlstack/jax_envs/from_gymnax\.py",
     "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
     "tensorflow": r"(?!)",
@@ -199,7 +200,17 @@ def test_envpool_and_the_services_are_imported_lazily():
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in ([node.module] if isinstance(node, ast.ImportFrom) else _aliases(node))
         if module.split(".")[0]
-        in ("envpool", "reverb", "courier", "equinox", "tensorflow", "orbax", "tensorboardX", "ray")
+        in (
+            "envpool",
+            "reverb",
+            "courier",
+            "equinox",
+            "gymnax",
+            "tensorflow",
+            "orbax",
+            "tensorboardX",
+            "ray",
+        )
     ]
     assert early == []
 

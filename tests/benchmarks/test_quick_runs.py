@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import entity, single_process, topologies, transports
+from benchmarks import entity, fused, single_process, topologies, transports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +55,14 @@ def test_a_single_process_against_hand_written_loops():
         for shares in sides.values():
             assert {"env", "inference", "rest"} <= set(shares)
             assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_compiled_loop_against_a_hand_written_one():
+    pytest.importorskip("gymnax")
+    for medians in run_quick(fused, 280)["medians"].values():
+        assert medians["ours_compile_seconds"] > 0
 
 
 @pytest.mark.slow
