@@ -158,7 +158,7 @@ class Fused:
 
     def _refuse_env(self, ids: np.ndarray) -> None:
         self._restarts += 1
-        self._state = self._loop.restart(self._state, self._env_keys())
+        self._state = jax.jit(self._loop.restart)(self._state, self._env_keys())
         name = self.experiment.env.name
         raise EnvError(
             f"Env {', '.join(map(str, ids))} ({name}): rewards and observations must be finite; "

@@ -94,6 +94,8 @@ def test_ppo_learns_what_it_learns_in_a_single_process(fused, tmp_path):
     assert set(lengths) == {4.0}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("make", [ppo, dqn])
 def test_a_resumed_run_equals_one_that_was_not_interrupted(fused, tmp_path, make):
     if make is ppo:
@@ -112,6 +114,8 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(fused, tmp_path, make
     assert same(params(directory), params(tmp_path / "whole"))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_loop_is_compiled_once(tmp_path, monkeypatch):
     loops = []
     close = Fused.close
@@ -120,6 +124,8 @@ def test_the_loop_is_compiled_once(tmp_path, monkeypatch):
     assert loops[0]._run._cache_size() == 1
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_logs_evaluations_and_checkpoints_are_those_of_other_runs(tmp_path):
     evaluator = EvaluatorConfig(episodes=2, num_envs=2, period=400)
     with nothing_left():
@@ -146,6 +152,8 @@ def test_logs_evaluations_and_checkpoints_are_those_of_other_runs(tmp_path):
     assert last["replay/samples"] == 8 * last["learner/steps"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_update_that_gives_nan_is_saved_and_can_be_repeated(tmp_path):
     experiment = ppo(agent=PPOConfig(optimizer=OptimizerConfig(learning_rate=1e30)))
     with pytest.raises(NonFiniteError, match="rlstack rerun"):
@@ -178,6 +186,8 @@ class Failing:
         return Outcome(state + 1, observation, 1.0, False, False)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_environment_that_gives_nan_ends_the_run_with_a_checkpoint(tmp_path):
     env = EnvConfig("tests.fused.test_fused_run:Failing", 2, "jax")
     replay = ReplayConfig(sampler="fifo", batch_size=2, unroll_length=8, max_size=4)
@@ -186,6 +196,8 @@ def test_an_environment_that_gives_nan_ends_the_run_with_a_checkpoint(tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in params(tmp_path / "run"))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_interruption_saves_a_checkpoint(tmp_path, monkeypatch):
     calls = []
     call = Fused._call
