@@ -13,6 +13,7 @@ from typing import NamedTuple
 # What each topology needs in addition to what a single process needs.
 TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "single_process": (),
+    "fused": (),
     "heavy_env": (),
     "light_env": (),
     "distributed": ("reverb",),
@@ -32,6 +33,9 @@ CHOICES = (
     Choice("--env.type", "for_loop"),
     Choice("--env.type", "thread"),
     Choice("--env.type", "process"),
+    Choice("--env.type", "jax"),
+    Choice("environments in JAX", "your own"),
+    Choice("environments in JAX", "gymnax", ("gymnax",)),
     Choice("--launch", "processes", ("zmq",)),
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
