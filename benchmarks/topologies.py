@@ -4,8 +4,8 @@
   the environment sleeps 10 ms. The measurement starts when all actors act.
 - service: environments per second served by the inference service, divided by those of bare
   Courier, with one call per environment ("each", which has a target) or per client ("all").
-- learner: updates/s with samples from a Reverb server in another process, divided by those with
-  samples from memory.
+- learner: updates/s with samples from a Reverb server in another process, or from a node with the
+  stack's own table ("table"), divided by those with samples from memory.
 - startup: 12 s divided by the seconds from `programs.run.train.run` to the first logged update of a
   distributed program of six processes.
 
@@ -44,7 +44,13 @@ from rlstack.replay import ReplayConfig
 NAME = "topologies"
 START_SECONDS = 12.0
 # Targets of the ratios, by the prefix of the setting's name.
-TARGETS = {"heavy/": 0.9, "service/each/": 5.0, "learner/": 0.8, "startup/": 1.0}
+TARGETS = {
+    "heavy/": 0.9,
+    "service/each/": 5.0,
+    "learner/reverb/": 0.8,
+    "learner/table/": 0.9,
+    "startup/": 1.0,
+}
 _NEVER = 10**9  # frames
 _PATIENCE = 180.0  # seconds to wait for a program's progress
 
@@ -169,8 +175,9 @@ def _measure_service(setting: Setting, result: Result) -> None:
 
 
 def _measure_learner(setting: Setting, result: Result) -> None:
-    kind = setting.name.split("/")[1].split("_")[0]
-    chosen = topologies_learner.Setting(kind, setting.size, int(setting.seconds), setting.repeats)
+    _, service, name = setting.name.split("/")
+    kind, updates = name.split("_")[0], int(setting.seconds)
+    chosen = topologies_learner.Setting(kind, setting.size, updates, setting.repeats, service)
     result.add(setting.name, *topologies_learner.measure(chosen))
 
 
@@ -200,20 +207,25 @@ FULL = (
     Setting("heavy/8_actors", _measure_heavy, 8, 15.0, 3),
     Setting("service/each/4x32", _measure_service, 4, 2.0, 9),
     Setting("service/all/4x32", _measure_service, 4, 2.0, 9),
-    Setting("learner/dqn_128", _measure_learner, 128, 400, 9),
-    Setting("learner/dqn_256", _measure_learner, 256, 300, 9),
-    Setting("learner/qrdqn_128", _measure_learner, 128, 150, 9),
-    Setting("learner/rainbow_128", _measure_learner, 128, 150, 9),
-    Setting("learner/iqn_64", _measure_learner, 64, 200, 9),
-    Setting("learner/ppo_8", _measure_learner, 8, 150, 9),
+    Setting("learner/reverb/dqn_128", _measure_learner, 128, 400, 9),
+    Setting("learner/reverb/dqn_256", _measure_learner, 256, 300, 9),
+    Setting("learner/reverb/qrdqn_128", _measure_learner, 128, 150, 9),
+    Setting("learner/reverb/rainbow_128", _measure_learner, 128, 150, 9),
+    Setting("learner/reverb/iqn_64", _measure_learner, 64, 200, 9),
+    Setting("learner/reverb/ppo_8", _measure_learner, 8, 150, 9),
+    Setting("learner/table/dqn_128", _measure_learner, 128, 400, 9),
+    Setting("learner/table/dqn_256", _measure_learner, 256, 300, 9),
+    Setting("learner/table/rainbow_128", _measure_learner, 128, 150, 9),
+    Setting("learner/table/ppo_8", _measure_learner, 8, 150, 9),
     Setting("startup/6_processes", _measure_startup, 6, 0.0, 5),
 )
 QUICK = (
     Setting("heavy/2_actors", _measure_heavy, 2, 4.0, 1),
     Setting("service/each/4x32", _measure_service, 4, 0.5, 3),
     Setting("service/all/4x32", _measure_service, 4, 0.5, 3),
-    Setting("learner/dqn_128", _measure_learner, 128, 50, 3),
-    Setting("learner/ppo_8", _measure_learner, 8, 20, 3),
+    Setting("learner/reverb/dqn_128", _measure_learner, 128, 50, 3),
+    Setting("learner/reverb/ppo_8", _measure_learner, 8, 20, 3),
+    Setting("learner/table/dqn_128", _measure_learner, 128, 50, 3),
     Setting("startup/6_processes", _measure_startup, 6, 0.0, 1),
 )
 

@@ -1,7 +1,8 @@
-"""A learner with samples from a Reverb server against samples from memory; see `topologies`.
+"""A learner with samples from a replay server against samples from memory; see `topologies`.
 
-The server is a separate process, as in the distributed topology. Its items are inserted before the
-clock starts, so the speed of sampling is compared, not that of actors.
+The server, Reverb's or the stack's own, is a separate process, as in the distributed topology. Its
+items are inserted before the clock starts, so the speed of sampling is compared, not that of
+actors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rlstack.acting.actor import transition_spec
 from rlstack.learning.learner import Learner
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
+from rlstack.replay.served import ReplayService, ServedReplayBuffer
+from rlstack.rpc import RemoteObject, serve
 from rlstack.types import Transition
 
 MODULE = "benchmarks.topologies_learner"
@@ -37,14 +40,16 @@ class Setting(NamedTuple):
     batch_size: int
     updates: int  # per measurement
     repeats: int
+    service: str = "reverb"  # or "table"
 
 
 def measure(setting: Setting) -> tuple[Comparison, dict[str, dict[str, float]]]:
-    """Compares updates per second from Reverb and from memory; also returns where time goes."""
+    """Compares updates per second from a server and from memory; also returns where time goes."""
     xla.configure(convolutions=False)
     cfg, spec = _experiment(setting), _step_spec(setting)
-    with children(Child(MODULE, setting.agent, str(setting.batch_size))) as (server,):
-        far = ReverbReplayBuffer(cfg.replay, cfg.env.num_envs, server.hear(), spec)
+    child = Child(MODULE, setting.agent, str(setting.batch_size), setting.service)
+    with children(child) as (server,):
+        far = _client(setting.service, cfg, server.hear(), spec)
         near = InProcessReplay(cfg.replay, cfg.env.num_envs, seed=0, spec=spec)
         _fill(cfg, spec, far, near)
         sides = [_Side(cfg, replay) for replay in (far, near)]
@@ -60,6 +65,13 @@ def measure(setting: Setting) -> tuple[Comparison, dict[str, dict[str, float]]]:
         far.close()
         near.close()
     return comparison, where
+
+
+def _client(service: str, cfg: Experiment, address: str, spec: Transition) -> Any:
+    if service == "reverb":
+        return ReverbReplayBuffer(cfg.replay, cfg.env.num_envs, address, spec)
+    client = RemoteObject(address, ReplayService, name="replay")
+    return ServedReplayBuffer(cfg.replay, cfg.env.num_envs, client, spec)
 
 
 class _Side:
@@ -130,13 +142,16 @@ def _random(rng: np.random.Generator, num_envs: int, leaf: jax.ShapeDtypeStruct)
 
 def _serve(setting: Setting) -> None:
     """Runs in the child: a server, set up as in the replay node."""
-    cores.leave_one()
-    cfg = _experiment(setting)
-    server = ReverbServer(cfg.replay, cfg.env.num_envs, _step_spec(setting))
+    cfg, spec = _experiment(setting), _step_spec(setting)
+    if setting.service == "reverb":
+        cores.leave_one()
+        server: Any = ReverbServer(cfg.replay, cfg.env.num_envs, spec)
+    else:
+        server = serve(ReplayService(cfg.replay, cfg.env.num_envs, seed=0, spec=spec))
     answer(server.address)
     sys.stdin.read()
     server.close()
 
 
 if __name__ == "__main__":
-    _serve(Setting(sys.argv[1], int(sys.argv[2]), 0, 0))
+    _serve(Setting(sys.argv[1], int(sys.argv[2]), 0, 0, sys.argv[3]))

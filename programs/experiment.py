@@ -261,10 +261,10 @@ class Experiment(Checked):
                 "Experiment: topology must be distributed with launch ray, because the nodes of "
                 f"other topologies share memory; got {self.topology}. Add --topology distributed."
             )
-        if self.replay.sampler_factory and self.topology == "distributed":
+        if self.replay.sampler_factory and self.replay.service == "reverb":
             raise ValueError(
-                f"Experiment: replay.sampler_factory must be empty in distributed, {NO_FACTORY}. "
-                "Use --topology heavy_env or light_env, whose replay is in shared memory."
+                f"Experiment: replay.sampler_factory must be empty with replay.service reverb, "
+                f"{NO_FACTORY}. Use --replay.service table."
             )
         if self.step_processor:
             self.require("data", not self.data, "empty with step_processor: nothing is acted")

@@ -16,7 +16,7 @@ TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "fused": (),
     "heavy_env": (),
     "light_env": (),
-    "distributed": ("reverb",),
+    "distributed": (),
 }
 
 
@@ -39,10 +39,12 @@ CHOICES = (
     Choice("--launch", "processes", ("zmq",)),
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
-    Choice("--launch", "ray", ("zmq", "reverb", "ray")),
+    Choice("--launch", "ray", ("zmq", "ray")),
     Choice("--program.transport", "courier", ("courier",)),
     Choice("--program.transport", "zmq", ("zmq",)),
     Choice("--program.transport", "direct"),
+    Choice("--replay.service", "reverb", ("reverb",)),  # the first that works is the default
+    Choice("--replay.service", "table"),
     Choice("networks", "Haiku", ("haiku",)),
     Choice("networks", "from_flax", ("flax",)),
     Choice("networks", "from_equinox", ("equinox",)),
@@ -50,7 +52,7 @@ CHOICES = (
 )
 
 # The first choice that works is what `auto` takes, or the default.
-CHOSEN = ("--launch", "--program.transport")
+CHOSEN = ("--launch", "--program.transport", "--replay.service")
 
 # Module -> the extra that brings it. All others are in the default installation.
 EXTRAS = {

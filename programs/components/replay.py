@@ -1,4 +1,4 @@
-"""Makes the replay of an experiment: in one process, in shared memory, or on a Reverb server."""
+"""Makes the replay of an experiment: in one process, in shared memory, or on a server."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from rlstack.replay import (
 )
 from rlstack.replay.frame_stack import FrameStacks, StackedReplay
 from rlstack.replay.memory import check_memory
+from rlstack.replay.served import ServedReplayBuffer
+from rlstack.replay.served.calls import Caller
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
 from rlstack.storage import checkpoint
@@ -52,10 +54,13 @@ def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) ->
       ValueError: the machine has less memory than that.
     """
     stored, num_envs = _Stored.of(experiment, spec), experiment.total_envs
-    if experiment.topology in ("heavy_env", "light_env"):
-        shared, private = total_bytes(stored.cfg, num_envs, stored.spec)
-        check_memory(shared, "replay", FOLDER)
-        size = shared + private
+    in_shared_memory = experiment.topology in ("heavy_env", "light_env")
+    is_served = experiment.topology == "distributed" and experiment.replay.chosen_service == "table"
+    if in_shared_memory or is_served:
+        steps, others = total_bytes(stored.cfg, num_envs, stored.spec)
+        if in_shared_memory:
+            check_memory(steps, "replay", FOLDER)
+        size = steps + others
     else:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored.spec)
         size = bytes_needed(stored.cfg, example, num_envs)
@@ -195,6 +200,55 @@ class ReverbReplay:
             num_actors=experiment.num_actors,
             prefetch=prefetch,
             max_pending=max_pending,
+        )
+
+
+class TableReplay:
+    """Replay in the table of another node, a `rlstack.replay.served.ReplayService`."""
+
+    def __init__(
+        self, experiment: Experiment, spec: Transition, directory: RunDir, service: Caller
+    ) -> None:
+        """Does not connect yet.
+
+        Args:
+          experiment: the experiment, with its replay.
+          spec: of one environment's step.
+          directory: of the run.
+          service: a client of the service, for this replay only.
+        """
+        self._experiment, self._spec, self._service = experiment, spec, service
+        self._directory = directory
+
+    def reader(self) -> LearnerReplay:
+        """Connects the learner. The service writes its own checkpoints, and starts from one."""
+        stored = _Stored.of(self._experiment, self._spec)
+        buffer, saved = self._connect(stored), SavedReplays(self._directory)
+        return LearnerReplay(
+            stored.stacked(buffer),
+            save=lambda: SavedReplay(metadata=saved.save(buffer)),
+            template=lambda: (),
+            load=lambda tree: None,
+            clean=saved.clean,
+        )
+
+    def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
+        """Connects an actor."""
+        del find_memory
+        stored = _Stored.of(self._experiment, self._spec)
+        return stored.stacked(self._connect(stored, self._experiment.env_ids(rank)))
+
+    def _connect(self, stored: _Stored, env_ids: range | None = None) -> ServedReplayBuffer:
+        # In lock-step, a round must sample every step added in it, and no step of a later round.
+        on_request = 0 if self._experiment.program.pacing == "lock_step" else None
+        return ServedReplayBuffer(
+            stored.cfg,
+            self._experiment.total_envs,
+            self._service,
+            stored.spec,
+            env_ids=env_ids,
+            prefetch=on_request,
+            max_pending=on_request,
         )
 
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from programs.tracking.progress import REPLAY
 from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import ClaimLostError
+from rlstack.replay.served import checkpoints, table_files
 from rlstack.storage import checkpoint, checkpoint_files
 
-if TYPE_CHECKING:
-    from rlstack.replay.reverb import ReverbReplayBuffer
+
+class Server(Protocol):
+    """The learner's side of a replay whose server writes its own checkpoints."""
+
+    def checkpoint(self, *, keep: int | None) -> str:
+        """Makes the server write a checkpoint; returns its path."""
 
 
 class SavedReplays:
@@ -28,14 +33,12 @@ class SavedReplays:
         """Reads nothing yet."""
         self._directory = directory
 
-    def save(self, buffer: ReverbReplayBuffer) -> dict[str, Any]:
+    def save(self, buffer: Server) -> dict[str, Any]:
         """Makes the server write a checkpoint; returns what the learner's metadata must hold.
 
         Raises:
           OSError: the file system refuses it; earlier checkpoints are intact.
         """
-        from rlstack.replay.reverb import checkpoints
-
         self._directory.check_claim()
         try:
             path = Path(buffer.checkpoint(keep=None))
@@ -51,8 +54,6 @@ class SavedReplays:
         It removes nothing while a checkpoint of the learner is unreadable, or after another command
         has taken the run directory over.
         """
-        from rlstack.replay.reverb import checkpoints
-
         with contextlib.suppress(checkpoint.CheckpointError, ClaimLostError):
             named = self._named()
             self._directory.check_claim()
@@ -65,14 +66,17 @@ class SavedReplays:
         told = map(checkpoint.read_metadata, checkpoint.paths(self._directory.checkpoints))
         return {metadata.get(REPLAY, {}).get("name") for metadata in told}
 
-    def belonging_to(self, path: Path | None) -> Path | None:
+    def belonging_to(self, path: Path | None, service: str = "reverb") -> Path | None:
         """Returns the replay's checkpoint of a learner's checkpoint; None for a new run.
 
-        Raises:
-          ValueError: there is none. A replay that starts empty would not be the one of the run.
-        """
-        from rlstack.replay.reverb import checkpoints
+        Args:
+          path: the learner's checkpoint.
+          service: "reverb" or "table", which loads the replay's.
 
+        Raises:
+          ValueError: it is of the other service, or there is none. A replay that starts empty would
+            not be the one of the run.
+        """
         if path is None:
             return None
         directory = self._directory.replay
@@ -84,5 +88,11 @@ class SavedReplays:
                 f"{found or directory} must be a complete checkpoint of the replay, which belongs "
                 f"to {path}. To go on with an empty replay, set checkpoint_replay to false in "
                 f"{self._directory.config}."
+            )
+        written_by = "table" if table_files.is_table(found) else "reverb"
+        if written_by != service:
+            raise ValueError(
+                f"{found} must be a checkpoint of the replay service {service}; got one of "
+                f"{written_by}. Set service of replay to {written_by} in {self._directory.config}."
             )
         return found

@@ -21,6 +21,7 @@ from programs.experiment import EnvConfig
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
+from programs.nodes.replay import program_replay
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
 from rlstack.acting.inference_client import InferenceClient
@@ -42,7 +43,7 @@ class ActorNode:
         self,
         setup: Setup,
         rank: int,
-        replay: ProgramReplay,
+        replay: ProgramReplay | RemoteObject,
         learner: RemoteObject,
         service: RemoteObject | None,
         coordinator: RemoteObject,
@@ -53,13 +54,14 @@ class ActorNode:
         Args:
           setup: of the program.
           rank: of this actor.
-          replay: where to write.
+          replay: where to write; or a client of the node that holds it.
           learner: a client of the learner, which publishes params and holds lock-step's barrier.
           service: a client of the inference service; None to infer here.
           coordinator: a client of the coordinator, which counts frames and logs episodes.
           stop: set by the launcher to end this node.
         """
-        self._setup, self._rank, self._replay = setup, rank, replay
+        self._setup, self._rank = setup, rank
+        self._replay = program_replay(setup, replay)
         self._learner, self._service = learner, service
         self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
         setup.configure_jax(single_thread=True)

@@ -19,6 +19,7 @@ from programs.components.seeds import role_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
 from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
+from programs.nodes.replay import program_replay
 from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
 from rlstack.acting.params import ParamsPublisher
@@ -35,7 +36,7 @@ class LearnerNode:
     def __init__(
         self,
         setup: Setup,
-        replay: ProgramReplay,
+        replay: ProgramReplay | RemoteObject,
         coordinator: RemoteObject,
         stop: threading.Event,
     ) -> None:
@@ -43,7 +44,7 @@ class LearnerNode:
 
         Args:
           setup: of the program.
-          replay: the program's replay, to learn from.
+          replay: the program's replay, to learn from; or a client of the node that holds it.
           coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
         """
@@ -53,7 +54,7 @@ class LearnerNode:
         self._program = CoordinatorClient(coordinator, "learner", stop)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
-        self._source = replay.reader()
+        self._source = program_replay(setup, replay).reader()
         self._replay = self._source.buffer
         self._learner = Learner(
             experiment.learner, agent, self._replay, role_key(experiment.seed, "learner")

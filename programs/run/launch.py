@@ -111,11 +111,14 @@ def _check_packages(experiment: Experiment) -> None:
             f"Experiment: program.transport {transport} must be installed; it is not. "
             "`rlstack doctor` says how to get it; --program.transport names another one."
         )
-    if experiment.topology == "distributed" and importlib.util.find_spec("reverb") is None:
+    in_reverb = (
+        experiment.topology == "distributed" and experiment.replay.chosen_service == "reverb"
+    )
+    if in_reverb and importlib.util.find_spec("reverb") is None:
         raise ValueError(
-            "Experiment: topology distributed needs reverb, which exists for CPython 3.10 only and "
-            "is not installed here. `make venv` installs it; `rlstack doctor` says more. The other "
-            "topologies work without it."
+            "Experiment: replay.service reverb needs Reverb, which exists for CPython 3.10 only "
+            "and is not installed here. Use --replay.service table, which needs no package; "
+            "`make venv` installs Reverb."
         )
     if launch == "ray":
         from programs.launchers import ray_cluster

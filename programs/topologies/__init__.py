@@ -15,7 +15,7 @@ from programs.nodes.coordinator import CoordinatorNode
 from programs.nodes.evaluator import EvaluatorNode
 from programs.nodes.inference import InferenceNode
 from programs.nodes.learner import LearnerNode
-from programs.nodes.replay import ReverbNode
+from programs.nodes.replay import ReverbNode, TableNode
 
 
 def heavy_env(setup: Setup) -> Graph:
@@ -45,8 +45,11 @@ def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    client = functools.partial(ReverbReplay, setup.experiment, setup.step, setup.directory)
-    replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
+    if setup.experiment.replay.chosen_service == "table":
+        replay = graph.service("replay", TableNode, setup, coordinator)
+    else:
+        client = functools.partial(ReverbReplay, setup.experiment, setup.step, setup.directory)
+        replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
     inferencers = _inferencers(graph, setup, learner, coordinator)
     _actors(graph, setup, replay, learner, inferencers, coordinator)

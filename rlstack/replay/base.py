@@ -10,6 +10,7 @@ Sizes, inserts, samples and their ratio count items, never steps.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -117,8 +118,13 @@ class ReplayConfig(Checked):
     constant."""
     sampler_factory: Hook = ""
     """A sampler of your own instead of uniform or prioritized, as "module:callable" of a function
-    () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. Reverb has
-    no such samplers, so not in the topology distributed."""
+    () -> sampler; see `rlstack.replay.custom`. The sampler chooses among the items held. A Reverb
+    server has no such samplers; see service."""
+    service: Literal["auto", "reverb", "table"] = "auto"
+    """What holds the items in the topology distributed. reverb: a Reverb server. table: rlstack's
+    own table in a node of its own; it draws with the run's seed, so that a run in lock-step equals
+    a single process. auto: reverb where Reverb is installed and sampler_factory is empty, else
+    table."""
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -129,6 +135,8 @@ class ReplayConfig(Checked):
         require, fifo = self.require, self.sampler == "fifo"
         samplers = ("fifo", "uniform", "prioritized")
         require("sampler", self.sampler in samplers, "fifo, uniform or prioritized")
+        services = ("auto", "reverb", "table")
+        require("service", self.service in services, "auto, reverb or table")
         require("starts", self.starts in ("any", "not_last"), "any or not_last")
         self.require_at_least(1, "batch_size", "unroll_length", "max_size", "min_size")
         fits = self.period is None or 1 <= self.period <= self.unroll_length
@@ -183,6 +191,14 @@ class ReplayConfig(Checked):
         if self.max_times_sampled is not None:
             return self.max_times_sampled
         return 1 if self.sampler == "fifo" else 0
+
+    @property
+    def chosen_service(self) -> Literal["reverb", "table"]:
+        """What holds the items in the topology distributed, on this machine."""
+        if self.service != "auto":
+            return self.service
+        found = importlib.util.find_spec("reverb") is not None
+        return "reverb" if found and not self.sampler_factory else "table"
 
     @property
     def tolerance(self) -> float:

@@ -40,6 +40,28 @@ class StepCounter:
             f"{ids.dtype} {ids.tolist()!r:.200}. Pass None for all environments in order."
         )
 
+    def check_own_ids(
+        self, where: str, env_ids: np.ndarray | None, first: int
+    ) -> np.ndarray | None:
+        """Returns distinct ids relative to ``first``, this counter's first environment.
+
+        None stands for all environments in order, in the argument and in the result.
+
+        Raises:
+          ValueError: as `check_ids`.
+        """
+        if env_ids is None:
+            return None
+        ids = np.asarray(env_ids)
+        if first and ids.dtype.kind in "iu":
+            ids = ids.astype(np.int64) - first
+        try:
+            return self.check_ids(where, ids)
+        except ValueError as error:
+            if not first:
+                raise
+            raise ValueError(f"{error} Ids count from {first}, this writer's first.") from None
+
     def separate(self) -> None:
         """Starts to count the steps of each environment separately."""
         if self.together:

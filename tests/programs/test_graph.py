@@ -20,7 +20,9 @@ def calls(node):
 
 @pytest.fixture(params=TOPOLOGIES)
 def graph(request, tmp_path):
-    experiment = ppo(request.param, program={"num_actors": 3, "num_inferencers": 2})
+    experiment = ppo(
+        request.param, program={"num_actors": 3, "num_inferencers": 2}, replay={"service": "reverb"}
+    )
     setup = Setup(experiment, RunDir(tmp_path), EnvSpec((), ()))
     setup.__dict__["step"] = None  # so that no agent is built
     return graph_of(setup)

@@ -7,6 +7,7 @@ from rlstack.replay.reverb import table_config
 from tests.replay.replay_model import SPEC
 from tests.replay.reverb import backend
 from tests.replay.reverb.backend import no_reverb_server_left, pytest_collection_modifyitems
+from tests.replay.served import backend as served_backend
 
 __all__ = ["make", "no_reverb_server_left", "pytest_collection_modifyitems"]
 
@@ -22,6 +23,7 @@ BACKENDS = {
     "in_process": lambda cfg, num_envs, seed=0: InProcessReplay(cfg, num_envs, seed=seed),
     "shared_memory": make_shared_memory,
 }
+BACKENDS["served"] = served_backend.make
 BACKENDS["reverb"] = backend.make
 
 

@@ -34,13 +34,13 @@ from rlstack.replay.base import (
     Sample,
     as_logs,
 )
-from rlstack.replay.reverb import checkpoints
 from rlstack.replay.reverb.client import SharedMaxima
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.reader import ReverbReader
 from rlstack.replay.reverb.server import ReverbServer
 from rlstack.replay.reverb.table_config import capacity, default_prefetch
 from rlstack.replay.reverb.writer import ReverbWriter
+from rlstack.replay.served import checkpoints
 from rlstack.types import Logs, PyTree, Transition
 
 __all__ = ["ReverbReplayBuffer", "ReverbServer"]

@@ -17,7 +17,6 @@ from rlstack.replay.base import (
 )
 from rlstack.replay.prioritized import importance_weights
 from rlstack.replay.reverb.batch_service import BatchFetcher
-from rlstack.replay.reverb.checkpoints import ReplayCheckpointError
 from rlstack.replay.reverb.client import (
     CallThread,
     SharedMaxima,
@@ -35,6 +34,7 @@ from rlstack.replay.reverb.table_config import (
     is_batched,
 )
 from rlstack.replay.sampling_rules import Counts, exceeds_samples_per_insert, explain_rule
+from rlstack.replay.served.checkpoints import ReplayCheckpointError
 from rlstack.types import Batch, Logs, PyTree
 
 _LOOK = 0.2  # seconds between two checks of the fetching thread

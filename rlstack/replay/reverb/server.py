@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlstack.replay.base import NO_FACTORY, ReplayConfig
-from rlstack.replay.reverb import binding, checkpoints
+from rlstack.replay.reverb import binding
 from rlstack.replay.reverb.batch_service import BatchService
 from rlstack.replay.reverb.client import (
     BATCH_PORT,
@@ -25,6 +25,7 @@ from rlstack.replay.reverb.table_config import (
     is_batched,
     rate_limits,
 )
+from rlstack.replay.served import checkpoints
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, restrict_listeners
 from rlstack.types import PyTree, Transition
 

@@ -167,19 +167,8 @@ class ReverbWriter:
 
     def _local(self, env_ids: np.ndarray | None, where: str) -> np.ndarray | None:
         """Returns ids relative to this writer's first id; None for all in order."""
-        if env_ids is None:
-            return None
-        ids = np.asarray(env_ids)
-        if self._env_ids.start and ids.dtype.kind in "iu":
-            ids = ids.astype(np.int64) - self._env_ids.start
-        try:
-            return self._counter.check_ids(f"ReverbReplayBuffer.{where}", ids)
-        except ValueError as error:
-            if not self._env_ids.start:
-                raise
-            raise ValueError(
-                f"{error} Ids count from {self._env_ids.start}, this writer's first."
-            ) from None
+        where = f"ReverbReplayBuffer.{where}"
+        return self._counter.check_own_ids(where, env_ids, self._env_ids.start)
 
     def _append_steps(self, ids: np.ndarray, rows: np.ndarray | int) -> None:
         """Appends a step of each environment, in one call per stream, with a column for each."""

@@ -107,6 +107,11 @@ class Block:
             os.close(fd)
 
     @classmethod
+    def private(cls, num_bytes: int) -> Block:
+        """Creates a block that no other process can attach; pages are mapped when first written."""
+        return cls("", mmap.mmap(-1, num_bytes))
+
+    @classmethod
     def attach(cls, name: str) -> Block:
         """Maps a block of this or another process of the same user.
 

@@ -65,6 +65,7 @@ class SharedMemReplayBuffer:
         seed: int,
         spec: Transition,
         num_actors: int = 1,
+        private: bool = False,
     ):
         """Makes an empty buffer; removes shared memory of killed owners.
 
@@ -76,6 +77,8 @@ class SharedMemReplayBuffer:
             `rlstack.acting.actor.transition_spec`.
           num_actors: for rounds: number of actors, which share the environments evenly and in
               order.
+          private: whether only threads of this process use the buffer. Its memory is then not
+            shared, and needs no space in /dev/shm.
 
         Raises:
           ValueError: the sizes contradict each other, or there is not enough memory. No memory was
@@ -88,14 +91,16 @@ class SharedMemReplayBuffer:
         self._cfg, self._num_envs, self.spec = cfg, num_envs, spec
         self.num_bytes, reader = total_bytes(cfg, num_envs, spec)
         check_memory(self.num_bytes + reader, NAME)
-        check_memory(self.num_bytes, NAME, FOLDER)
+        if not private:
+            check_memory(self.num_bytes, NAME, FOLDER)
         ring = StepRing(cfg, num_envs)  # gets its memory from the block below
         self._table = ItemTable(
             NAME, cfg, num_envs, ring, seed=seed, num_actors=num_actors, drops=False
         )
-        block = Block.create(self.num_bytes)
-        sizes = f"{self.num_bytes:,} bytes in {FOLDER} and {reader:,} bytes of this process"
-        logger.info("%s: %s takes %s.", NAME, block.name, sizes)
+        block = Block.private(self.num_bytes) if private else Block.create(self.num_bytes)
+        where = "private" if private else f"in {FOLDER}"
+        sizes = f"{self.num_bytes:,} bytes {where} and {reader:,} bytes of this process"
+        logger.info("%s: %s takes %s.", NAME, block.name or "the table", sizes)
         self._handle = SharedMemHandle(block.name, cfg, num_envs, spec)
         self._shared, self._pid = SharedSteps(cfg, num_envs, spec, block), os.getpid()
         head = self._shared.counters.head
@@ -114,6 +119,17 @@ class SharedMemReplayBuffer:
     def handle(self) -> SharedMemHandle:
         """Returns a handle with which other processes can write."""
         return self._handle
+
+    def writer(self, env_ids: range) -> SharedMemWriter:
+        """Returns the writer of some environments, for a thread of the owner.
+
+        It replaces their earlier writer, whose steps it does not continue.
+        """
+        with self._lock:
+            self._check_open("writer")
+            writer = SharedMemWriter(self._cfg, self._num_envs, self._shared, NAME)
+            writer.claim(np.arange(env_ids.start, env_ids.stop))
+            return writer
 
     def __reduce__(self) -> tuple:
         return SharedMemHandle.attach, (self._handle,)
@@ -177,6 +193,19 @@ class SharedMemReplayBuffer:
         size = self._cfg.batch_size if batch_size is None else batch_size
         with self._lock:
             return not self._closed and not self._reader.blocking_rule(size)
+
+    def holds_sample(self) -> bool:
+        """Whether a batch could be drawn; unlike `can_sample`, a refusal is not a request."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._reader.poll()
+            return not self._table.blocking_rule(self._cfg.batch_size)
+
+    @property
+    def params_version(self) -> int:
+        """The newest params version that was set, or that a drawn batch was compared with."""
+        return self._table.version
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items; waits while a rule blocks it."""

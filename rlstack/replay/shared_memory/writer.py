@@ -74,6 +74,7 @@ class SharedMemWriter:
         self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
         self._next_check = 0.0
         self._closed = False
+        self._refused_at: float | None = None  # of `may_write`, while it is refused
 
     def claim(self, env_ids: np.ndarray) -> None:
         """Makes this the writer of some environments.
@@ -103,7 +104,7 @@ class SharedMemWriter:
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
     ) -> None:
         """Appends one step of each of some environments; waits while the buffer is full."""
-        self._check_open("add")
+        self.check_open("add")
         ids, leaves = self.prepare(env_ids, transition)
         if self.blocking_rule(ids):
             self.wait(lambda: self.blocking_rule(ids), timeout)
@@ -113,13 +114,13 @@ class SharedMemWriter:
         self, env_ids: np.ndarray | None, transition: Transition
     ) -> tuple[Ids, list[np.ndarray]]:
         """Checks ids and leaves, and claims new environments; returns both."""
-        ids = self._checked(env_ids, "add")
+        ids = self.checked(env_ids, "add")
         count = ids.stop - ids.start if isinstance(ids, slice) else len(ids)
         leaves = self._shared.ring.leaves(transition, count)
         self._claim_new(ids)
         return ids, leaves
 
-    def _checked(self, env_ids: np.ndarray | None, where: str) -> Ids:
+    def checked(self, env_ids: np.ndarray | None, where: str) -> Ids:
         """Returns ids as a slice if they are consecutive, else as an array of distinct ids."""
         if env_ids is None:
             return slice(0, self._num_envs)
@@ -174,10 +175,34 @@ class SharedMemWriter:
                 numbers.blocked[mine] = 1 + news
                 if not wait.sleep():
                     raise self._limiter.timed_out(found)
-                self._check_open("add")
+                self.check_open("add")
         finally:
             numbers.blocked[mine] = 0
             numbers.waited[mine[0]] += int(wait.seconds * 1e6)
+
+    def may_write(self, ids: Ids, seconds: float) -> str:
+        """Waits as `wait`; returns "" if a step may be written, else why it may not.
+
+        After a refusal the environments count as waiting until this method is called again.
+        """
+        numbers, wait = self._numbers, None
+        while True:
+            news = int(numbers.head[NEWS])  # read first: the call below sees at least this
+            memory_fence()
+            found = self.blocking_rule(ids)
+            if not found and self._refused_at is None:
+                return ""
+            mine, now = np.flatnonzero(self.mine), time.monotonic()
+            if self._refused_at is not None:
+                numbers.waited[mine[0]] += int((now - self._refused_at) * 1e6)
+            self._refused_at = now if found else None
+            numbers.blocked[mine] = 1 + news if found else 0
+            if not found:
+                return ""
+            wait = wait or PollingWait(seconds)
+            if not wait.sleep():
+                return str(self._limiter.timed_out(found))
+            self.check_open("add")
 
     def write(self, ids: Ids, leaves: list[np.ndarray]) -> None:
         """Publishes one step of each of these environments; ``steps`` documents the order."""
@@ -235,8 +260,8 @@ class SharedMemWriter:
 
     def gap(self, env_ids: np.ndarray | None) -> None:
         """Drops the unfinished items of these environments; the next step starts new ones."""
-        self._check_open("gap")
-        ids = self._checked(env_ids, "gap")
+        self.check_open("gap")
+        ids = self.checked(env_ids, "gap")
         self._claim_new(ids)
         self._break(self._ids.envs[ids])
 
@@ -253,7 +278,7 @@ class SharedMemWriter:
         numbers.steps[env_ids] = after
         self._steps[env_ids] = after
 
-    def _check_open(self, where: str) -> None:
+    def check_open(self, where: str) -> None:
         """Raises if the buffer is closed, its owner has ended, or another writer has taken over."""
         numbers = self._numbers
         if self._closed or numbers.head[CLOSED]:

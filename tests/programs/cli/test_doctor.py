@@ -27,7 +27,9 @@ def test_this_machine_can_run_a_single_process(capsys):
     if sys.version_info[:2] != (3, 10):
         assert "no wheels for Python 3." in checks["reverb"].detail
         assert "`make venv`" in checks["reverb"].detail
-        assert not checks["topology distributed"].usable
+        assert checks["topology distributed"].usable
+    default = "reverb" if checks["reverb"].usable else "table"
+    assert checks["--replay.service"].found.startswith(f"{default} (default)")
     printed = capsys.readouterr().out
     for name in checks:
         assert name in printed

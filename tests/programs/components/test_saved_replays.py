@@ -7,7 +7,7 @@ import pytest
 from programs.components.saved_replays import SavedReplays
 from programs.tracking.progress import resume_point
 from programs.tracking.run_dir import RunDir
-from rlstack.replay.reverb import checkpoints
+from rlstack.replay.served import checkpoints
 from rlstack.storage import checkpoint
 
 
@@ -138,6 +138,13 @@ def test_nothing_is_removed_after_another_command_took_over(program):
     assert orphan == str(program.replays()[-1])
     with pytest.raises(OSError, match="must not write"):
         program.saved.save(program.server)
+
+
+def test_a_checkpoint_of_the_other_service_is_refused(program):
+    program.save(1, value=1)
+    path = resume_point(program.directory)
+    with pytest.raises(ValueError, match=r"service table; got one of reverb.*config\.json"):
+        program.saved.belonging_to(path, "table")
 
 
 def test_the_replay_of_earlier_versions_is_found_and_kept_while_needed(program):

@@ -61,7 +61,6 @@ def test_a_hook_in_python_is_recorded_by_its_name(modules):
         ({"observation_processor": "my_features:nothing"}, "has no 'nothing'"),
         ({"observation_processor": "my_steps:share"}, "does not take these arguments"),
         ({"sampler": "my_steps:RewardAtTheEnd"}, "sampler_factory my_steps:RewardAtTheEnd must be"),
-        ({"sampler": "my_sampler:Recent", "topology": "distributed"}, "C\\+\\+"),
     ],
 )
 def test_a_wrong_hook_is_refused_before_anything_starts(modules, tmp_path, changes, text):
@@ -79,12 +78,10 @@ TOPOLOGIES = ["single_process", "heavy_env", "distributed"]
 
 
 def with_hooks(topology, *, sampler, steps, **changes):
-    """An experiment with hooks of the page; Reverb takes no sampler."""
+    """An experiment with hooks of the page."""
     experiment = running.dqn(
         topology, program={"launch": "processes"}, step_processor=steps, **changes
     )
-    if topology == "distributed":
-        return experiment
     replay = dataclasses.replace(experiment.replay, sampler_factory=sampler)
     return dataclasses.replace(experiment, replay=replay)
 

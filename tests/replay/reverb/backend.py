@@ -31,6 +31,7 @@ DIFFERENT = {
 }
 # Tests that make thousands of calls: with a server they take minutes, with shared memory seconds.
 SLOW = {"test_no_setting_keeps_a_single_process_waiting_for_ever"}
+HISTORIES = {"test_any_history_agrees_with_the_model"}  # also slow where calls are encoded
 
 
 def spec() -> Any:
@@ -79,9 +80,11 @@ def no_reverb_server_left():
 @pytest.hookimpl(tryfirst=True)  # runs before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "[shared_memory" in item.name and item.originalname in SLOW:
+        hard = SLOW | HISTORIES if "[served" in item.name else SLOW
+        if ("[shared_memory" in item.name or "[served" in item.name) and item.originalname in hard:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.chosen)
+            if "[shared_memory" in item.name:
+                item.add_marker(pytest.mark.chosen)
         if "[reverb" not in item.name:
             continue
         item.add_marker(pytest.mark.reference)

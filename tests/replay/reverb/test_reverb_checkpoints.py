@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer, checkpoints
+from rlstack.replay.reverb import ReverbReplayBuffer, ReverbServer
 from rlstack.replay.reverb.client import SharedMaxima
+from rlstack.replay.served import checkpoints
 from tests.replay.replay_model import config, feed
 from tests.replay.reverb import backend
 

@@ -1,8 +1,8 @@
-"""The directory of a Reverb server's checkpoints: numbered, in the order in which they were made.
+"""The directory of a replay server's checkpoints: numbered, in the order in which they were made.
 
-Reverb names a checkpoint by the wall clock, and keeps and loads the one with the last name. When
-the clock goes back, it would delete the new one. So Reverb writes into a directory of its own,
-`written`, which is empty before each checkpoint; each is then moved out of it and gets a number.
+A server writes into a directory of its own, `written`, which is empty before each checkpoint; each
+is then moved out of it and gets a number. Reverb names a checkpoint by the wall clock, and keeps
+and loads the one with the last name. When the clock goes back, it would delete the new one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 WRITTEN = "written"
-_DONE = "DONE"  # Reverb writes this file last
+DONE = "DONE"  # a server writes this file last
 _NUMBERED = re.compile(r"checkpoint_(\d{9,})")
 
 
@@ -28,8 +28,8 @@ def numbered(directory: Path) -> list[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether Reverb finished writing a checkpoint."""
-    return (path / _DONE).is_file()
+    """Whether a server finished writing a checkpoint."""
+    return (path / DONE).is_file()
 
 
 def newest(directory: Path) -> Path | None:
@@ -49,14 +49,14 @@ def unnumbered(directory: Path) -> list[Path]:
 
 
 def take(directory: Path, written: Path) -> Path:
-    """Gives a checkpoint that Reverb has written the next number; returns its new path."""
+    """Gives a checkpoint that a server has written the next number; returns its new path."""
     numbers = [int(path.name.split("_")[1]) for path in numbered(directory)]
     target = directory / f"checkpoint_{max(numbers, default=0) + 1:09d}"
     return written.rename(target)
 
 
 def prepare(directory: Path) -> Path:
-    """Empties the directory that Reverb writes to and returns it.
+    """Empties the directory that a server writes to and returns it.
 
     A complete checkpoint that nobody has taken gets a number.
     """
@@ -71,7 +71,7 @@ def prepare(directory: Path) -> Path:
 
 
 def clear(directory: Path) -> None:
-    """Removes what Reverb has written and nobody has taken."""
+    """Removes what a server has written and nobody has taken."""
     for path in (directory / WRITTEN).glob("*"):
         shutil.rmtree(path, ignore_errors=True)
 

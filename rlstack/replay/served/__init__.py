@@ -1,0 +1,6 @@
+"""Replay in a process of its own: a `ReplayService` holds the table, others write and sample."""
+
+from rlstack.replay.served.buffer import ServedReplayBuffer
+from rlstack.replay.served.service import ReplayService
+
+__all__ = ["ReplayService", "ServedReplayBuffer"]
