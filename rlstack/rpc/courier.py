@@ -125,8 +125,8 @@ class Channel:
     def __del__(self) -> None:
         # Garbage collection may run in any thread, even in the client's own thread. That thread
         # cannot wait for itself, so the process would abort. So the next channel that is opened
-        # frees the client.
-        if hasattr(self, "_client"):
+        # frees the client. At the end of the process there is none, and no list either.
+        if hasattr(self, "_client") and _retired is not None:
             _retired.append(self)
 
 

@@ -28,7 +28,7 @@ def one_line(capsys, *args, code):
         (["--qqqqqq", "1"], "no option --qqqqqq"),
         (["--frames", "1e5x"], "--frames: must be a whole number, such as 100000 or 1e5"),
         (["--frames", "1.5"], "must be a whole number"),
-        (["--topology", "ring"], "'single_process', 'heavy_env'"),
+        (["--topology", "ring"], "'single_process', 'fused', 'heavy_env'"),
         (["--agent.discount", "2"], "discount must be in [0, 1]; got 2.0"),
         (["--frames"], "Missing value for argument '--frames'"),
         (["extra"], "extra"),
