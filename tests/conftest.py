@@ -56,8 +56,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    # Launchpad, Courier, and Reverb, which holds distributed's replay, are for CPython 3.10 only.
-    needs_reference = {"launchpad", "courier", "distributed"}
+    # Launchpad, Courier and Reverb are for CPython 3.10 only.
+    needs_reference = {"launchpad", "courier", "reverb"}
     for item in items:
         values = getattr(getattr(item, "callspec", None), "params", {}).values()
         if needs_reference.intersection(value for value in values if type(value) is str):

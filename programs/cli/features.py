@@ -58,7 +58,6 @@ CHOSEN = ("--launch", "--program.transport", "--replay.service")
 EXTRAS = {
     "equinox": "equinox",
     "flax": "flax",
-    "flashbax": "jax-envs",
     "gymnax": "jax-envs",
     "matplotlib": "report",
     "ray": "cluster",

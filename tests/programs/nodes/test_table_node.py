@@ -14,8 +14,8 @@ from tests.programs.launched import FAST, Launched
 from tests.programs.running import dqn, failures, nothing_left, params, ppo, r2d2, run, same, series
 
 # Launchpad's threads use SIGALRM, so the time limit must not need it.
-in_programs = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
-later = [*in_programs, pytest.mark.slow]
+in_programs = pytest.mark.timeout(180, method="thread")
+later = [in_programs, pytest.mark.slow]
 chosen = [*later, pytest.mark.chosen]
 LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
@@ -53,7 +53,6 @@ def rainbow(topology, *, frames=1000, **changes):
     ],
 )
 def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, make, frames):
-    pytest.importorskip("launchpad")
     expected = run(make("single_process", frames=frames), tmp_path / "single")
     result = run(with_table(make, frames=frames, program=LOCK_STEP), tmp_path / "run")
     assert (result.env_frames, result.learner_steps) == (
@@ -69,7 +68,6 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, make, frames):
 
 @pytest.mark.parametrize("make", [pytest.param(m, marks=later) for m in (ppo, dqn)])
 def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, make):
-    pytest.importorskip("launchpad")
     experiment = with_table(make, program={**LOCK_STEP, **TWO_ACTORS})
     for name in ("one", "two"):
         run(experiment, tmp_path / name)
@@ -85,7 +83,6 @@ def test_two_actors_in_lock_step_give_the_same_twice(tmp_path, make):
     ],
 )
 def test_it_trains_with_two_actors(tmp_path, make, replay):
-    pytest.importorskip("launchpad")
     experiment = with_table(make, frames=4000, program=TWO_ACTORS)
     replay = dataclasses.replace(experiment.replay, **replay)
     result = run(dataclasses.replace(experiment, replay=replay), tmp_path)
@@ -106,7 +103,6 @@ ARGUMENTS = (
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=chosen) for n in ("replay", "learner")])
 def test_a_killed_node_ends_the_program_which_resumes_with_its_replay(tmp_path, name):
-    pytest.importorskip("launchpad")
     run_dir = tmp_path / "run"
     more = ("--frames", 100_000_000, "--checkpoint-period", 4000, "--run-dir", run_dir)
     with Launched(run_dir, *ARGUMENTS, *more) as program:
@@ -132,7 +128,6 @@ def test_a_killed_node_ends_the_program_which_resumes_with_its_replay(tmp_path, 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=later) for n in ("actor/0", "actor/1")])
 def test_a_killed_actor_is_replaced_and_its_unroll_dropped(tmp_path, name):
-    pytest.importorskip("launchpad")
     run_dir = tmp_path / "run"
     more = ("--program.num-actors", 2, "--frames", 100_000_000, "--run-dir", run_dir)
     with Launched(run_dir, *ARGUMENTS, *more) as program:
