@@ -20,14 +20,13 @@ def _learned(name, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("entity-multi-armed-bandit-ppo", 0.95),
-        ("entity-not-hotdog-ppo", 0.99),
-        ("entity-count-ppo", 0.99),
+        pytest.param("entity-multi-armed-bandit-ppo", 0.95),
+        pytest.param("entity-not-hotdog-ppo", 0.99),
+        pytest.param("entity-count-ppo", 0.99, marks=pytest.mark.chosen),
     ],
 )
 def test_small_entity_games_are_learned(name, least):
@@ -52,9 +51,10 @@ def test_a_hidden_move_is_of_no_use_and_a_shown_one_is(cheat, low, high):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize(
+    "relative", [pytest.param(True, marks=pytest.mark.chosen), pytest.param(False)]
+)
 def test_the_floor_is_lava_without_relative_positions(relative):
     experiment = preset("entity-floor-is-lava-ppo")
     if relative:

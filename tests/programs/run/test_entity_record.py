@@ -79,7 +79,6 @@ def test_a_recording_holds_the_entities_that_were_observed(sweeping):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_the_generic_preset_clones_a_game_of_several_actors(sweeping, tmp_path):
     _, dataset = sweeping
