@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from programs.env_config import EnvConfig
 from rlstack.checks import Checked
+from rlstack.learning.learner import LearnerConfig
+from rlstack.references import Hook
+from rlstack.replay import ReplayConfig
 
-if TYPE_CHECKING:
-    from programs.experiment import Experiment
+_Limit = tuple[str, object, str, str]  # the name of a field, its value, the rule, the way out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,47 +27,48 @@ class FusedConfig(Checked):
         self.require("call_seconds", 0 < self.call_seconds < math.inf, "positive and finite")
 
 
-def check(experiment: Experiment) -> None:
-    """Checks that the topology fused can run an experiment.
+def check(env: EnvConfig, replay: ReplayConfig, learner: LearnerConfig, processor: Hook) -> None:
+    """Checks that the topology fused can run an experiment with these settings.
 
     Raises:
       ValueError: it cannot; the message says why, and what to change.
     """
-    for field, came, rule, way_out in _limits(experiment):
+    for field, came, rule, way_out in _limits(env, replay, learner, processor):
         raise ValueError(
             f"Experiment: {field} must be {rule} in the topology fused; got {came!r}. {way_out}"
         )
 
 
-def _limits(experiment: Experiment) -> Iterator[tuple[str, object, str, str]]:
+def _limits(
+    env: EnvConfig, replay: ReplayConfig, learner: LearnerConfig, processor: Hook
+) -> Iterator[_Limit]:
     """Yields each field that does not fit: its name, its value, the rule and the way out."""
-    cfg, replay = experiment.env, experiment.replay
     other = "Use --topology single_process, which takes the same environments."
-    if cfg.type != "jax":
+    if env.type != "jax":
         yield (
             "env.type",
-            cfg.type,
+            env.type,
             "jax",
             "Add --env.type jax if the environment is written in JAX; else use another topology.",
         )
-    if cfg.wait_num:
-        yield "env.wait_num", cfg.wait_num, "0, because all environments step together", other
-    if cfg.opponents.runs:
-        yield "env.opponents.runs", cfg.opponents.runs, "empty, because none can be loaded", other
+    if env.wait_num:
+        yield "env.wait_num", env.wait_num, "0, because all environments step together", other
+    if env.opponents.runs:
+        yield "env.opponents.runs", env.opponents.runs, "empty, because none can be loaded", other
     python = "empty, because the loop calls no Python"
-    if experiment.step_processor:
-        yield "step_processor", experiment.step_processor, python, other
+    if processor:
+        yield "step_processor", processor, python, other
     if replay.sampler_factory:
         yield "replay.sampler_factory", replay.sampler_factory, python, other
     for name in ("frame_stack", "min_actors"):
         if getattr(replay, name):
             yield f"replay.{name}", getattr(replay, name), "0", other
-    if experiment.learner.num_devices > 1:
-        yield "learner.num_devices", experiment.learner.num_devices, "1", other
-    if experiment.learner.minibatches == "calls":
+    if learner.num_devices > 1:
+        yield "learner.num_devices", learner.num_devices, "1", other
+    if learner.minibatches == "calls":
         yield "learner.minibatches", "calls", "auto or scan", other
     if replay.sampler == "fifo":
-        yield from _queue_limits(experiment, other)
+        yield from _queue_limits(replay, env.num_envs, other)
     else:
         if replay.times_limit:
             yield "replay.max_times_sampled", replay.times_limit, "0 or None", other
@@ -74,8 +77,7 @@ def _limits(experiment: Experiment) -> Iterator[tuple[str, object, str, str]]:
             yield "replay.samples_per_insert", None, rule, "Add --replay.samples-per-insert N."
 
 
-def _queue_limits(experiment: Experiment, other: str) -> Iterator[tuple[str, object, str, str]]:
-    replay, num_envs = experiment.replay, experiment.env.num_envs
+def _queue_limits(replay: ReplayConfig, num_envs: int, other: str) -> Iterator[_Limit]:
     if replay.batch_size % num_envs and num_envs % replay.batch_size:
         rule = f"a multiple or a divisor of env.num_envs ({num_envs})"
         yield "replay.batch_size", replay.batch_size, rule, "Change one of them."

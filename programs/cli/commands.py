@@ -16,7 +16,8 @@ import tyro
 
 from programs.cli import component_options, env_options
 from programs.cli.options import UsageError, parse
-from programs.experiment import Experiment, Option, use_modules
+from programs.env_config import Option
+from programs.experiment import Experiment, use_modules
 from programs.presets import PRESETS, describe, preset
 from programs.run import evaluation, record, report, train
 from programs.run.launch import ProgramError

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from programs.experiment import Experiment, Option
+from programs.env_config import Option
+from programs.experiment import Experiment
 
 
 def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experiment]:

@@ -14,7 +14,8 @@ import numpy as np
 from programs.components.agent import make_agent
 from programs.components.restored import newest_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
-from programs.experiment import EnvConfig, Experiment, OpponentsConfig
+from programs.env_config import EnvConfig, OpponentsConfig
+from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer

@@ -12,7 +12,8 @@ from programs.components.environments import check_opponents, make_env, make_eva
 from programs.components.evaluation import evaluate as evaluate_params
 from programs.components.evaluation import make_evaluator
 from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
-from programs.experiment import Experiment, OpponentsConfig, Option
+from programs.env_config import OpponentsConfig, Option
+from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.types import EnvSpec

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from programs.components.restored import Which
-from programs.experiment import Option
+from programs.env_config import Option
 from programs.run.predictor import Prediction, Predictor
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import Environment

@@ -22,7 +22,8 @@ from programs.components.restored import (
     read_config,
     require_checkpoint,
 )
-from programs.experiment import Experiment, OpponentsConfig, to_json
+from programs.env_config import OpponentsConfig
+from programs.experiment import Experiment, to_json
 from programs.run.evaluation import evaluate as evaluate
 from programs.run.fused import Fused
 from programs.run.launch import run_program

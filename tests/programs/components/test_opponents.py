@@ -13,7 +13,8 @@ from programs.cli import commands as cli
 from programs.components import opponents
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
-from programs.experiment import EnvConfig, Experiment, OpponentsConfig, from_json, to_json
+from programs.env_config import EnvConfig, OpponentsConfig
+from programs.experiment import Experiment, from_json, to_json
 from programs.run import train
 from programs.run.single_process import SingleProcess
 from programs.tracking.run_dir import RunDir
