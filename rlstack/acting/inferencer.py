@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.acting.inference import Inference, InferencerConfig
+from rlstack.acting.packing import Packing
 from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
 from rlstack.exploration import with_env_ids
 from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
-from rlstack.types import AgentOut, AgentState, Array, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
 if TYPE_CHECKING:
     from rlstack.acting.inference_service import InferenceService
@@ -77,7 +78,8 @@ class Inferencer(Node):
         self._params: Params = None
         self._versions = np.zeros(num_envs, np.int32)
         self._calls_to_sync = 0
-        self._act_all, self._act_rows = _acting_functions(agent)
+        self._packing = Packing()
+        self._act_all, self._act_rows = _acting_functions(agent, self._packing)
 
     def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
         """Acts on one batch.
@@ -93,15 +95,16 @@ class Inferencer(Node):
         self._pull()
         timestep = self._lay_out(timestep)
         if env_ids is None or _is_all_in_order(env_ids, self.num_envs):
-            self._rng_key, self._table, state, output = self._act_all(
+            self._rng_key, self._table, packed = self._act_all(
                 self._rng_key, self._params, self._table, timestep
             )
         else:
-            self._rng_key, self._table, state, output = self._act_rows(
+            self._rng_key, self._table, packed = self._act_rows(
                 self._rng_key, self._params, self._table, env_ids, timestep
             )
         batch_size = len(timestep.step_type)
-        return Inference(_to_numpy(output), _to_numpy(state), self._versions[:batch_size])
+        output, state = self._packing.unpack(batch_size, packed)
+        return Inference(output, state, self._versions[:batch_size])
 
     __call__ = inference
 
@@ -178,23 +181,24 @@ class Inferencer(Node):
             self._versions = np.full(self.num_envs, self._version, np.int32)
 
 
-def _acting_functions(agent: Agent) -> tuple[Any, Any]:
+def _acting_functions(agent: Agent, packing: Packing) -> tuple[Any, Any]:
     def act(
         rng_key: PRNGKey, params: Params, state: AgentState, timestep: TimeStep
-    ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
+    ) -> tuple[PRNGKey, AgentState, list[jax.Array]]:
         next_key, step_key = jax.random.split(rng_key)
         state = agent.reset_state(state, timestep.first())
         output, next_state = agent.actor_step(step_key, params, timestep, state)
-        return next_key, next_state, state, output
+        packed = packing.pack(len(timestep.step_type), (output, state))
+        return next_key, next_state, packed
 
     def act_rows(
         rng_key: PRNGKey, params: Params, table: AgentState, rows: np.ndarray, timestep: TimeStep
-    ) -> tuple[PRNGKey, AgentState, AgentState, AgentOut]:
+    ) -> tuple[PRNGKey, AgentState, list[jax.Array]]:
         # Padding ids are out of range: JAX reads the last row for them and drops their writes.
         state = jax.tree.map(lambda x: x[rows], table)
-        next_key, next_state, state, output = act(rng_key, params, state, timestep)
+        next_key, next_state, packed = act(rng_key, params, state, timestep)
         table = jax.tree.map(lambda old, new: old.at[rows].set(new), table, next_state)
-        return next_key, table, state, output
+        return next_key, table, packed
 
     return jax.jit(act), jax.jit(act_rows)
 
@@ -205,10 +209,3 @@ def _is_all_in_order(env_ids: np.ndarray, num_envs: int) -> bool:
         and env_ids[-1] == num_envs - 1  # not padding
         and bool((env_ids[1:] > env_ids[:-1]).all())
     )
-
-
-def _to_numpy(tree: PyTree) -> PyTree:
-    if isinstance(tree, tuple) and not tree:
-        return tree
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    return structure.unflatten([np.asarray(leaf) for leaf in leaves])

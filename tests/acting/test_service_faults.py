@@ -169,11 +169,11 @@ def test_a_failure_seen_late_leaves_no_trace(serve, monkeypatch):
     service = serve()
     ask(service, "a", [0])
 
-    def broken(tree):
+    def broken(*arguments):
         raise RuntimeError("the result never came")
 
     with monkeypatch.context() as patch:  # as if JAX computed asynchronously
-        patch.setattr("rlstack.acting.inferencer._to_numpy", broken)
+        patch.setattr("rlstack.acting.packing.Packing.unpack", broken)
         with pytest.raises(InferenceError, match="the result never came"):
             ask(service, "a", [0])
     assert counts(ask(service, "a", [0])) == [2]
