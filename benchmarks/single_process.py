@@ -3,7 +3,7 @@
 Acting (`Actor.step`: inference, replay, environments) is compared with a loop of only ``env.step``
 and a jitted apply; PPO training with `benchmarks.reference_ppo`. Both sides have the same networks,
 batches, epochs, environments and XLA flags. A step is one row of one environment, including rows
-that begin an episode.
+that begin an episode. In settings named "plain" the hand-written loop has XLA's own convolutions.
 
 Settings with pixels need other XLA flags, so they run in a separate process.
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from programs.components import xla
 from programs.experiment import EnvConfig, Experiment
 from programs.run.single_process import SingleProcess
 from programs.tracking.periodic import PeriodicActions
-from rlstack.networks import NetworkConfig
+from rlstack.networks import NetworkConfig, convolution
 from rlstack.replay import ReplayConfig
 
 NAME = "single_process"
@@ -44,11 +45,12 @@ class Setting(NamedTuple):
     num_envs: int
     seconds: float  # approximate length of one measurement
     repeats: int
+    plain: bool = False  # whether the hand-written loop has XLA's own convolutions
 
     @property
     def name(self) -> str:
         """The setting's name in results."""
-        return f"{self.job}/{self.env}x{self.num_envs}"
+        return f"{self.job}/{self.env}x{self.num_envs}{'/plain' * self.plain}"
 
     @property
     def pixels(self) -> bool:
@@ -64,6 +66,7 @@ FULL = (
     Setting("ppo", "HalfCheetah-v4", 8, 2.0, 9),
     Setting("act", "Pong-v5", 32, 3.0, 7),
     Setting("ppo", "Pong-v5", 8, 8.0, 7),
+    Setting("ppo", "Pong-v5", 8, 8.0, 7, plain=True),
 )
 QUICK = tuple(s._replace(seconds=0.3, repeats=3) for s in FULL if not s.pixels)
 
@@ -146,18 +149,25 @@ class Ours:
 class Reference:
     """The hand-written loop, driven step by step."""
 
-    def __init__(self, cfg: Experiment) -> None:
+    def __init__(self, cfg: Experiment, plain: bool = False) -> None:
         assert isinstance(cfg.agent, PPOConfig)
         self.program = ReferencePPO(cfg.agent, cfg.env, cfg.network, UNROLL, cfg.seed)
+        self._plain = plain
 
     def act(self, steps: int) -> None:
         """Acts, without learning."""
-        self.program.act_only(steps)
+        with self._convolutions():
+            self.program.act_only(steps)
 
     def train(self, steps: int) -> None:
         """Acts and learns for whole rollouts."""
         assert steps % UNROLL == 0
-        self.program.train(steps // UNROLL)
+        with self._convolutions():
+            self.program.train(steps // UNROLL)
+
+    def _convolutions(self) -> AbstractContextManager[None]:
+        """Returns the context in which functions are traced."""
+        return convolution.form("plain") if self._plain else nullcontext()
 
     def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
@@ -172,7 +182,7 @@ class Reference:
 def measure(setting: Setting, result: Result) -> None:
     """Compares the programs of one setting and adds the result."""
     cfg = experiment(setting)
-    ours, reference = Ours(cfg), Reference(cfg)
+    ours, reference = Ours(cfg), Reference(cfg, setting.plain)
     try:
         job = "act" if setting.job == "act" else "train"
         run_ours, run_reference = getattr(ours, job), getattr(reference, job)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
-from rlstack.networks import in_parts
+from rlstack.networks import convolution, in_parts
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
 from rlstack.types import (
@@ -245,7 +245,10 @@ def _one_call(agent: Agent) -> _Step:
     names: list[str] = []
 
     def packed(params: Params, learner_state: LearnerState, batch: Batch) -> Any:
-        params, learner_state, output = agent.learner_step(params, learner_state, batch)
+        # An agent with epochs scans over its minibatches.
+        in_loop = convolution.in_loop if isinstance(agent, EpochAgent) else contextlib.nullcontext
+        with in_loop():
+            params, learner_state, output = agent.learner_step(params, learner_state, batch)
         names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()])
         return params, learner_state, logs, output.priorities

@@ -16,6 +16,7 @@ from rlstack.networks.base import (
     recurrent,
 )
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.convolution import Conv2D
 from rlstack.networks.dense import BatchNorm, SpectralLinear
 from rlstack.networks.micro_batches import in_parts
 from rlstack.networks.noisy import NoisyLinear
@@ -49,6 +50,7 @@ __all__ = [
     "ActorCriticOutput",
     "AtFractions",
     "BatchNorm",
+    "Conv2D",
     "CriticInput",
     "ImpalaTorso",
     "MLPTorso",

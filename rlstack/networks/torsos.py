@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.networks.convolution import Conv2D
 from rlstack.networks.dense import PLAIN, Block, dense
 from rlstack.networks.noisy import linear
 from rlstack.types import PyTree
@@ -164,7 +165,7 @@ class NatureTorso(hk.Module):
             )
         init = hk.initializers.Orthogonal(np.sqrt(2))
         for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = jax.nn.relu(hk.Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
+            x = jax.nn.relu(Conv2D(channels, kernel, stride, padding="VALID", w_init=init)(x))
         x = x.reshape((x.shape[0], -1))
         return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training, init)
 
@@ -190,11 +191,11 @@ class ImpalaTorso(hk.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` to ``[B, hidden_size]``."""
         for channels in self._channels:
-            x = hk.Conv2D(channels, 3, 1, padding="SAME")(x)
+            x = Conv2D(channels, 3, 1, padding="SAME")(x)
             x = hk.max_pool(x, (3, 3, 1), (2, 2, 1), padding="SAME")
             for _ in range(2):
-                residual = hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
-                x = x + hk.Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
+                residual = Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(x))
+                x = x + Conv2D(channels, 3, 1, padding="SAME")(jax.nn.relu(residual))
         x = jax.nn.relu(x).reshape((x.shape[0], -1))
         return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training)
 
