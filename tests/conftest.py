@@ -26,13 +26,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from programs.components import xla
-from rlstack.networks import convolution
 
 # The same as in `rlstack train`, because the suite acts and learns with small networks.
 xla.configure(convolutions=False)
-if jax.__version_info__ < (0, 6):
-    # The older CPU runtime, in which programs never convolve, breaks at folded convolutions.
-    convolution._platform = lambda: "older"
 
 # A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,8 +11,9 @@ three forms:
   folded first. On the CPU it is as fast in the body of a compiled loop as outside, where XLA's own
   convolution is 10 to 30 times slower. So it is under ``jax.vmap`` over kernels.
 
-The form is chosen when a function is traced: plain on accelerators; on the CPU patches in the body
-of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code that is traced
+The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; else on the CPU
+patches in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
+that is traced
 cannot see whether it becomes part of a loop, so whoever makes the loop says it::
 
     with convolution.in_loop():
@@ -40,6 +41,9 @@ Sizes = tuple[int, int]  # height and width
 
 _FORCED: ContextVar[Form | None] = ContextVar("form", default=None)
 _IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
+# The older CPU runtime of JAX 0.5 writes outside of its memory where a folded convolution is one
+# function with other code. A process may choose that runtime for another network before this one.
+_PLAIN_ONLY = jax.__version_info__ < (0, 6)
 _IMAGES = ("NHWC", "HWIO", "NHWC")  # axes of images, kernels and results
 
 
@@ -119,7 +123,7 @@ def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax
 
 
 def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
-    if _platform() != "cpu":
+    if _PLAIN_ONLY or _platform() != "cpu":
         return "plain"
     if _IN_LOOP.get():
         return "patches"
