@@ -11,7 +11,7 @@ three forms:
   folded first. On the CPU it is as fast in the body of a compiled loop as outside, where XLA's own
   convolution is 10 to 30 times slower. So it is under ``jax.vmap`` over kernels.
 
-The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; else on the CPU
+The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; otherwise
 patches in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
 that is traced
 cannot see whether it becomes part of a loop, so whoever makes the loop says it::
