@@ -47,7 +47,8 @@ def processes():
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(process.cmdline())
-            if line.startswith("ray::"):
+            # Ray of today calls its own agents so too, such as ray::RuntimeEnvAgent.
+            if line.startswith("ray::") and not line.strip().endswith("Agent"):
                 found.append(f"{process.pid} {line.strip()}")
     return found
 

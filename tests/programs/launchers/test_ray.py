@@ -14,11 +14,10 @@ from programs.launchers import ray_cluster
 from programs.launchers.ray_nodes import RayNodes
 from programs.run import launch
 from tests.programs.clusters import wait_until_empty
-from tests.programs.running import params, ppo, run, same, series, threads
+from tests.programs.running import dqn, params, ppo, run, same, series, threads
 
-pytest.importorskip("launchpad")
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(180, method="thread")]
+pytestmark = pytest.mark.timeout(180, method="thread")
 
 
 def on(hosts, **program):
@@ -67,6 +66,23 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, hosts):
     assert set(series(tmp_path / "run", "replay/lag_max")) == {0}
     where = {record["node"]: record["node_id"] for record in placed(tmp_path / "run")}
     assert where["actor/0"] == where["inferencer/0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ppo, dqn])
+def test_over_zmq_with_the_table_lock_step_equals_a_single_process(tmp_path, hosts, make):
+    expected = run(make("single_process", frames=1000), tmp_path / "single")
+    experiment = make(
+        "distributed",
+        frames=1000,
+        program=on(hosts, pacing="lock_step", transport="zmq"),
+    )
+    replay = dataclasses.replace(experiment.replay, service="table")
+    result = run(dataclasses.replace(experiment, replay=replay), tmp_path / "run")
+    assert wait_until_empty() == []
+    assert result.learner_steps == expected.learner_steps > 2
+    assert same(params(tmp_path / "run"), params(tmp_path / "single"))
+    assert not list((tmp_path / "run").rglob("*keys*"))  # of the transport, for this run only
 
 
 @pytest.mark.slow
