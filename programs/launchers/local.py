@@ -91,14 +91,23 @@ def clean() -> None:
 def begin() -> TextIO:
     """Makes this process the launcher's; returns where its parent reads answers.
 
-    Standard output is for answers only; all other output goes to standard error.
+    Standard output is for answers only; all other output goes to standard error. From now on,
+    SIGTERM, which also comes when the parent ends, removes what `clean` removes.
     """
+    signal.signal(signal.SIGTERM, _leave)
     supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
     os.environ[supervisor.PARENT] = str(os.getpid())
     setproctitle(signs.title("launcher", sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
+
+
+def _leave(number: int, _: object) -> None:
+    """Ends this process by a signal that came before it waited for signals."""
+    clean()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def receive() -> Any:

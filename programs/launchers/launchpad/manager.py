@@ -62,6 +62,7 @@ def main() -> int:
     try:
         ending: list[int] = []
         signal.signal(supervisor.ENDING, lambda number, _: ending.append(number))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # else Launchpad calls the handler too
         manager = run_commands_locally([Command(**c) for c in commands], "output_to_files")
         signals = _remember_signals()
         print("launched", file=answers, flush=True)

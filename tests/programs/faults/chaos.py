@@ -7,6 +7,7 @@ end it must reach a result. Prints what happened as JSON; the exit code is 1 if 
 
 import argparse
 import collections
+import contextlib
 import json
 import random
 import shutil
@@ -55,7 +56,8 @@ def disturb(program, target, fault):
     if fault == "SIGSTOP":
         process.suspend()
         time.sleep(STOP_SECONDS)
-        process.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):  # the program did not need it any more
+            process.resume()
     else:
         process.send_signal(getattr(signal, fault))
     return began
@@ -64,8 +66,9 @@ def disturb(program, target, fault):
 class Chaos:
     """Runs, disturbs and resumes one program."""
 
-    def __init__(self, topology, minutes, seed, directory):
+    def __init__(self, topology, minutes, seed, directory, transport="auto"):
         self._topology, self._seconds = topology, 60.0 * minutes
+        self._transport = transport
         self._run_dir = Path(directory) / "run"
         self._draw = random.Random(seed)
         self._saved = 0
@@ -83,6 +86,7 @@ class Chaos:
         self._finish()
         return {
             "topology": self._topology,
+            "transport": self._transport,
             "minutes": self._seconds / 60,
             "faults": dict(sorted(self.faults.items())),
             "commands": self.legs,
@@ -98,6 +102,7 @@ class Chaos:
         if self._saved:
             return Launched(self._run_dir, "--resume", self._run_dir, *more)
         shutil.rmtree(self._run_dir, ignore_errors=True)
+        more = ("--program.transport", self._transport, *more)
         return Launched(self._run_dir, *arguments(self._topology, self._run_dir, *more))
 
     def _leg(self, until):
@@ -189,11 +194,14 @@ def main():
     """Runs the command line; returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--topology", choices=TOPOLOGIES, default="heavy_env")
+    parser.add_argument("--transport", choices=("auto", "zmq", "courier"), default="auto")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlstack-chaos-") as directory:
-        report = Chaos(chosen.topology, chosen.minutes, chosen.seed, directory).run()
+        report = Chaos(
+            chosen.topology, chosen.minutes, chosen.seed, directory, chosen.transport
+        ).run()
     print(json.dumps(report, indent=2))
     return 1 if report["wrong"] else 0
 

@@ -178,3 +178,37 @@ def test_what_does_not_end_is_killed_within_the_limit(tmp_path, code):
             program.launcher.wait()
             program.launcher.stdout.close()
     assert read_failures(program.record)[0]["node"] == "learner"
+
+
+@pytest.mark.parametrize("code", LAUNCHERS)
+@pytest.mark.parametrize("parent", ["gone", "ends"])
+def test_a_launcher_that_has_not_started_nodes_leaves_no_files(tmp_path, code, parent):
+    """Its parent is killed after it has made the files, and cannot remove them."""
+    compiled, keys = tmp_path / "rlstack-program-x", tmp_path / "rlstack-keys-x"
+    compiled.mkdir()
+    keys.mkdir()
+    (keys / "keys").write_text("secret")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": module_path.for_children(),
+            "JAX_COMPILATION_CACHE_DIR": str(compiled),
+            "RLSTACK_KEYS": str(keys / "keys"),
+            supervisor.PARENT: "0" if parent == "gone" else str(os.getpid()),
+        },
+    )
+    try:
+        if parent == "ends":  # the kernel then sends SIGTERM
+            title = ["rlstack:", "launcher", str(tmp_path)]
+            while " ".join(psutil.Process(launcher.pid).cmdline()).split() != title:
+                time.sleep(0.02)
+            launcher.terminate()
+        assert launcher.wait(20.0) == -signal.SIGTERM
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdin.close()
+    assert not compiled.exists()
+    assert not keys.exists()
