@@ -139,6 +139,7 @@ def _supervise(
                 _kill(process)
             else:
                 process.terminate()
+                phase = OVER  # it is killed next: a launcher that was stopped ends in no other way
             deadline = time.monotonic() + timing.INTERRUPTED
         time.sleep(timing.LAUNCHER_POLL)
     starting.close()

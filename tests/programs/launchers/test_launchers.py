@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from programs import timing
 from programs.launchers import processes
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes.base import OVER, SAVING
@@ -118,5 +119,19 @@ def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(tmp_path, told):
     asked = processes._supervise(RunDir(tmp_path), launcher, free_address(), signals, Display())
     assert asked
     assert 2.0 < time.monotonic() - begun < 8.0
+    assert launcher.returncode == -signal.SIGKILL
+    launcher.stdout.close()
+
+
+@pytest.mark.parametrize("phase", [SAVING, ""])
+def test_a_launcher_that_was_stopped_is_killed_after_the_time_to_save(tmp_path, monkeypatch, phase):
+    monkeypatch.setattr(ProgramMonitor, "interrupt", lambda *_: phase)
+    monkeypatch.setattr(timing, "INTERRUPTED", 0.3)
+    launcher = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, start_new_session=True)
+    monkeypatch.setattr(processes, "_has_launched", lambda _: True)
+    launcher.send_signal(signal.SIGSTOP)
+    signals = StopSignals()
+    signals.received = signal.SIGTERM
+    assert processes._supervise(RunDir(tmp_path), launcher, free_address(), signals, Display())
     assert launcher.returncode == -signal.SIGKILL
     launcher.stdout.close()
