@@ -21,6 +21,7 @@ from programs.experiment import Experiment, use_modules
 from programs.presets import PRESETS, describe, preset
 from programs.run import evaluation, record, report, train
 from programs.run.launch import ProgramError
+from programs.sets.members import RunSet, finished, is_set
 from programs.tracking import open_files
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
@@ -117,15 +118,22 @@ class _TrainOptions:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     run_dir: Path | None = None
     """The run directory, new or empty, for config, logs, checkpoints and result. By default a new
-    directory under runs/."""
+    directory under runs/. With --seeds or --vary it has one directory for each run."""
+    seeds: tuple[int, ...] = ()
+    """Train one run with each of these seeds, and report on all. The topology fused trains them in
+    one program; others one after the other, or with --jobs. `--vary NAME VALUE ...`, which may be
+    repeated, trains runs with each of these values of an option, such as agent.discount."""
+    jobs: int = 1
+    """With --seeds or --vary: number of runs at the same time, each in a process of its own. 1
+    trains in this process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _ResumeOptions:
-    """Continue a run from its newest checkpoint."""
+    """Continue a run from its newest checkpoint, or a set of runs."""
 
     resume: Path
-    """The directory of the run."""
+    """The directory of the run or of the set of runs."""
     frames: int | None = None
     """A new budget in environment steps, counted from the start of the first run. By default the
     budget stays."""
@@ -133,6 +141,8 @@ class _ResumeOptions:
     """A new budget in updates of the learner, counted likewise. 0 is no limit."""
     hours: float | None = None
     """A new budget in hours of training, counted likewise. 0 is no limit."""
+    jobs: int = 1
+    """Number of runs of a set at the same time, each in a process of its own."""
 
 
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
@@ -148,12 +158,9 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
                 "a preset must come first, such as cartpole-ppo, or --resume RUN_DIR; got "
                 f"{args[0]}"
             )
-        resumed = parse(_ResumeOptions, "rlstack train", args)
-        result = train.resume(
-            resumed.resume, frames=resumed.frames, updates=resumed.updates, hours=resumed.hours
-        )
-        return _print_result(result)
+        return _resume(parse(_ResumeOptions, "rlstack train", args))
     name, *rest = args
+    vary, rest = env_options.take_vary(rest)
     base = dataclasses.replace(preset(name), modules=modules)
     rest, experiment = env_options.join(_expand_short_options(rest), base)
     if "-h" in rest or "--help" in rest:
@@ -164,8 +171,28 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
         # They change a copy of the agent's optimizer, so they are read after its own options.
         experiment = component_options.fill(chosen.experiment, of_components)
         rest, experiment = env_options.join(of_components, experiment)
-        chosen = _parse_train(name, rest, _TrainOptions(experiment, chosen.run_dir))
-    return _print_result(train.run(chosen.experiment, chosen.run_dir))
+        chosen = _parse_train(name, rest, dataclasses.replace(chosen, experiment=experiment))
+    if not (chosen.seeds or vary):
+        if chosen.jobs != 1:
+            raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
+        return _print_result(train.run(chosen.experiment, chosen.run_dir))
+    from programs.sets import train as sets
+
+    values = {option: tuple(found) for option, found in vary.items()}
+    seeds = chosen.seeds or (chosen.experiment.seed,)
+    sets.run(RunSet(chosen.experiment, seeds, values), chosen.run_dir, jobs=chosen.jobs)
+    return 0
+
+
+def _resume(chosen: _ResumeOptions) -> int:
+    budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
+    if not is_set(chosen.resume):
+        return _print_result(train.resume(chosen.resume, **budgets))
+    from programs.sets import train as sets
+
+    given = {name: value for name, value in budgets.items() if value is not None}
+    sets.resume(chosen.resume, given, jobs=chosen.jobs)
+    return 0
 
 
 def _parse_train(name: str, args: Sequence[str], default: _TrainOptions) -> _TrainOptions:
@@ -246,7 +273,8 @@ class _ReportOptions:
     """Write a table of finished runs in Markdown, and their learning curves as pictures."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of the runs. Runs of one preset with different seeds share a row."""
+    """Directories of runs, or of sets of runs. Runs of one preset with different seeds share a
+    row."""
     out: Path = Path("results.md")
     """The Markdown file. The pictures go to the folder of the same name without suffix."""
 
@@ -254,8 +282,12 @@ class _ReportOptions:
 def _report(args: list[str]) -> int:
     chosen = parse(_ReportOptions, "rlstack report", args)
     command = f"rlstack report RUN_DIR ... --out {chosen.out}"
-    presets = report.write(chosen.run_dirs, chosen.out, command)
-    print(f"{chosen.out}: {', '.join(presets)}")
+    groups = report.by_preset([path for path in chosen.run_dirs if not is_set(path)])
+    for path in filter(is_set, chosen.run_dirs):
+        for name, found in finished(path).items():
+            groups.setdefault(name, []).extend(found)
+    report.write_groups(groups, chosen.out, command)
+    print(f"{chosen.out}: {', '.join(sorted(groups))}")
     return 0
 
 

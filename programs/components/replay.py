@@ -42,13 +42,16 @@ def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
     return stored.stacked(InProcessReplay(stored.cfg, num_envs, seed=seed, spec=stored.spec))
 
 
-def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) -> None:
+def announce_replay(
+    experiment: Experiment, spec: Transition, stream: TextIO, runs: int = 1
+) -> None:
     """Prints how much memory the replay takes, before it is allocated.
 
     Args:
       experiment: the experiment, with its replay.
       spec: of one environment's step, as `rlstack.acting.actor.transition_spec` returns it.
       stream: where to print.
+      runs: number of runs in this process, each with such a replay.
 
     Raises:
       ValueError: the machine has less memory than that.
@@ -64,6 +67,7 @@ def announce_replay(experiment: Experiment, spec: Transition, stream: TextIO) ->
     else:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), stored.spec)
         size = bytes_needed(stored.cfg, example, num_envs)
+    size *= runs
     check_memory(size, "replay")
     print(f"replay: {size:,} bytes at most", file=stream, flush=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agents.ppo import PPOConfig
+from agents.pqn import PQNConfig
 from programs.experiment import EnvConfig, Experiment
 from rlstack.optimizers import OptimizerConfig
 from rlstack.references import nearest
@@ -55,7 +56,7 @@ def on_policy(
 ) -> Experiment:
     """Returns on-policy learning with a learning rate that falls to 0 at the end of the run."""
     steps = frames // (env.num_envs * unroll_length)
-    if isinstance(agent, PPOConfig):
+    if isinstance(agent, PPOConfig | PQNConfig):
         steps *= agent.num_epochs * agent.num_minibatches
     optimizer = dataclasses.replace(agent.optimizer, anneal_steps=steps)
     return Experiment(

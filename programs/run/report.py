@@ -14,6 +14,7 @@ from programs.components.restored import read_config
 from programs.experiment import Experiment
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
+from rlstack.math import intervals
 from rlstack.storage import jsonl
 
 _COLUMNS = (
@@ -22,6 +23,7 @@ _COLUMNS = (
     "environment",
     "frames",
     "return: mean ± deviation (median)",
+    "IQM [95 % interval]",
     "by seed",
     "seconds a run",
     "frames/s",
@@ -65,26 +67,58 @@ def write(run_dirs: Sequence[str | Path], out: str | Path, command: str) -> list
       ValueError: a directory holds no finished run, a preset has a seed twice, or matplotlib is not
         installed.
     """
-    presets: dict[str, list[Run]] = defaultdict(list)
+    presets = by_preset(run_dirs)
+    write_groups(presets, out, command)
+    return sorted(presets)
+
+
+def by_preset(run_dirs: Sequence[str | Path]) -> dict[str, list[str | Path]]:
+    """Returns directories of finished runs by their presets."""
+    presets: dict[str, list[str | Path]] = defaultdict(list)
     for path in run_dirs:
-        run = read(path)
-        presets[run.result.preset].append(run)
+        presets[read(path).result.preset].append(path)
+    return dict(presets)
+
+
+def write_groups(
+    groups: Mapping[str, Sequence[str | Path]],
+    out: str | Path,
+    command: str,
+    *,
+    pictures: bool = True,
+) -> str:
+    """Writes a table with a row for each group of runs, and its curves; see `write`.
+
+    Args:
+      groups: directories of finished runs of one experiment with different seeds, by name.
+      out: a Markdown file.
+      command: the command that the text names as its source.
+      pictures: whether to draw the curves, which needs matplotlib.
+
+    Returns:
+      The table.
+    """
     out = Path(out)
     folder = out.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    rows, pictures = [], []
-    for name, runs in sorted(presets.items()):
-        runs.sort(key=lambda run: run.result.seed)
+    runs_of: dict[str, list[Run]] = {}
+    rows, shown = [], []
+    for name, paths in sorted(groups.items()):
+        runs = runs_of[name] = sorted(map(read, paths), key=lambda run: run.result.seed)
         _check_seeds(name, runs)
         rows.append(row(name, runs))
-        draw(name, runs, folder / f"{name}.png")
-        pictures.append(f"![{name}]({folder.name}/{name}.png)")
-    parts = [_HEAD.format(command=command), *_table(_COLUMNS, rows)]
-    if faults := [fault for name in sorted(presets) for fault in _faults(presets[name])]:
+        if pictures:
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = f"{name.replace(' ', ',')}.png"
+            draw(name, runs, folder / picture)
+            shown.append(f"![{name}]({folder.name}/{picture})")
+    table = _table(_COLUMNS, rows)
+    parts = [_HEAD.format(command=command), *table]
+    if faults := [fault for name in sorted(runs_of) for fault in _faults(runs_of[name])]:
         parts += ["\n## Nodes that were lost\n", *_table(_FAULTS, faults)]
-    parts += ["\n## Learning curves\n", *pictures]
+    if shown:
+        parts += ["\n## Learning curves\n", *shown]
     out.write_text("\n".join(parts) + "\n")
-    return sorted(presets)
+    return "\n".join(table)
 
 
 def read(path: str | Path) -> Run:
@@ -123,12 +157,14 @@ def row(name: str, runs: Sequence[Run]) -> str:
         return f"{value:,.{digits}f}"
 
     mean, median = shown(statistics.mean(returns)), shown(statistics.median(returns))
+    iqm, low, high = map(shown, intervals.bootstrap(returns))
     cells = [
         name,
         type(experiment.agent).__name__.removesuffix("Config"),
         experiment.env.name.rsplit(":")[-1],
         f"{results[0].env_frames:,}",
         f"{mean} ± {shown(spread)} ({median})",
+        f"{iqm} [{low}, {high}]",
         ", ".join(f"{result.seed}: {shown(result.eval_return_mean)}" for result in results),
         f"{statistics.median(result.wall_seconds for result in results):,.0f}",
         f"{statistics.median(result.frames_per_second for result in results):,.0f}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from programs.env_config import OpponentsConfig
 from programs.experiment import Experiment, to_json
 from programs.run.evaluation import evaluate as evaluate
 from programs.run.fused import Fused
+from programs.run.fused_run import FusedRun
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
@@ -68,6 +69,22 @@ def run(
       programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is saved.
       programs.run.launch.ProgramError: a node of a program failed for good.
     """
+    with new_run(experiment, run_dir) as opened:
+        return train_opened(opened, stream)
+
+
+class Opened(NamedTuple):
+    """A run that this process may train."""
+
+    experiment: Experiment
+    directory: RunDir  # with the right to write to it
+    start_from: Path | None = None  # the checkpoint to resume from; None for a new run
+    result: Result | None = None  # of a run that has nothing left to train
+
+
+@contextlib.contextmanager
+def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
+    """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
     experiment = opponents.resolved(resolve_dataset(experiment))
     check_hooks(experiment)
     check_opponents(experiment)
@@ -75,7 +92,7 @@ def run(
     with created.claimed() as directory:
         directory.check_new()  # another command may have had it since
         directory.write_config(to_json(experiment))
-        return _run(experiment, directory, None, stream)
+        yield Opened(experiment, directory)
 
 
 def resume(
@@ -102,30 +119,52 @@ def resume(
       ValueError: there is no run or no checkpoint, the checkpoint does not fit the config, or
         another command writes to the directory.
     """
+    given = {"frames": frames, "updates": updates, "hours": hours}
+    with earlier_run(run_dir, {k: v for k, v in given.items() if v is not None}) as opened:
+        result = opened.result
+        if result is None:
+            return train_opened(opened, stream)
+        _log.warning(
+            "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
+            "is. Give more --%s to go on.",
+            opened.directory.path,
+            result.env_frames,
+            result.learner_steps,
+            result.wall_seconds / 3600,
+            result.ended_by,
+            result.ended_by if result.ended_by in BUDGETS else "frames",
+        )
+        return result
+
+
+@contextlib.contextmanager
+def earlier_run(
+    run_dir: str | Path, budgets: Mapping[str, Any], *, may_restart: bool = False
+) -> Iterator[Opened]:
+    """Claims the directory of a run that was interrupted or has finished.
+
+    Args:
+      run_dir: the directory.
+      budgets: new ones, by name.
+      may_restart: whether a run without a checkpoint starts again; otherwise it is an error.
+
+    Raises:
+      ValueError: see `resume`.
+    """
     with RunDir.open(run_dir).claimed() as directory:
-        experiment = read_config(directory)
-        given: dict[str, Any] = {"frames": frames, "updates": updates, "hours": hours}
-        given = {name: value for name, value in given.items() if value is not None}
-        experiment = dataclasses.replace(experiment, **given)
+        experiment = dataclasses.replace(read_config(directory), **budgets)
         result = read_result(directory)
-        if result is not None and is_complete(experiment, result, same_budget=not given):
-            _log.warning(
-                "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
-                "is. Give more --%s to go on.",
-                directory.path,
-                result.env_frames,
-                result.learner_steps,
-                result.wall_seconds / 3600,
-                result.ended_by,
-                result.ended_by if result.ended_by in BUDGETS else "frames",
-            )
-            return result
+        if result is not None and is_complete(experiment, result, same_budget=not budgets):
+            yield Opened(experiment, directory, result=result)
+            return
         check_hooks(experiment)
         check_opponents(experiment)
-        start_from = require_checkpoint(directory, experiment, resume_point(directory))
-        if given:
+        start_from = resume_point(directory)
+        if not may_restart:
+            start_from = require_checkpoint(directory, experiment, start_from)
+        if budgets:
             directory.write_config(to_json(experiment))
-        return _run(experiment, directory, start_from, stream)
+        yield Opened(experiment, directory, start_from)
 
 
 def rerun(dump_dir: str | Path) -> Logs:
@@ -144,10 +183,9 @@ def rerun(dump_dir: str | Path) -> Logs:
     return output.logs
 
 
-def _run(
-    experiment: Experiment, directory: RunDir, start_from: Path | None, stream: TextIO | None
-) -> Result:
+def train_opened(opened: Opened, stream: TextIO | None = None) -> Result:
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
+    experiment, directory, start_from, _ = opened
     if signals.is_watching():  # a notebook keeps its own title
         setproctitle(f"rlstack: train {directory.path}")
     start = Progress.of(start_from)
@@ -202,75 +240,105 @@ def _train(
     start: Progress,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
-
-    def save(frames: int) -> None:
-        checkpoint.save(
-            directory.checkpoints,
-            frames,
-            loop.save(),
-            periodic.progress(frames).metadata(),
-            before_rename=directory.check_claim,
-        )
-
-    def evaluation() -> Evaluation:
-        def show(ended: int, total: int) -> None:
-            display.write_activity(f"evaluating, {ended}/{total} episodes")
-
-        display.write_activity("evaluating")
-        try:
-            return loop.evaluate(show)
-        finally:
-            display.write_activity("")
-
-    def evaluate(frames: int) -> None:
-        found = evaluation()
-        best.offer(frames, loop.learner.params, found)
-        periodic.judged(frames, found)
-        judged.clear()
-        judged[frames] = found
-
-    judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
-    best = BestCheckpoint(directory)
-    periodic = PeriodicActions(
-        experiment,
-        logger,
-        start=start,
-        evaluate=evaluate,
-        checkpoint=save,
-        tell=display.write_line,
-        earlier=directory.metrics,
-    )
+    books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
     with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
-        with (
-            failed_update.saved_on_failure(directory, loop.learner),
-            _saved_before_env_errors(directory, loop, periodic),
-        ):
-            loop.train(periodic, stop=lambda: stop_signals.received is not None)
-        periodic.finish(loop.env_frames, loop.stats())
+        with books.kept_on_failure():
+            loop.train(books.periodic, stop=lambda: stop_signals.received is not None)
+        books.end()
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    if loop.env_frames not in judged:  # these params may have been evaluated when it was due
-        evaluate(loop.env_frames)
-    return periodic.result(judged[loop.env_frames], loop.env_frames, loop.learner.version)
+    return books.result()
 
 
-@contextlib.contextmanager
-def _saved_before_env_errors(
-    directory: RunDir, loop: Loop, periodic: PeriodicActions
-) -> Iterator[None]:
-    """Writes the last logs and a checkpoint if an environment fails during training.
+class Books:
+    """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
 
-    Raises:
-      EnvError, EnvCrash: the environment's error, which then says that the run can be resumed.
+    Attributes:
+      periodic: writes, evaluates and saves what is due.
     """
-    try:
-        yield
-    except (EnvError, EnvCrash) as error:
-        periodic.finish(loop.env_frames, loop.stats())
-        if checkpoint.latest(directory.checkpoints) is None:
-            raise
-        raise type(error)(
-            f"{error}\nThe run is saved at frame {loop.env_frames:,}. To continue it: "
-            f"rlstack train --resume {directory.path}"
-        ) from error
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDir,
+        loop: Loop | FusedRun,
+        logger: Fanout,
+        start: Progress,
+        display: ProgressDisplay,
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          experiment: what runs.
+          directory: of the run, to write to.
+          loop: what trains.
+          logger: the sink of the logs.
+          start: where the run continues.
+          display: shows evaluations and messages.
+        """
+        self._directory, self._loop, self._display = directory, loop, display
+        self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
+        self._best = BestCheckpoint(directory)
+        self.periodic = PeriodicActions(
+            experiment,
+            logger,
+            start=start,
+            evaluate=self._evaluate,
+            checkpoint=self._save,
+            tell=display.write_line,
+            earlier=directory.metrics,
+        )
+
+    def end(self) -> None:
+        """Ends training: writes the last logs and the last checkpoint."""
+        self.periodic.finish(self._loop.env_frames, self._loop.stats())
+
+    def result(self) -> Result:
+        """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
+        loop = self._loop
+        if loop.env_frames not in self._judged:
+            self._evaluate(loop.env_frames)
+        found = self._judged[loop.env_frames]
+        return self.periodic.result(found, loop.env_frames, loop.learner.version)
+
+    @contextlib.contextmanager
+    def kept_on_failure(self) -> Iterator[None]:
+        """Saves what is needed after an update that gave NaN, or a failure of an environment.
+
+        Raises:
+          NonFiniteError, EnvError, EnvCrash: the failure; its message says how to go on.
+        """
+        with failed_update.saved_on_failure(self._directory, self._loop.learner):
+            try:
+                yield
+            except (EnvError, EnvCrash) as error:
+                self.end()
+                if checkpoint.latest(self._directory.checkpoints) is None:
+                    raise
+                raise type(error)(
+                    f"{error}\nThe run is saved at frame {self._loop.env_frames:,}. To continue "
+                    f"it: rlstack train --resume {self._directory.path}"
+                ) from error
+
+    def _save(self, frames: int) -> None:
+        checkpoint.save(
+            self._directory.checkpoints,
+            frames,
+            self._loop.save(),
+            self.periodic.progress(frames).metadata(),
+            before_rename=self._directory.check_claim,
+        )
+
+    def _evaluate(self, frames: int) -> None:
+        def show(ended: int, total: int) -> None:
+            self._display.write_activity(f"evaluating, {ended}/{total} episodes")
+
+        self._display.write_activity("evaluating")
+        try:
+            found = self._loop.evaluate(show)
+        finally:
+            self._display.write_activity("")
+        self._best.offer(frames, self._loop.learner.params, found)
+        self.periodic.judged(frames, found)
+        self._judged = {frames: found}

@@ -6,15 +6,22 @@ import contextlib
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from programs.tracking.run_dir import RunDir
-from rlstack.learning.learner import Learner, NonFiniteError
+from rlstack.learning.learner import NonFiniteError
 
 _FILE = "update.pkl"
 
 
+class Counting(Protocol):
+    """What makes updates."""
+
+    version: int  # number of updates
+
+
 @contextlib.contextmanager
-def saved_on_failure(directory: RunDir, learner: Learner) -> Iterator[None]:
+def saved_on_failure(directory: RunDir, learner: Counting) -> Iterator[None]:
     """Saves the inputs of an update that gives NaN, and names the command that repeats it.
 
     Raises:

@@ -68,7 +68,7 @@ class RunDir:
           RunDirError: the directory cannot be written, or is not empty.
         """
         made = (
-            _new_directory(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
+            new_directory(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
         )
         try:
             made.mkdir(parents=True, exist_ok=True)
@@ -243,8 +243,8 @@ class RunDir:
                 partial.unlink()
 
 
-def _new_directory(root: Path, name: str) -> Path:
-    """Creates and returns a directory under `root`, so that no other run can have the same."""
+def new_directory(root: Path, name: str) -> Path:
+    """Creates and returns a directory under `root`, named after the time; no other run has it."""
     base = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         root.mkdir(parents=True, exist_ok=True)

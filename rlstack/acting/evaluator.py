@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -130,6 +131,15 @@ class Evaluator:
             InferencerConfig(), agent, self._source, cfg.num_envs, rng_key
         )
         self._fresh = self._inferencer.save()
+
+    def with_key(self, rng_key: PRNGKey) -> Evaluator:
+        """Returns an evaluator with another acting key, which shares the compiled functions.
+
+        Only one of them may evaluate at a time.
+        """
+        other = copy.copy(self)
+        other._fresh = {**self._fresh, "rng_key": rng_key}
+        return other
 
     def evaluate(
         self, params: Params, env: Any, progress: Callable[[int, int], None] | None = None

@@ -85,6 +85,16 @@ class FusedLoop:
             self._replay = Ring(cfg, self._actors, self._updater, steps_per_update)
 
     @property
+    def frames(self) -> int:
+        """The largest number of frames in one iteration; steps that begin an episode are none."""
+        return self._replay.steps * self.num_envs
+
+    @property
+    def most_updates(self) -> int:
+        """The largest number of updates in one iteration."""
+        return self._replay.most_updates
+
+    @property
     def log_names(self) -> tuple[str, ...]:
         """The names of the agent's logs, once `run` has been traced."""
         return self._updater.names
@@ -117,10 +127,7 @@ class FusedLoop:
 
         Where calls end does not change what later ones compute.
         """
-        none = self._updater.none(state.learning, self._replay.batch_spec(state.replay))
-        report = Report(jnp.zeros((), jnp.int32), self._actors.tally(), none)
         limits = Limits(*(jnp.asarray(x, jnp.int32) for x in limits))
-        most = jnp.asarray(limits.version)
 
         def goes_on(carry: tuple[LoopState, Report]) -> Array:
             state, report = carry
@@ -133,13 +140,38 @@ class FusedLoop:
             )
 
         def iterate(carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
-            state, report = carry
-            *after, tally, updates = self._replay.iterate(
-                *state, report.tally, report.updates, most
-            )
-            return LoopState(*after), Report(report.iterations + 1, tally, updates)
+            return self._iterate(*carry, jnp.asarray(limits.version))
 
-        return jax.lax.while_loop(goes_on, iterate, (state, report))
+        return jax.lax.while_loop(goes_on, iterate, (state, self._nothing(state)))
+
+    def run_all(
+        self, state: LoopState, iterations: Array | int, version: Array | int
+    ) -> tuple[LoopState, Report]:
+        """Makes this number of iterations, whatever happens; for several loops under vmap.
+
+        `run` under vmap would copy the whole state in each iteration, because it may end for one
+        loop and not for another. After something that is not finite, no update is made.
+
+        Args:
+          state: of the loop.
+          iterations: their number, the same for all loops.
+          version: the number of updates, ever, after which no update is made.
+        """
+        most = jnp.asarray(version, jnp.int32)
+
+        def iterate(_: Any, carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
+            return self._iterate(*carry, most)
+
+        return jax.lax.fori_loop(0, iterations, iterate, (state, self._nothing(state)))
+
+    def _nothing(self, state: LoopState) -> Report:
+        """Returns the report of no iterations."""
+        none = self._updater.none(state.learning, self._replay.batch_spec(state.replay))
+        return Report(jnp.zeros((), jnp.int32), self._actors.tally(), none)
+
+    def _iterate(self, state: LoopState, report: Report, most: Array) -> tuple[LoopState, Report]:
+        *after, tally, updates = self._replay.iterate(*state, report.tally, report.updates, most)
+        return LoopState(*after), Report(report.iterations + 1, tally, updates)
 
 
 def _strongly_typed(x: Array) -> Array:

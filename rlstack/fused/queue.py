@@ -17,6 +17,10 @@ class Queue:
     """Unrolls of all environments, in batches; the methods are pure.
 
     The state is the step that the last unroll ended with, because the next one begins with it.
+
+    Attributes:
+      steps: of every environment in one iteration.
+      most_updates: the largest number of updates in one iteration.
     """
 
     def __init__(self, cfg: ReplayConfig, actors: Actors, updater: Updater) -> None:
@@ -36,6 +40,8 @@ class Queue:
             )
         self._unrolls = max(1, cfg.batch_size // num_envs)  # in one batch
         self._parts = max(1, num_envs // cfg.batch_size)  # batches of one unroll
+        self.steps = self._unrolls * cfg.unroll_length
+        self.most_updates = self._parts
 
     def start(
         self, learning: Learning, acting: Acting, rng_key: PRNGKey

@@ -40,7 +40,12 @@ class RingState(NamedTuple):
 
 
 class Ring:
-    """A table of items in arrays; the methods are pure."""
+    """A table of items in arrays; the methods are pure.
+
+    Attributes:
+      steps: of every environment in one iteration.
+      most_updates: the largest number of updates in one iteration.
+    """
 
     def __init__(
         self, cfg: ReplayConfig, actors: Actors, updater: Updater, steps_per_update: int
@@ -51,7 +56,7 @@ class Ring:
           ValueError: there is no samples_per_insert, or it is too large to count with.
         """
         self._cfg, self._actors, self._updater = cfg, actors, updater
-        self._steps_per_update = steps_per_update
+        self.steps = steps_per_update
         shape = ring_shape(cfg, actors.num_envs)
         self._rows, self._items = shape.rows, shape.items
         if cfg.samples_per_insert is None:
@@ -67,6 +72,11 @@ class Ring:
                 "Ring: samples_per_insert * min_size must be at most 2^30 / denominator; got "
                 f"{rate} * {cfg.min_size}. Choose rounder numbers."
             )
+        # After an iteration less than a batch is allowed, or less than before the first sample.
+        inserted = self._rate * actors.num_envs * steps_per_update
+        first = self._first_credit + self._rate * cfg.min_size
+        batch = self.unit * cfg.batch_size
+        self.most_updates = max(1, (max(first, batch) + inserted) // batch)
         self._tree = None
         if cfg.sampler == "prioritized":
             self._tree = SumTree(self._items * actors.num_envs)
@@ -128,25 +138,35 @@ class Ring:
             )
             return acting, self.add(ring, step, good), tally
 
-        acting, ring, tally = jax.lax.fori_loop(
-            0, self._steps_per_update, act, (acting, ring, tally)
-        )
+        acting, ring, tally = jax.lax.fori_loop(0, self.steps, act, (acting, ring, tally))
         good = ~tally.bad.any()
+        steps, valid = ring.steps, ring.valid
+
+        def whole(ring: RingState) -> RingState:
+            return ring._replace(steps=steps, valid=valid)
+
+        def changing(ring: RingState) -> RingState:
+            # Under vmap a loop copies its whole carry in each iteration. Learning changes neither
+            # the steps nor which cells have an item.
+            return ring._replace(steps=None, valid=None)  # type: ignore[arg-type]
 
         def may_learn(carry: Any) -> Array:
-            learning, ring, updates = carry
-            return self.can_sample(ring) & (learning.version < most) & ~updates.failed & good
+            learning, part, updates = carry
+            allowed = self.can_sample(whole(part))
+            return allowed & (learning.version < most) & ~updates.failed & good
 
         def learn(carry: Any) -> Any:
-            learning, ring, updates = carry
-            ring, batch, cells = self.sample(ring)
+            learning, part, updates = carry
+            ring, batch, cells = self.sample(whole(part))
             learning, updates, priorities = self._updater.update(learning, updates, batch)
             if self._tree is not None and priorities is not None:
                 ring = self.update_priorities(ring, cells, priorities)
-            return learning, ring, updates
+            return learning, changing(ring), updates
 
-        learning, ring, updates = jax.lax.while_loop(may_learn, learn, (learning, ring, updates))
-        return learning, acting, ring, tally, updates
+        learning, part, updates = jax.lax.while_loop(
+            may_learn, learn, (learning, changing(ring), updates)
+        )
+        return learning, acting, whole(part), tally, updates
 
     def add(self, ring: RingState, step: Transition, active: Array | bool = True) -> RingState:
         """Appends one step of every environment, and inserts the items that it completes.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,8 +13,44 @@ import numpy as np
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.nest import Nest
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
-from rlstack.jax_envs.factory import JaxEnvBuilder, make_jax_env
+from rlstack.jax_envs.factory import JaxEnvBuilder, make_jax_env, resolve
 from rlstack.types import PyTree, TimeStep
+
+
+class _Compiled(NamedTuple):
+    """A batch of environments with its jitted functions."""
+
+    env: BatchedEnv
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    step_rows: Callable[..., Any]  # of some rows of the batch
+
+
+class _Options(dict[str, Any]):
+    """Options as a key: equal if their texts are, so that 1 and True differ."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self._text())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._text() == other._text()
+
+    def _text(self) -> str:
+        return repr(sorted(self.items()))
+
+
+# Each evaluation makes a pool, which must not be compiled again.
+@functools.lru_cache(maxsize=8)
+def _compiled(builder: str | JaxEnvBuilder, options: _Options) -> _Compiled:
+    env = BatchedEnv(make_jax_env(builder, options))
+
+    def step_rows(
+        state: BatchState, rows: np.ndarray, action: PyTree
+    ) -> tuple[BatchState, TimeStep]:
+        after, timestep = env.step(jax.tree.map(lambda x: x[rows], state), action)
+        return jax.tree.map(lambda old, new: old.at[rows].set(new), state, after), timestep
+
+    return _Compiled(env, jax.jit(env.reset), jax.jit(env.step), jax.jit(step_rows))
 
 
 class JaxBackend:
@@ -23,7 +62,8 @@ class JaxBackend:
 
     def __init__(self, name_or_builder: str | JaxEnvBuilder, config: PoolConfig):
         """Builds the environments; environment i has the seed ``config.seed + i``."""
-        env = BatchedEnv(make_jax_env(name_or_builder, config.options))
+        compiled = _compiled(resolve(name_or_builder), _Options(config.options))
+        env = compiled.env
         self._wait = config.wait_num
         self._action = Nest(env.spec.action)
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
@@ -33,15 +73,8 @@ class JaxBackend:
         self._rng_key = env.keys([config.seed + i for i in range(config.size)])
         self._state: BatchState | None = None
         self._ready: deque[tuple[np.ndarray, TimeStep]] = deque()
-        self._reset, self._step = jax.jit(env.reset), jax.jit(env.step)
-
-        def step_rows(
-            state: BatchState, rows: np.ndarray, action: PyTree
-        ) -> tuple[BatchState, TimeStep]:
-            after, timestep = env.step(jax.tree.map(lambda x: x[rows], state), action)
-            return jax.tree.map(lambda old, new: old.at[rows].set(new), state, after), timestep
-
-        self._step_rows = jax.jit(step_rows)
+        self._reset, self._step = compiled.reset, compiled.step
+        self._step_rows = compiled.step_rows
 
     def reset(self) -> None:
         """Starts a new episode in every environment."""

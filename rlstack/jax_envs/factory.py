@@ -28,16 +28,11 @@ def make_jax_env(
       WrongKindError: the callable returned something that is not a `JaxEnv`.
     """
     options = dict(options or {})
-    if isinstance(name_or_builder, str) and ":" not in name_or_builder:
+    builder = resolve(name_or_builder)
+    if isinstance(builder, str):
         from rlstack.jax_envs.from_gymnax import make_gymnax
 
-        return make_gymnax(name_or_builder, options)
-    builder = _load(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
-    if not callable(builder):
-        raise WrongKindError(
-            "JAX environment: name_or_builder must be a name or a callable that builds an "
-            f"environment; got {type(builder).__name__}."
-        )
+        return make_gymnax(builder, options)
     try:
         env = builder(**options)
     except TypeError as error:
@@ -49,6 +44,23 @@ def make_jax_env(
             f"step; got {type(env).__name__}. Environments in Python need another env.type."
         )
     return env
+
+
+def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:
+    """Returns the callable that a name stands for; an id of gymnax stays as it is.
+
+    Raises:
+      ValueError: there is no such callable.
+      WrongKindError: the argument is neither a name nor a callable.
+    """
+    if isinstance(name_or_builder, str):
+        return _load(name_or_builder) if ":" in name_or_builder else name_or_builder
+    if not callable(name_or_builder):
+        raise WrongKindError(
+            "JAX environment: name_or_builder must be a name or a callable that builds an "
+            f"environment; got {type(name_or_builder).__name__}."
+        )
+    return name_or_builder
 
 
 def _load(name: str) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 import agents
 from agents.bc import BC
+from agents.pqn import PQN
 from agents.reinforce import Reinforce
 from rlstack import distributions
 from rlstack.families.normalised import Normalised
@@ -215,6 +216,8 @@ def test_learning_a_batch_again_and_again_does_what_losses_are_for(c):
         assert after.preference > before.preference
         has_free_value = not getattr(cfg, "value_clip", 0) and getattr(cfg, "baseline", True)
         assert after.value_error < before.value_error or not has_free_value
+    elif isinstance(c.agent, PQN):
+        assert error_of_values(c, params) < error_of_values(c, c.params)
     else:
         assert errors[-1] < errors[0]
     if isinstance(c.agent, PolicyAndCriticsAgent) and c.setting.action_spec is not ONE_OF_4:
@@ -231,6 +234,24 @@ def critics_opinion(c, params, policy):
     )
     action = distributions.bounds_of(c.setting.action_spec, "test").to_unit(output.action)
     return float(c.agent.critic_values(params.critics, timestep, action).mean())
+
+
+def error_of_values(c, params):
+    """The mean squared distance of the values of the actions taken to their lambda returns."""
+    trajectory, cfg = c.batch.trajectory, c.setting.cfg
+    mask = trajectory.timestep.step_type[1:] != FIRST
+    targets = returns.lambda_returns(
+        trajectory.timestep.reward[1:],
+        trajectory.timestep.discount[1:] * cfg.discount,
+        trajectory.agent_output.value,
+        cfg.return_lambda,
+        mask,
+    )
+    before = jax.tree.map(lambda x: x[:-1], trajectory)
+    core = jax.tree.map(lambda x: x[0], before.agent_state.core)
+    values, _ = quick_jit(c.agent.network.unroll)(None, params, before.timestep, core)
+    taken = np.take_along_axis(np.asarray(values), before.agent_output.action[..., None], -1)
+    return float(((taken[..., 0] - targets) ** 2)[mask].mean())
 
 
 def likelihood(c, params):

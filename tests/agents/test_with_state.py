@@ -14,6 +14,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.impala import ImpalaConfig
 from agents.iqn import IQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.pqn import PQNConfig
 from agents.r2d2 import R2D2Config
 from agents.sac import SACConfig
 from agents.td3 import TD3Config
@@ -66,6 +67,8 @@ OTHERS = {
     "iqn": Setting(
         IQNConfig(optimizer=FAST, num_fractions=4, num_target_fractions=4), VECTOR, ONE_OF_4, NET
     ),
+    "pqn": Setting(PQNConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, NET),
+    "pqn-lstm": Setting(PQNConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM),
     "r2d2": Setting(R2D2Config(optimizer=FAST, burn_in=1, n_step=2), VECTOR, ONE_OF_4, LSTM),
     "sac": Setting(SACConfig(optimizer=FAST, random_frames=0), VECTOR, UNEVEN, NET),
     "sac-discrete": Setting(SACConfig(optimizer=FAST, random_frames=0), VECTOR, ONE_OF_4, NET),

@@ -1,0 +1,255 @@
+"""Trains a set of runs, resumes it, and reports on it.
+
+A run that fails is reported and does not end the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from programs.experiment import Experiment, Option
+from programs.run import report, train
+from programs.sets import members as sets
+from programs.sets import processes, together
+from programs.sets.members import Member, RunSet
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.progress import Progress
+from programs.tracking.result import Result, read_result
+from programs.tracking.run_dir import RunDir, new_directory
+from programs.tracking.signals import Interrupted
+
+_ROOT = Path("runs")
+
+
+class Ended(NamedTuple):
+    """A run of a set that has ended."""
+
+    member: Member
+    path: Path  # of its directory
+    result: Result | None  # None if it failed
+    error: str = ""
+
+
+class FailedRunsError(RuntimeError):
+    """Runs of a set failed; the message names them and their errors. The others have finished."""
+
+
+def run(
+    run_set: RunSet,
+    directory: str | Path | None = None,
+    *,
+    jobs: int = 1,
+    stream: TextIO | None = None,
+) -> list[Ended]:
+    """Trains all runs of a set, each in a directory of its own, and writes a report.
+
+    Args:
+      run_set: the runs.
+      directory: a new or empty directory for the set; by default a new one under ``runs/``.
+      jobs: the number of processes that train at the same time. With 1, this process trains: runs
+        of the topology fused together where that is possible, others one after the other.
+      stream: receives the progress display; standard error by default.
+
+    Raises:
+      ValueError: an option does not exist or does not take a value, or a config contradicts itself.
+      FailedRunsError: some runs failed, and the others have finished.
+      Interrupted: SIGINT or SIGTERM was received; `resume` continues.
+    """
+    run_set.members()  # all configs are checked before anything starts
+    if directory is None:
+        directory = new_directory(_ROOT, f"{run_set.base.preset}-set")
+    made = RunDir.create(directory, run_set.base.preset, run_set.base.seed)
+    with made.claimed():
+        run_set.write(made.path)
+        return _train(run_set, made.path, {}, jobs, stream)
+
+
+def resume(
+    directory: str | Path,
+    budgets: Mapping[str, Any] | None = None,
+    *,
+    jobs: int = 1,
+    stream: TextIO | None = None,
+) -> list[Ended]:
+    """Continues a set of runs that was interrupted, or whose runs have finished.
+
+    Runs that have finished stay as they are, those that were interrupted continue from their newest
+    checkpoints, and the others start.
+
+    Args:
+      directory: of the set.
+      budgets: new budgets of all runs, by name: frames, updates or hours.
+      jobs: see `run`.
+      stream: likewise.
+
+    Raises:
+      ValueError: there is no such set; otherwise as for `run`.
+    """
+    run_set, budgets = sets.read(directory), budgets or {}
+    if budgets:
+        run_set = dataclasses.replace(run_set, base=dataclasses.replace(run_set.base, **budgets))
+    path = Path(directory).absolute()
+    with RunDir(path).claimed():
+        run_set.write(path)
+        return _train(run_set, path, budgets, jobs, stream)
+
+
+def train_one(directory: str | Path, name: str, budgets: Mapping[str, Any]) -> Result:
+    """Trains or continues one run of a set, in this process."""
+    root = Path(directory)
+    (member,) = (m for m in sets.read(root).members() if m.name == name)
+    with _opened(root, member, budgets) as opened:
+        return opened.result or train.train_opened(opened)
+
+
+def _train(
+    run_set: RunSet,
+    root: Path,
+    budgets: Mapping[str, Any],
+    jobs: int,
+    stream: TextIO | None,
+) -> list[Ended]:
+    if jobs < 1:
+        raise ValueError(f"Set of runs: jobs must be at least 1; got {jobs}.")
+    out = sys.stderr if stream is None else stream
+    members = run_set.members()
+    ended: list[Ended] = []
+
+    def take(member: Member, outcome: Result | str) -> None:
+        failed = isinstance(outcome, str)
+        one = Ended(
+            member, root / member.name, None if failed else outcome, outcome if failed else ""
+        )
+        ended.append(one)
+        print(f"{member.name}: {_text(one)}", file=out, flush=True)
+
+    if jobs > 1:
+        names = [member.name for member in members]
+        by_name = {member.name: member for member in members}
+        for name, failure in processes.run(root, names, budgets, jobs, out):
+            result = None if failure else read_result(RunDir(root / name))
+            take(by_name[name], result or failure or "it left no result")
+    else:
+        for group, traced in _groups(run_set, members, out):
+            for member, outcome in _train_group(root, group, traced, budgets, out):
+                take(member, outcome)
+    _report(root, out)
+    if failed := [one for one in ended if one.result is None]:
+        errors = "\n".join(f"{one.member.name}: {one.error}" for one in failed)
+        raise FailedRunsError(
+            f"{len(failed)} of {len(ended)} runs failed. rlstack train --resume {root} tries them "
+            f"again.\n{errors}"
+        )
+    return ended
+
+
+def _text(one: Ended) -> str:
+    if one.result is None:
+        return f"failed: {one.error.splitlines()[0] if one.error else ''}"
+    return (
+        f"greedy return {one.result.eval_return_mean:.1f} after {one.result.env_frames:,} frames "
+        f"in {one.result.wall_seconds:.1f} s; ended by {one.result.ended_by}"
+    )
+
+
+def _groups(
+    run_set: RunSet, members: Sequence[Member], out: TextIO
+) -> Iterator[tuple[list[Member], list[str]]]:
+    """Yields the runs that one program trains, and the options that it traces."""
+    base = run_set.base
+    if base.topology != "fused" or base.data or len(members) == 1:
+        yield from (([member], []) for member in members)
+        return
+    varied = [name for name, values in run_set.vary.items() if len(values) > 1]
+    traced = [name for name in varied if together.can_trace(base, name, run_set.vary[name])]
+    compiled = [name for name in varied if name not in traced]
+    same = ["the seed", *traced]
+    text = f"{len(members)} runs; one program trains those that differ in {', '.join(same)} only"
+    if compiled:
+        text += f"; there is one for each value of {', '.join(compiled)}"
+    print(f"{text}.", file=out, flush=True)
+
+    def program(member: Member) -> list[Option]:
+        return [member.values[name] for name in compiled]
+
+    for _, group in itertools.groupby(sorted(members, key=lambda m: repr(program(m))), program):
+        yield list(group), traced
+
+
+def _train_group(
+    root: Path,
+    group: Sequence[Member],
+    traced: Sequence[str],
+    budgets: Mapping[str, Any],
+    out: TextIO,
+) -> Iterator[tuple[Member, Result | str]]:
+    """Trains runs in one program, or a single one; yields what came of them."""
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for member in group:
+            opened = stack.enter_context(_opened(root, member, budgets))
+            if opened.result is not None:
+                yield member, opened.result
+            else:
+                runs.append((member, opened))
+        if not runs:
+            return
+        if len(runs) == 1:
+            yield runs[0][0], _one(runs[0][1], out)
+            return
+        values = {name: [member.values[name] for member, _ in runs] for name in traced}
+        opened = [run for _, run in runs]
+        with _display(opened, out) as display:
+            outcomes = together.train(opened, values, display)
+        for (member, _), outcome in zip(runs, outcomes, strict=True):
+            failed = isinstance(outcome, Exception)
+            yield member, f"{type(outcome).__name__}: {outcome}" if failed else outcome
+
+
+def _one(opened: train.Opened, out: TextIO) -> Result | str:
+    try:
+        return train.train_opened(opened, out)
+    except Interrupted:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _display(opened: Sequence[train.Opened], out: TextIO) -> ProgressDisplay:
+    experiments: list[Experiment] = [run.experiment for run in opened]
+    return ProgressDisplay(
+        sum(experiment.frames for experiment in experiments),
+        out,
+        start_frames=sum(Progress.of(run.start_from).env_frames for run in opened),
+        shows_progress="terminal" in experiments[0].loggers,
+    )
+
+
+@contextlib.contextmanager
+def _opened(root: Path, member: Member, budgets: Mapping[str, Any]) -> Iterator[train.Opened]:
+    """Claims the directory of a run, which may have begun, have finished, or be new."""
+    path = root / member.name
+    if RunDir(path).config.is_file():
+        with train.earlier_run(path, budgets, may_restart=True) as opened:
+            yield opened
+    else:
+        with train.new_run(dataclasses.replace(member.experiment, **budgets), path) as opened:
+            yield opened
+
+
+def _report(root: Path, out: TextIO) -> None:
+    """Writes the report of the finished runs."""
+    found = sets.finished(root)
+    if found:
+        pictures = importlib.util.find_spec("matplotlib") is not None
+        path = root / "report.md"
+        command = f"rlstack report {root}"
+        text = report.write_groups(found, path, command, pictures=pictures)
+        print(f"\n{text}\n\n{path}", file=out, flush=True)
