@@ -6,8 +6,8 @@ network: algorithm 1 of the paper. The target of an action is its Q(lambda) retu
     G_t = r_t + discount ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1}),
 
 with the values of the network that acted. The loss is half the squared distance to it, in several
-epochs of shuffled minibatches. Layer norm keeps the values bounded, which elsewhere a target network
-does (paper, section 3), so set the network's ``norm`` to layer.
+epochs of shuffled minibatches. Layer norm keeps the values bounded, as a target network does
+elsewhere (paper, section 3), so set the network's ``norm`` to layer.
 
 Discrete actions, also masked; feed-forward or recurrent networks, run from the stored state of the
 unroll's first step. Deviations from the paper: a truncated episode is bootstrapped from its true

@@ -161,14 +161,14 @@ def _fitted(old: Any, name: str, value: Option) -> Option:
     """Returns the value in the type of the one that it replaces."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(old, bool) or isinstance(value, bool):
-        fits = old is None or isinstance(old, bool) and isinstance(value, bool)
+        fits = old is None or (isinstance(old, bool) and isinstance(value, bool))
     elif isinstance(old, float):
         value, fits = float(value) if number else value, number
     elif isinstance(old, int):
-        fits = isinstance(value, int) or isinstance(value, float) and value.is_integer()
+        fits = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         value = int(value) if fits else value
     else:
-        fits = old is None or isinstance(old, str) and isinstance(value, str)
+        fits = old is None or (isinstance(old, str) and isinstance(value, str))
     if not fits:
         raise ValueError(
             f"--vary {name}: must be like {old!r}, a {type(old).__name__}; got {value!r}."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

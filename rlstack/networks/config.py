@@ -18,6 +18,7 @@ from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_st
 from rlstack.networks.torsos import (
     EntryTorsos,
     ImpalaTorso,
+    MinAtarTorso,
     MLPTorso,
     NatureTorso,
     is_image_batch,
@@ -26,7 +27,7 @@ from rlstack.networks.torsos import (
 )
 from rlstack.types import PyTree
 
-Torso = Literal["mlp", "nature", "impala"]
+Torso = Literal["mlp", "nature", "impala", "minatar"]
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Core = Literal["none", "lstm", "gru"]
 
@@ -36,9 +37,10 @@ class NetworkConfig(Checked):
     """The architecture of an agent's default network."""
 
     torso: Torso = "mlp"
-    """Layers before the heads: dense layers (mlp), or the convolutions of Nature DQN (nature) or of
-    IMPALA (impala) for images. If an observation has vectors too, these have dense layers, and one
-    more dense layer joins them with the images. nature needs images of 36 x 36 pixels or more."""
+    """Layers before the heads: dense layers (mlp), or the convolutions of Nature DQN (nature), of
+    IMPALA (impala) or of MinAtar (minatar, one layer) for images. If an observation has vectors
+    too, these have dense layers, and one more dense layer joins them with the images. nature needs
+    images of 36 x 36 pixels or more; minatar is for small boards of 10 x 10 or so."""
     scale_pixels: bool = True
     """Whether arrays that look like pictures (uint8, rank 3) are divided by 255. Turn it off if
     their values are other numbers, such as the object ids of MiniGrid."""
@@ -172,7 +174,8 @@ class NetworkConfig(Checked):
         """Makes the configured torso; call it inside a Haiku transform."""
         if self.torso == "mlp":
             return self._make_mlp(name, is_training)
-        torso = NatureTorso if self.torso == "nature" else ImpalaTorso
+        kinds = {"nature": NatureTorso, "impala": ImpalaTorso, "minatar": MinAtarTorso}
+        torso: Any = kinds[self.torso]
         return torso(
             hidden_size=self.hidden_sizes[-1],
             noise=self.noisy_sigma,

@@ -200,6 +200,35 @@ class ImpalaTorso(hk.Module):
         return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training)
 
 
+class MinAtarTorso(hk.Module):
+    """16 filters of 3 x 3, then dense: Young and Tian (2019), https://arxiv.org/abs/1903.03176.
+
+    With layer norm, the channels of each pixel are normalised too, as Gallici et al. (2024) do.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 128,
+        noise: float = 0.0,
+        name: str | None = None,
+        *,
+        block: Block = PLAIN,
+        is_training: bool = False,
+    ) -> None:
+        super().__init__(name=name)
+        self._hidden_size, self._is_training = hidden_size, is_training
+        self._block = block._replace(noise=noise)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps images ``[B, H, W, C]`` of at least 3 x 3 pixels to ``[B, hidden_size]``."""
+        init = hk.initializers.Orthogonal(np.sqrt(2))
+        x = hk.Conv2D(16, 3, 1, padding="VALID", w_init=init)(x)
+        if self._block.norm == "layer":
+            x = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(x)
+        x = jax.nn.relu(x).reshape((x.shape[0], -1))
+        return dense(x, self._hidden_size, jax.nn.relu, self._block, self._is_training, init)
+
+
 class EntryTorsos(hk.Module):
     """A torso for each image and one for all vectors together, then a dense layer over all."""
 
