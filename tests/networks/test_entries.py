@@ -42,7 +42,9 @@ CAMERAS = {
 }
 WITHOUT_MASK = {name: spec for name, spec in CAMERAS.items() if name != "action_mask"}
 GRID = specs.BoundedArray((7, 7, 3), np.uint8, 0, 255)
-CONV = [NetworkConfig(torso=torso, hidden_sizes=(8, 6)) for torso in ("nature", "impala")]
+CONV = [
+    NetworkConfig(torso=torso, hidden_sizes=(8, 6)) for torso in ("nature", "impala", "minatar")
+]
 
 
 def steps(obs_spec, step_types):
@@ -66,7 +68,7 @@ def modules(params):
     return {part for name in params for part in name.split("/")}
 
 
-@pytest.mark.parametrize("cfg", CONV, ids=["nature", "impala"])
+@pytest.mark.parametrize("cfg", CONV, ids=["nature", "impala", "minatar"])
 @pytest.mark.parametrize(
     "make",
     [actor_critic, policy_network, q_network, distributional_q_network],
