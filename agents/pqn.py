@@ -41,6 +41,7 @@ from rlstack.families.q_learning import preferences
 from rlstack.math import returns, shuffle
 from rlstack.networks import q_network
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
+from rlstack.optimizers.components import Components
 from rlstack.stateful_params import training, weights_of, with_weights
 from rlstack.types import (
     AgentState,
@@ -143,7 +144,7 @@ class PQN(EpochAgent):
     def __init__(self, cfg: PQNConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)
         self._is_recurrent = bool(jax.tree.leaves(self.network.initial_state(1)))
-        own = {
+        own: Components = {
             ("torso", "core"): cfg.torso_optimizer,
             ("value_head", "state_value_head"): cfg.value_head_optimizer,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, TextIO, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from rlstack.fused.ring import RingState
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.learner import non_finite
 from rlstack.networks import in_parts
-from rlstack.types import LearnerState, Params, PRNGKey, PyTree, Transition
+from rlstack.types import Batch, LearnerState, Params, PRNGKey, PyTree, Transition
 
 
 class Keys(NamedTuple):
@@ -191,10 +191,9 @@ class FusedRun(abc.ABC):
         self._learned, self._seconds = self.learner.version - before, seconds
         if report.updates.failed:
             logs = dict(zip(self._log_names(), report.updates.failed_logs, strict=True))
-            learner = self.learner
-            raise non_finite(
-                logs, (learner.params, learner.learner_state), report.updates.batch, learner.version
-            )
+            learner, batch = self.learner, cast("Batch", report.updates.batch)
+            before_it = learner.params, learner.learner_state
+            raise non_finite(logs, before_it, batch, learner.version)
         if report.tally.bad.any():
             self._refuse_env(np.flatnonzero(report.tally.bad))
 

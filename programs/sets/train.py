@@ -123,10 +123,11 @@ def _train(
     ended: list[Ended] = []
 
     def take(member: Member, outcome: Result | str) -> None:
-        failed = isinstance(outcome, str)
-        one = Ended(
-            member, root / member.name, None if failed else outcome, outcome if failed else ""
-        )
+        path = root / member.name
+        if isinstance(outcome, str):
+            one = Ended(member, path, None, outcome)
+        else:
+            one = Ended(member, path, outcome)
         ended.append(one)
         print(f"{member.name}: {_text(one)}", file=out, flush=True)
 
@@ -205,12 +206,18 @@ def _train_group(
             yield runs[0][0], _one(runs[0][1], out)
             return
         values = {name: [member.values[name] for member, _ in runs] for name in traced}
-        opened = [run for _, run in runs]
-        with _display(opened, out) as display:
-            outcomes = together.train(opened, values, display)
+        claimed = [run for _, run in runs]
+        with _display(claimed, out) as display:
+            outcomes = together.train(claimed, values, display)
         for (member, _), outcome in zip(runs, outcomes, strict=True):
-            failed = isinstance(outcome, Exception)
-            yield member, f"{type(outcome).__name__}: {outcome}" if failed else outcome
+            yield member, _described(outcome)
+
+
+def _described(outcome: Result | Exception) -> Result | str:
+    """Returns a result as it is, and an error as text."""
+    if isinstance(outcome, Exception):
+        return f"{type(outcome).__name__}: {outcome}"
+    return outcome
 
 
 def _one(opened: train.Opened, out: TextIO) -> Result | str:
@@ -219,7 +226,7 @@ def _one(opened: train.Opened, out: TextIO) -> Result | str:
     except Interrupted:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return _described(error)
 
 
 def _display(opened: Sequence[train.Opened], out: TextIO) -> ProgressDisplay:

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2108.13264. All computation is on the host, in numpy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def interquartile_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
+def interquartile_mean(values: Sequence[float] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns the mean of the middle half of the values, over the last axis.
 
     A quarter of the values, rounded down, is left out at each end, as in SciPy's ``trim_mean``. So
@@ -35,7 +35,7 @@ def interquartile_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return ordered[..., cut : number - cut].mean(axis=-1)
 
 
-def bootstrap(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+def bootstrap(values: Sequence[float] | np.ndarray[Any, Any], level: float = 0.95) -> Interval:
     """Returns the interquartile mean of some runs, with a percentile bootstrap interval.
 
     Args:

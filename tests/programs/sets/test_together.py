@@ -67,7 +67,7 @@ def test_each_run_learns_what_it_learns_alone(trained, tmp_path):
             for d in (one.path, tmp_path / one.member.name)
         )
         assert saved == other
-    assert len({np.sum(params(one.path)[0]) for one in ended}) == 4
+    assert len({float(np.sum(params(one.path)[0])) for one in ended}) == 4
 
 
 def test_the_report_has_intervals_for_each_value(trained):
