@@ -39,6 +39,8 @@ class Updater:
         """Stores the agent, which learns by its ``learner_step``."""
         self._agent, self._check_finite = agent, check_finite
         self.names: tuple[str, ...] = ()
+        # Traced once: `none` needs its shapes, and tracing an update takes a part of a second.
+        self._step = jax.jit(self._make, inline=True)
 
     def none(self, learning: Learning, batch: Batch) -> Updates:
         """Returns the result of no updates.
@@ -85,7 +87,7 @@ class Updater:
         )
         return _where(learned, after, learning), updates, priorities
 
-    def _step(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
+    def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
         params, learner_state, output = self._agent.learner_step(
             learning.params, learning.learner_state, batch
         )

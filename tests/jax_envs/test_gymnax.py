@@ -2,10 +2,12 @@
 
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from rlstack.envs import SyncEnv
+from rlstack.jax_envs.from_gymnax import make_gymnax
 from rlstack.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
@@ -43,6 +45,37 @@ def test_a_game_of_minatar_whose_state_says_that_it_is_over():
         steps = [env.reset(), *(env.step(np.zeros(2, np.int32)) for _ in range(6))]
     assert [int(s.step_type[0]) for s in steps] == [FIRST, MID, MID, MID, LAST, FIRST, MID]
     assert float(steps[4].discount[0]) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("game", ["Breakout", "Asterix", "Freeway", "SpaceInvaders"])
+@pytest.mark.parametrize("limit", [6, 2000])
+def test_the_games_of_minatar_end_with_their_last_observation(game, limit):
+    """gymnax's own ``step`` gives the first observation of the next episode instead."""
+    import gymnax
+
+    name, options = f"{game}-MinAtar", {"max_steps_in_episode": limit}
+    env = make_gymnax(name, options)
+    raw, raw_params = gymnax.make(name)
+    raw_params = raw_params.replace(**options)
+    step, raw_step = jax.jit(env.step), jax.jit(raw.step)
+    key = jax.random.PRNGKey(limit)
+    state, _ = jax.jit(env.reset)(key)
+    steps, ended = 0, False
+    while not ended:
+        key, step_key, action_key = jax.random.split(key, 3)
+        action = jax.random.randint(action_key, (), 0, env.action_spec().num_values)
+        before, outcome = state, step(step_key, state, action)
+        state, steps = outcome.state, steps + 1
+        ended = outcome.terminated or outcome.truncated
+    by_time = steps == limit
+    assert (bool(outcome.terminated), bool(outcome.truncated)) == (not by_time, by_time)
+    assert by_time or (limit == 2000 and game != "Freeway")  # which has no other end
+    last, *_ = raw.step_env(step_key, before, action, raw_params)
+    np.testing.assert_array_equal(outcome.observation, last)
+    after, _, _, done, _ = raw_step(step_key, before, action, raw_params)
+    assert done and not np.array_equal(outcome.observation, after)
 
 
 def test_continuous_actions():
