@@ -152,6 +152,10 @@ class FusedRun(abc.ABC):
     @abc.abstractmethod
     def state(self, state: LoopState) -> None: ...
 
+    def read(self, part: Callable[[LoopState], PyTree]) -> PyTree:
+        """Returns a part of the state."""
+        return part(self.state)
+
     @abc.abstractmethod
     def restart_environments(self) -> None:
         """Starts new episodes, with the env keys of now."""
@@ -225,11 +229,13 @@ class FusedRun(abc.ABC):
         found: dict[str, object] = {"learner/steps": self.learner.version}
         found["fused/call_seconds"] = self._seconds
         if self.experiment.replay.sampler != "fifo":
-            ring = self.state.replay
+            valid, inserts, drawn = self.read(
+                lambda state: (state.replay.valid, state.replay.inserts, state.replay.drawn)
+            )
             found |= {
-                "replay/size": np.asarray(ring.valid).sum(),
-                "replay/inserts": np.asarray(ring.inserts),
-                "replay/samples": np.asarray(ring.drawn),
+                "replay/size": np.asarray(valid).sum(),
+                "replay/inserts": np.asarray(inserts),
+                "replay/samples": np.asarray(drawn),
             }
         return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -126,6 +126,8 @@ class _Kept:
         self.member, self.books, self._run = member, books, run
         self._error: Exception | None = None
         self.goes_on = not self._ended()
+        if not self.goes_on:  # it was interrupted before its last evaluation
+            books.end()
 
     def _ended(self) -> bool:
         return bool(
@@ -182,6 +184,10 @@ class _Member(FusedRun):
         self._group.states = jax.tree.map(
             lambda all_, x: all_.at[index].set(x), self._group.states, state
         )
+
+    def read(self, part: Callable[[LoopState], PyTree]) -> PyTree:
+        """Returns a part of the state, without a copy of the whole."""
+        return _row(part(self._group.states), self._index)
 
     def restart_environments(self) -> None:
         """Starts new episodes, with the env keys of now."""

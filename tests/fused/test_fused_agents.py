@@ -82,7 +82,7 @@ def test_ppo_learns_to_catch(tmp_path):
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize("name", ["gymnax-cartpole-ppo"])
+@pytest.mark.parametrize("name", ["gymnax-cartpole-ppo", "gymnax-cartpole-pqn"])
 def test_cartpole_is_solved(tmp_path, name):
     pytest.importorskip("gymnax")
     assert learned(preset(name), tmp_path / "run") >= 475

@@ -1,4 +1,4 @@
-"""C51, Rainbow, QR-DQN, IQN and DQN reach the returns that their presets state."""
+"""C51, Rainbow, QR-DQN, IQN, DQN and PQN reach the returns that their presets state."""
 
 import numpy as np
 import pytest
@@ -42,6 +42,12 @@ def test_cartpole_is_solved_within_100k_frames(name):
     found = returns_of_seeds(f"cartpole-{name}")
     assert preset(f"cartpole-{name}").frames <= 100_000
     assert np.median(found) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pqn_solves_cartpole():
+    assert min(returns_of_seeds("cartpole-pqn")) >= 475
 
 
 @pytest.mark.slow
