@@ -82,14 +82,15 @@ def test_ppo_learns_to_catch(tmp_path):
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize("name", ["gymnax-cartpole-ppo", "gymnax-cartpole-pqn"])
+@pytest.mark.parametrize("name", ["gymnax-cartpole-ppo"])
 def test_cartpole_is_solved(tmp_path, name):
     pytest.importorskip("gymnax")
     assert learned(preset(name), tmp_path / "run") >= 475
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_dqn_solves_cartpole(tmp_path, seed):
+@pytest.mark.parametrize("agent", ["dqn", "pqn"])
+def test_agents_of_action_values_solve_cartpole(tmp_path, agent, seed):
     pytest.importorskip("gymnax")
-    experiment = dataclasses.replace(preset("gymnax-cartpole-dqn"), seed=seed)
+    experiment = dataclasses.replace(preset(f"gymnax-cartpole-{agent}"), seed=seed)
     assert learned(experiment, tmp_path / "run") >= 475

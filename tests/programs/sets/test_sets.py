@@ -27,6 +27,8 @@ def small(**changes):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_runs_go_one_after_the_other_and_a_failed_one_does_not_end_the_set(tmp_path, monkeypatch):
     trained = single.train_opened
 
@@ -92,7 +94,6 @@ def test_runs_are_processes_with_jobs(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_a_process_that_fails_is_reported(tmp_path):
     RunSet(small(), (1, 2)).write(tmp_path)
@@ -105,7 +106,7 @@ def test_a_process_that_fails_is_reported(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_an_interrupted_set_of_processes_saves_and_goes_on(tmp_path):
     """Also after the command was killed, which takes its processes with it."""
     root = tmp_path / "set"

@@ -83,6 +83,8 @@ def test_the_report_has_intervals_for_each_value(trained):
     assert config["agent"]["optimizer"]["learning_rate"] == 1e-3
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_finished_set_stays_as_it_is_and_goes_on_with_a_new_budget(trained, tmp_path):
     _, root, ended, _ = trained
     before = {one.path: (one.path / "result.json").stat().st_mtime_ns for one in ended}
