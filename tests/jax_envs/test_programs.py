@@ -4,7 +4,6 @@ import pytest
 
 from tests.programs.running import TOPOLOGIES, failures, nothing_left, ppo, run, series
 
-
 _CHOSEN = [pytest.param(name, marks=pytest.mark.chosen) for name in TOPOLOGIES[:1]]
 
 
