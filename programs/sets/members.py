@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from programs.experiment import Experiment, Option, from_json, to_json
+from programs.env_config import Option
+from programs.experiment import Experiment, from_json, to_json
 from programs.tracking.result import read_result
 from programs.tracking.run_dir import RunDir, RunDirError
 from rlstack.references import nearest

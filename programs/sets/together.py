@@ -21,7 +21,8 @@ import numpy as np
 from programs.components import xla
 from programs.components.evaluation import make_evaluator
 from programs.components.seeds import role_key
-from programs.experiment import Experiment, Option
+from programs.env_config import Option
+from programs.experiment import Experiment
 from programs.run.fused import QUICKLY, Pace
 from programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
 from programs.run.train import Books, Opened

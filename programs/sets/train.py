@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from programs.experiment import Experiment, Option
+from programs.env_config import Option
+from programs.experiment import Experiment
 from programs.run import report, train
 from programs.sets import members as sets
 from programs.sets import processes, together
