@@ -1,4 +1,5 @@
-"""The command line: reads options, calls what `programs.run` offers, and prints errors.
+"""The command line: reads options, calls `programs.run` and `programs.sets`, and prints errors.
 
-May import: programs, programs.presets, programs.run, programs.tracking, rlstack, rlstack.acting.
+May import: programs, programs.presets, programs.run, programs.sets, programs.tracking, rlstack,
+rlstack.acting.
 """

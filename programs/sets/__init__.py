@@ -4,5 +4,5 @@
 compiled program (`together`), one after the other, or in processes (`processes`).
 
 May import: programs, programs.components, programs.nodes, programs.run, programs.tracking, rlstack,
-rlstack.acting, rlstack.fused, rlstack.jax_envs, rlstack.storage.
+rlstack.acting, rlstack.fused, rlstack.jax_envs, rlstack.learning, rlstack.storage.
 """
