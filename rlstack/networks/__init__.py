@@ -44,7 +44,13 @@ from rlstack.networks.stateful import (
     network_with_state,
     recurrent_with_state,
 )
-from rlstack.networks.torsos import ImpalaTorso, MLPTorso, NatureTorso, observation_features
+from rlstack.networks.torsos import (
+    ImpalaTorso,
+    MinAtarTorso,
+    MLPTorso,
+    NatureTorso,
+    observation_features,
+)
 
 __all__ = [
     "ActorCriticOutput",
@@ -54,6 +60,7 @@ __all__ = [
     "CriticInput",
     "ImpalaTorso",
     "MLPTorso",
+    "MinAtarTorso",
     "NatureTorso",
     "Network",
     "NetworkConfig",
