@@ -222,7 +222,7 @@ class MinAtarTorso(hk.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images ``[B, H, W, C]`` of at least 3 x 3 pixels to ``[B, hidden_size]``."""
         init = hk.initializers.Orthogonal(np.sqrt(2))
-        x = hk.Conv2D(16, 3, 1, padding="VALID", w_init=init)(x)
+        x = Conv2D(16, 3, 1, padding="VALID", w_init=init)(x)
         if self._block.norm == "layer":
             x = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(x)
         x = jax.nn.relu(x).reshape((x.shape[0], -1))
