@@ -107,7 +107,8 @@ class Program:
 
 
 @contextlib.contextmanager
-def _running(experiment: Experiment) -> Iterator[tuple[Program, Path]]:
+def running(experiment: Experiment) -> Iterator[tuple[Program, Path]]:
+    """Runs a program in a context; gives it and a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         program = Program(experiment, Path(folder))
         try:
@@ -143,7 +144,7 @@ def _frames_per_second(num_actors: int, seconds: float) -> float:
             lines = started.read_text().splitlines() if started.exists() else []
             return True if len(set(lines)) == num_actors else None
 
-        with _running(_heavy_experiment(num_actors, started)) as (program, _):
+        with running(_heavy_experiment(num_actors, started)) as (program, _):
             program.wait(all_act)
             start = time.time() + 2.0  # the first update compiles
             last = program.wait(lambda: program.first(lambda r: r["wall_time"] > start + seconds))
@@ -191,7 +192,7 @@ def _start_seconds() -> float:
         evaluator=EvaluatorConfig(episodes=1, num_envs=1),
         log_period=64,
     )
-    with _running(experiment) as (program, _):
+    with running(experiment) as (program, _):
         row = program.wait(lambda: program.first(lambda row: row.get("learner/steps", 0) >= 1))
         return row["wall_time"] - program.began
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import entity, fused, single_process, topologies, transports
+from benchmarks import entity, fused, launchers, single_process, topologies, transports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +81,12 @@ def test_transports():
     result = run_quick(transports, 280)
     for medians in result["medians"].values():
         assert 0 < medians["ours_latency_ms_p50"] <= medians["ours_latency_ms_p99"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_launchers():
+    run_quick(launchers, 580)
 
 
 @pytest.mark.slow
