@@ -6,5 +6,5 @@ prioritized one do elsewhere, by the same rules and in the same order.
 
 Pure.
 
-May import: rlstack, rlstack.exploration, rlstack.jax_envs, rlstack.replay.
+May import: rlstack, rlstack.exploration, rlstack.jax_envs, rlstack.networks, rlstack.replay.
 """

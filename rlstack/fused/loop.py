@@ -13,6 +13,7 @@ from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
 from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.networks import convolution
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, PRNGKey
 
@@ -142,7 +143,8 @@ class FusedLoop:
         def iterate(carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, jnp.asarray(limits.version))
 
-        return jax.lax.while_loop(goes_on, iterate, (state, self._nothing(state)))
+        with convolution.in_loop():
+            return jax.lax.while_loop(goes_on, iterate, (state, self._nothing(state)))
 
     def run_all(
         self, state: LoopState, iterations: Array | int, version: Array | int
@@ -162,7 +164,8 @@ class FusedLoop:
         def iterate(_: Any, carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, most)
 
-        return jax.lax.fori_loop(0, iterations, iterate, (state, self._nothing(state)))
+        with convolution.in_loop():
+            return jax.lax.fori_loop(0, iterations, iterate, (state, self._nothing(state)))
 
     def _nothing(self, state: LoopState) -> Report:
         """Returns the report of no iterations."""

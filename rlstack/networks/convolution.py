@@ -13,8 +13,7 @@ three forms:
 
 The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; otherwise
 patches in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
-that is traced
-cannot see whether it becomes part of a loop, so whoever makes the loop says it::
+that is traced cannot see whether it becomes part of a loop, so whoever makes the loop says it::
 
     with convolution.in_loop():
         carry, logs = jax.lax.scan(update, carry, minibatches)

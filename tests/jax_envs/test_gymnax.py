@@ -101,4 +101,4 @@ def test_names_and_options_that_gymnax_lacks():
 def test_without_gymnax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(ValueError, match=r"rlstack\[jax-envs\]"):
-        SyncEnv("CartPole-v1", 1, "jax")
+        make_gymnax("CartPole-v1", {})  # pools keep an environment that was made before

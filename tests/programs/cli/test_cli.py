@@ -145,7 +145,7 @@ sys.exit(main(["train", "cartpole-ppo", "--frames", "30000", "--run-dir", run_di
         pytest.param(
             8000, r"metrics\.jsonl|tensorboard", marks=[pytest.mark.slow, pytest.mark.chosen]
         ),
-        (60_000, "checkpoints"),
+        pytest.param(60_000, "checkpoints", marks=[pytest.mark.slow, pytest.mark.chosen]),
     ],
 )
 def test_a_full_disk_ends_the_run_with_the_file_and_a_suggestion(tmp_path, limit, refused):

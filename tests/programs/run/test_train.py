@@ -107,7 +107,7 @@ _LATER = [pytest.mark.slow, pytest.mark.chosen]
     [
         ("cartpole-ppo", "cpp", {}),
         pytest.param("cartpole-ppo", "for_loop", {}, marks=_LATER),
-        ("cartpole-dqn", "cpp", {}),
+        pytest.param("cartpole-dqn", "cpp", {}, marks=_LATER),
         pytest.param("cartpole-dqn", "cpp", {"norm": "batch", "dropout": 0.2}, marks=_LATER),
         pytest.param("cartpole-ppo", "cpp", {"norm": "batch_renorm"}, marks=pytest.mark.slow),
     ],
