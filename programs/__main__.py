@@ -20,9 +20,11 @@ commands:
   train PRESET [options]   train a preset; `rlstack train PRESET --help` lists the options
   train --resume RUN_DIR   continue a run from its newest checkpoint
   eval RUN_DIR             evaluate the last or best params of a run with the greedy policy
+  diff RUN_A RUN_B         show which options of two runs differ, and both results
   report RUN_DIR ...       write a table and learning curves of finished runs
   record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
   play ENV                 play an entity environment by hand, alone or guided by a run's agent
+  watch RUN_DIR            show how a run's agent plays, in the terminal or as a video
   list                     list the presets
   doctor                   check which features work here and say how to enable the others
   rerun DUMP_DIR           repeat an update that gave NaN

@@ -85,6 +85,8 @@ SUPERVISOR_POLL = 0.02
 
 # The coordinator keeps running for at most this long, and every live node reports several times.
 COORDINATOR_LINGER = 1.0
+# ...and, if there are callbacks, until the command has read the last events: a few of its periods.
+EVENTS_LINGER = 4 * DISPLAY_PERIOD
 # All nodes are told at the same time: the command must have ended within 10 s, whatever failed.
 # A Reverb server that is asked to end keeps running for this long: the learner is asked at the same
 # time, and first has the server write the contents of the replay.

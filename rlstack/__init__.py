@@ -4,7 +4,7 @@ The modules in this folder are the ground floor: the records that travel, the Ag
 optimizers, and the checks of configs. Pure.
 
 The names in ``__all__`` are the public API. They are imported on first use, so that ``import
-rlstack`` stays free of JAX.
+rlstack`` stays free of JAX. `load` is from `programs`, as the first thing that users look for here.
 
 May import: nothing.
 """
@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from programs.run.policy import load
     from rlstack.acting.actor import Actor
     from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
     from rlstack.acting.inference import InferencerConfig
@@ -39,33 +40,34 @@ if TYPE_CHECKING:
 __version__: str  # of the installed distribution, as in pyproject.toml
 
 _MODULES = {
-    "Actor": "acting.actor",
-    "Agent": "agent",
-    "AsyncEnv": "envs",
-    "Batch": "types",
-    "EnvSpec": "types",
-    "EpochAgent": "agent",
-    "Evaluator": "acting.evaluator",
-    "EvaluatorConfig": "acting.evaluator",
-    "InProcessReplay": "replay",
-    "InferenceService": "acting.inference_service",
-    "Inferencer": "acting.inferencer",
-    "InferencerConfig": "acting.inference",
-    "Learner": "learning.learner",
-    "LearnerConfig": "learning.learner",
-    "LearnerOutput": "types",
-    "Network": "networks",
-    "ReplayBuffer": "replay",
-    "ReplayConfig": "replay",
-    "ReverbReplayBuffer": "replay.reverb",
-    "ReverbServer": "replay.reverb",
-    "ServiceConfig": "acting.inference_service",
-    "SharedMemReplayBuffer": "replay",
-    "StepType": "types",
-    "SyncEnv": "envs",
-    "TimeStep": "types",
-    "Trajectory": "types",
-    "Transition": "types",
+    "Actor": "rlstack.acting.actor",
+    "Agent": "rlstack.agent",
+    "AsyncEnv": "rlstack.envs",
+    "Batch": "rlstack.types",
+    "EnvSpec": "rlstack.types",
+    "EpochAgent": "rlstack.agent",
+    "Evaluator": "rlstack.acting.evaluator",
+    "EvaluatorConfig": "rlstack.acting.evaluator",
+    "InProcessReplay": "rlstack.replay",
+    "InferenceService": "rlstack.acting.inference_service",
+    "Inferencer": "rlstack.acting.inferencer",
+    "InferencerConfig": "rlstack.acting.inference",
+    "Learner": "rlstack.learning.learner",
+    "LearnerConfig": "rlstack.learning.learner",
+    "LearnerOutput": "rlstack.types",
+    "Network": "rlstack.networks",
+    "ReplayBuffer": "rlstack.replay",
+    "ReplayConfig": "rlstack.replay",
+    "ReverbReplayBuffer": "rlstack.replay.reverb",
+    "ReverbServer": "rlstack.replay.reverb",
+    "ServiceConfig": "rlstack.acting.inference_service",
+    "SharedMemReplayBuffer": "rlstack.replay",
+    "StepType": "rlstack.types",
+    "SyncEnv": "rlstack.envs",
+    "TimeStep": "rlstack.types",
+    "Trajectory": "rlstack.types",
+    "Transition": "rlstack.types",
+    "load": "programs.run.policy",
 }
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "Trajectory",
     "Transition",
     "__version__",
+    "load",
 ]
 
 
@@ -105,7 +108,7 @@ def __getattr__(name: str) -> object:
         return _version()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"rlstack.{_MODULES[name]}"), name)
+    found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from programs.cli import component_options, env_options
+from programs.cli import component_options, env_options, finished
 from programs.cli.options import UsageError, parse
-from programs.env_config import Option
 from programs.experiment import Experiment, use_modules
 from programs.presets import PRESETS, describe, preset
-from programs.run import evaluation, record, report, train
+from programs.run import train
 from programs.run.launch import ProgramError
-from programs.sets.members import RunSet, finished, is_set
+from programs.sets.members import RunSet, is_set
 from programs.tracking import open_files
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
-from rlstack.acting.evaluator import Evaluation, by_opponent
 from rlstack.checks import EnvCrash
 from rlstack.references import nearest
 
@@ -34,12 +30,14 @@ def main(command: str, args: list[str]) -> int:
     """Runs a command; returns the exit code."""
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
-        "eval": _eval,
-        "report": _report,
-        "record": _record,
-        "play": _play,
+        "eval": finished.evaluate,
+        "diff": finished.diff,
+        "report": finished.report,
+        "record": finished.record,
+        "play": finished.play,
+        "watch": finished.watch,
         "list": _list,
-        "rerun": _rerun,
+        "rerun": finished.rerun,
     }
     if command not in commands:
         return _fail(f"rlstack: there is no command {command!r}{nearest(command, commands)}")
@@ -126,6 +124,9 @@ class _TrainOptions:
     jobs: int = 1
     """With --seeds or --vary: number of runs at the same time, each in a process of its own. 1
     trains in this process."""
+    dry_run: bool = False
+    """Check everything and print the config, the nodes, the memory of the replay and the files of
+    the run; train and write nothing. `--dry-run` alone means True."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,13 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
         experiment = component_options.fill(chosen.experiment, of_components)
         rest, experiment = env_options.join(of_components, experiment)
         chosen = _parse_train(name, rest, dataclasses.replace(chosen, experiment=experiment))
+    if chosen.dry_run:
+        if chosen.seeds or vary:
+            raise UsageError("--dry-run shows a single run: leave out --seeds and --vary")
+        from programs.run import plan  # needs the nodes, which a run imports in their processes
+
+        print(plan.plan(chosen.experiment, chosen.run_dir), end="")
+        return 0
     if not (chosen.seeds or vary):
         if chosen.jobs != 1:
             raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
@@ -207,8 +215,13 @@ def _parse_train(name: str, args: Sequence[str], default: _TrainOptions) -> _Tra
 
 
 def _expand_short_options(args: list[str]) -> list[str]:
-    split = [arg.partition("=") for arg in args]
-    return [_SHORT_OPTIONS.get(option, option) + equals + value for option, equals, value in split]
+    expanded = []
+    for arg, following in zip(args, [*args[1:], "--"], strict=False):
+        option, equals, value = arg.partition("=")
+        expanded.append(_SHORT_OPTIONS.get(option, option) + equals + value)
+        if arg in ("--dry-run", "--dry_run") and following.startswith("-"):
+            expanded.append("True")
+    return expanded
 
 
 def _print_result(result: Result) -> int:
@@ -223,145 +236,6 @@ def _print_result(result: Result) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _EvalOptions:
-    """Evaluate the newest params of a run, or its best ones, with the greedy policy; print the
-    result as JSON.
-
-    `--vary NAME VALUE ...`, which may be repeated, evaluates each combination of these options of
-    the environment, and prints a line of JSON for each.
-    """
-
-    run_dir: tyro.conf.Positional[Path]
-    """The directory of the run."""
-    episodes: int | None = None
-    """Number of whole episodes. By default as many as at the end of training."""
-    seed: int | None = None
-    """Seed of the environments. By default the seed of the run."""
-    against: tuple[Path, ...] = ()
-    """Opponents in a game of several agents: directories of runs, or of single checkpoints. By
-    default the opponents of the run's own evaluation."""
-    params: Literal["last", "best"] = "last"
-    """Which params: the last ones, or those with the best return in an evaluation of the run."""
-    by_index: bool | None = None
-    """Whether episode i is the same for all params and runs. By default as in training."""
-
-
-def _eval(args: list[str]) -> int:
-    vary, args = env_options.take_vary(args)
-    chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
-    settings = (chosen.episodes, chosen.seed, chosen.against, chosen.params, chosen.by_index)
-    if not vary:
-        print(json.dumps(_evaluated(evaluation.evaluate(chosen.run_dir, *settings))))
-    for options, found in evaluation.matrix(chosen.run_dir, vary, *settings) if vary else ():
-        print(json.dumps({"options": options, **_evaluated(found)}), flush=True)
-    return 0
-
-
-def _evaluated(found: Evaluation) -> dict[str, object]:
-    summary: dict[str, object] = {
-        "eval_return_mean": float(found.returns.mean()),
-        "eval_return_std": float(found.returns.std()),
-        "eval_episodes": len(found.returns),
-    }
-    if found.opponents:
-        summary["eval_return_by_opponent"] = by_opponent(found)
-    return summary
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReportOptions:
-    """Write a table of finished runs in Markdown, and their learning curves as pictures."""
-
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of runs, or of sets of runs. Runs of one preset with different seeds share a
-    row."""
-    out: Path = Path("results.md")
-    """The Markdown file. The pictures go to the folder of the same name without suffix."""
-
-
-def _report(args: list[str]) -> int:
-    chosen = parse(_ReportOptions, "rlstack report", args)
-    command = f"rlstack report RUN_DIR ... --out {chosen.out}"
-    groups = report.by_preset([path for path in chosen.run_dirs if not is_set(path)])
-    for path in filter(is_set, chosen.run_dirs):
-        for name, found in finished(path).items():
-            groups.setdefault(name, []).extend(found)
-    report.write_groups(groups, chosen.out, command)
-    print(f"{chosen.out}: {', '.join(sorted(groups))}")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _RecordOptions:
-    """Play whole episodes with the newest params of a run and write them to a dataset."""
-
-    run_dir: tyro.conf.Positional[Path]
-    """The directory of the run."""
-    out: Path | None = None
-    """The directory of the dataset, new or empty. By default RUN_DIR/dataset."""
-    frames: int = 20_000
-    """Minimum number of environment steps. Episodes that were started are finished."""
-    policy: Literal["greedy", "explore"] = "greedy"
-    """greedy takes the best action; explore explores as at the end of training."""
-    seed: int | None = None
-    """Seed of environments and exploration. By default the seed of the run."""
-
-
-def _record(args: list[str]) -> int:
-    chosen = parse(_RecordOptions, "rlstack record", args)
-    path, header = record.record(
-        chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
-    )
-    found = {
-        "dataset": str(path),
-        "frames": header.frames,
-        "episodes": header.episodes,
-        "return_mean": header.return_mean,
-        "return_std": header.return_std,
-    }
-    print(json.dumps(found))
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlayOptions:
-    """Play an entity environment by hand, in the terminal."""
-
-    env: tyro.conf.Positional[str]
-    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
-    checkpoint: Path | None = None
-    """The directory of a run. Shows the value and the action probabilities of its agent, and plays
-    with the environment options of the run."""
-    options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    """Options of the game, as names and values. They override those of the run."""
-    agent: bool = False
-    """Let the Enter key play the agent's choice. Needs --checkpoint."""
-    seed: int = 0
-    """Seed of the game."""
-    params: Literal["last", "best"] = "last"
-    """Which params of the run: the last ones, or those with the best return in an evaluation."""
-
-
-def _play(args: list[str]) -> int:
-    from programs.run import play
-
-    chosen = parse(_PlayOptions, "rlstack play", args)
-    try:
-        play.play(
-            chosen.env,
-            checkpoint=chosen.checkpoint,
-            options=chosen.options,
-            agent=chosen.agent,
-            seed=chosen.seed,
-            params=chosen.params,
-        )
-    except KeyboardInterrupt as stop:
-        print()
-        raise Interrupted(signal.SIGINT, saved=False) from stop
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
 class _ListOptions:
     """List the presets, each with a description."""
 
@@ -370,22 +244,4 @@ def _list(args: list[str]) -> int:
     parse(_ListOptions, "rlstack list", args)
     for name in PRESETS:
         print(f"  {name:18} {describe(name)}")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _RerunOptions:
-    """Repeat an update that gave NaN, from its saved inputs, and print its logs.
-
-    With JAX_DEBUG_NANS=True in the environment it stops at the operation that gives the first NaN.
-    """
-
-    dump_dir: tyro.conf.Positional[Path]
-    """The directory dump-N in the run directory."""
-
-
-def _rerun(args: list[str]) -> int:
-    chosen = parse(_RerunOptions, "rlstack rerun", args)
-    for name, value in sorted(train.rerun(chosen.dump_dir).items()):
-        print(f"{name:16} {value}")
     return 0

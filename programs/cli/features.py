@@ -45,10 +45,19 @@ CHOICES = (
     Choice("--program.transport", "direct"),
     Choice("--replay.service", "reverb", ("reverb",)),  # the first that works is the default
     Choice("--replay.service", "table"),
+    Choice("loggers", "jsonl"),
+    Choice("loggers", "tensorboard", ("tensorboardX",)),
+    Choice("loggers", "terminal"),
+    Choice("loggers", "wandb", ("wandb",)),
+    Choice("loggers", "mlflow", ("mlflow",)),
+    Choice("loggers", "trackio", ("trackio",)),
     Choice("networks", "Haiku", ("haiku",)),
     Choice("networks", "from_flax", ("flax",)),
     Choice("networks", "from_equinox", ("equinox",)),
     Choice("rlstack report", "table and curves", ("matplotlib",)),
+    Choice("rlstack watch", "terminal"),
+    Choice("rlstack watch", "gif", ("PIL",)),
+    Choice("rlstack watch", "mp4 and webm", ("PIL", "av")),
 )
 
 # The first choice that works is what `auto` takes, or the default.
@@ -56,11 +65,16 @@ CHOSEN = ("--launch", "--program.transport", "--replay.service")
 
 # Module -> the extra that brings it. All others are in the default installation.
 EXTRAS = {
+    "PIL": "video",
+    "av": "video",
     "equinox": "equinox",
     "flax": "flax",
     "gymnax": "jax-envs",
     "matplotlib": "report",
+    "mlflow": "mlflow",
     "ray": "cluster",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")

@@ -7,9 +7,11 @@ from typing import Any
 
 from programs.components import opponents
 from programs.components.seeds import role_seed
-from programs.experiment import EnvConfig, Experiment
+from programs.env_config import EnvConfig, OpponentsConfig
+from programs.experiment import Experiment
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
+from rlstack.types import EnvSpec
 
 Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
 
@@ -50,6 +52,17 @@ def make_evaluation_env(experiment: Experiment, role: str = "evaluator", first: 
     """
     cfg, seed = experiment.evaluation_env, role_seed(experiment.seed, role) + first
     return make_env(cfg, seed, first_index=first if experiment.evaluator.by_index else None)
+
+
+def environment_spec(experiment: Experiment) -> EnvSpec:
+    """Makes one environment of an experiment, and returns its spec.
+
+    Raises:
+      ValueError: there is no such environment.
+    """
+    one = dataclasses.replace(experiment.env, num_envs=1, wait_num=0, opponents=OpponentsConfig())
+    with make_env(one, seed=0) as env:
+        return env.spec
 
 
 def check_opponents(experiment: Experiment) -> None:

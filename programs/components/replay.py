@@ -56,6 +56,16 @@ def announce_replay(
     Raises:
       ValueError: the machine has less memory than that.
     """
+    size = replay_bytes(experiment, spec)
+    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
+
+
+def replay_bytes(experiment: Experiment, spec: Transition) -> int:
+    """Returns the bytes that the replay takes at most.
+
+    Raises:
+      ValueError: the machine has less memory than that.
+    """
     stored, num_envs = _Stored.of(experiment, spec), experiment.total_envs
     in_shared_memory = experiment.topology in ("heavy_env", "light_env")
     is_served = experiment.topology == "distributed" and experiment.replay.chosen_service == "table"
@@ -69,7 +79,7 @@ def announce_replay(
         size = bytes_needed(stored.cfg, example, num_envs)
     size *= runs
     check_memory(size, "replay")
-    print(f"replay: {size:,} bytes at most", file=stream, flush=True)
+    return size
 
 
 class ReplayWriter(Protocol):

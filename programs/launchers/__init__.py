@@ -4,5 +4,5 @@ Each module has a function that takes the setup and a display. It returns when a
 SIGINT or SIGTERM if one was received, else 0.
 
 May import: programs, programs.nodes, programs.topologies, programs.tracking, rlstack.replay,
-rlstack.rpc.
+rlstack.rpc, rlstack.storage.
 """

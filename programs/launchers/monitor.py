@@ -6,11 +6,14 @@ import threading
 from pathlib import Path
 
 from programs import timing
+from programs.callbacks import received
 from programs.nodes.base import JUDGING, OVER
 from programs.nodes.coordinator import Coordinator
 from programs.nodes.failures import read_failures, restart_line
 from programs.tracking.display import ProgressDisplay
+from programs.tracking.run_dir import RunDir
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
+from rlstack.storage import checkpoint
 
 
 class ProgramMonitor:
@@ -31,8 +34,11 @@ class ProgramMonitor:
         timeout = timing.DISPLAY_CALL
         self._coordinator = RemoteObject(address, Coordinator, name="coordinator", timeout=timeout)
         self._display, self._failures = display, failures
+        self._checkpoints = RunDir(failures.parent).checkpoints
         self._shown = self._size = 0  # restarts shown, and the bytes of the record that had them
         self.has_answered = False
+        self._heard = 0  # the number of the last event that was passed on
+        self._saved: set[Path] = set(checkpoint.paths(self._checkpoints))
         self._noted = 0  # the number of the coordinator's last note that was shown
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -77,6 +83,7 @@ class ProgramMonitor:
         self._coordinator.close()
         self._thread.join()
         self._show_restarts()
+        self._hear_checkpoints()
 
     def _show_restarts(self) -> None:
         size = self._failures.stat().st_size if self._failures.exists() else 0
@@ -88,11 +95,32 @@ class ProgramMonitor:
                 self._display.write_line(restart_line(failure))
         self._shown = len(failures)
 
+    def _hear(self) -> None:
+        """Passes what has happened on to the callbacks, and back to the program what they say."""
+        listener = self._display.listener
+        if listener is None:
+            return
+        for number, kind, where, content in self._coordinator.events(self._heard, listener.reason):
+            if number > self._heard:
+                self._heard = number
+                listener(kind, where, received(kind, content))
+        self._hear_checkpoints()
+
+    def _hear_checkpoints(self) -> None:
+        listener = self._display.listener
+        if listener is None:
+            return
+        new = set(checkpoint.paths(self._checkpoints)) - self._saved
+        self._saved |= new
+        for frames, path in sorted((checkpoint.step_of(path), path) for path in new):
+            listener("checkpoint", frames, path)
+
     def _run(self) -> None:
         while not self._closed.wait(timing.DISPLAY_PERIOD):
             self._show_restarts()
             try:
                 status = self._coordinator.status()
+                self._hear()
             except ClosedError:
                 return
             except (UnavailableError, RemoteError):  # starting, or short of processor time

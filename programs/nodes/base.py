@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -52,6 +53,7 @@ class Setup:
     directory: RunDir
     spec: EnvSpec  # of one environment
     restored: Path | None = None  # the checkpoint from which the program starts
+    listens: bool = False  # whether the command has callbacks, which read the coordinator's events
 
     @functools.cached_property
     def step(self) -> Transition:
@@ -80,6 +82,27 @@ class ProgramState(NamedTuple):
     train_seconds: float = 0.0  # with timed_frames: see programs.tracking.progress
     timed_frames: int = 0
     granted: int = 0  # to an actor: frames of its incarnation after which it must report again
+
+
+@dataclasses.dataclass
+class NodeStatus:
+    """The state of one node, from its reports."""
+
+    incarnation: int = 0
+    pid: int = 0
+    seen: float = 0.0  # when it last reported
+    left: bool = False  # whether it has ended, or knows that the program is over
+    batch: int = 0  # the number of its last logs
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    history: collections.deque[tuple[float, float]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=25)  # (time, frames) of the last seconds
+    )
+
+    def frames_per_second(self) -> float:
+        """The rate of this incarnation over the last seconds."""
+        (then, before), (now, frames) = self.history[0], self.history[-1]
+        return max(0.0, frames - before) / (now - then) if now > then else 0.0
 
 
 class CoordinatorClient:

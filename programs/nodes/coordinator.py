@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from programs import timing
+from programs.callbacks import EventLog, Events
 from programs.experiment import Experiment
-from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, ProgramState, Setup
+from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, NodeStatus, ProgramState, Setup
 from programs.nodes.ending import NodeLostError
 from programs.tracking.frame_budget import FrameBudget
 from programs.tracking.notes import Notes
@@ -28,7 +28,7 @@ from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import remote
-from rlstack.storage.loggers import Fanout, Logger
+from rlstack.storage.loggers import Fanout, Logger, NewestLogs
 
 
 class Coordinator:
@@ -41,6 +41,7 @@ class Coordinator:
         logger: Logger,
         start: Progress = Progress(),  # noqa: B008  (immutable)
         notes: Notes | None = None,
+        listens: bool = False,
     ) -> None:
         """Starts the program's clock.
 
@@ -50,13 +51,15 @@ class Coordinator:
           logger: receives the logs, by frames.
           start: the progress of the earlier commands, if this one resumes a run.
           notes: lines for the display, to which others may add too.
+          listens: whether `events` are read.
         """
         self._experiment, self._directory = experiment, directory
-        self._newest = _NewestLogs()
+        self._newest = NewestLogs()
         self._logger = Fanout([logger, self._newest])
         self._lock = threading.Lock()
         self._notes = Notes() if notes is None else notes
         self._changed = threading.Condition(self._lock)
+        self._events = EventLog()
         self._periodic = PeriodicActions(
             experiment,
             self._logger,
@@ -65,6 +68,7 @@ class Coordinator:
             checkpoint=lambda _: self._increment(checkpoints=1),
             tell=self._notes.add,
             earlier=directory.metrics,
+            events=Events(self._events.send, self._position) if listens else None,
         )
         self._state = ProgramState(env_frames=start.env_frames)
         unroll = experiment.replay.unroll_length * experiment.env.num_envs
@@ -72,7 +76,7 @@ class Coordinator:
         self._learner_steps = 0
         self._lost_frames = 0.0
         self._env_restarts = 0
-        self._nodes: dict[str, _NodeStatus] = {}
+        self._nodes: dict[str, NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._error: Exception | None = None  # that ends this node
@@ -103,7 +107,7 @@ class Coordinator:
         """
         with self._lock:
             self._hear(node)
-            known = self._nodes.setdefault(node, _NodeStatus(incarnation))
+            known = self._nodes.setdefault(node, NodeStatus(incarnation))
             if incarnation < known.incarnation:  # replaced, but perhaps still running
                 return self._state._replace(phase=OVER)._asdict()
             if incarnation > known.incarnation:
@@ -199,6 +203,28 @@ class Coordinator:
             return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
 
     @remote(idempotent=True)
+    def events(self, after: int, end: str) -> list[list[Any]]:
+        """Returns the events after the one of this number, for callbacks.
+
+        Args:
+          after: the number of the last event that was read.
+          end: why training must end, as a callback says; empty while it goes on.
+        """
+        with self._lock:
+            if end:
+                self._periodic.end(end)
+                if self._state.phase == RUNNING:
+                    self._end_if_due()
+            found = self._events.after(after)
+            self._changed.notify_all()
+            return found
+
+    def wait_until_read(self, timeout: float) -> bool:
+        """Waits until all events have been read."""
+        with self._lock:
+            return self._changed.wait_for(self._events.is_read, timeout)
+
+    @remote(idempotent=True)
     def relocate(self, node: str, address: str) -> None:
         """A launcher calls this when a node has moved to another address."""
         with self._lock:
@@ -273,6 +299,9 @@ class Coordinator:
             self._error = self._error or error
             self._changed.notify_all()
 
+    def _position(self) -> tuple[int, int]:
+        return self._state.env_frames, self._learner_steps
+
     def _increment(self, *, checkpoints: int = 0, evaluations: int = 0) -> None:
         state = self._state
         self._state = state._replace(
@@ -292,7 +321,7 @@ class Coordinator:
         self._state = self._state._replace(phase=phase)
         self._changed.notify_all()
 
-    def _frames_lost_with(self, node: _NodeStatus) -> float:
+    def _frames_lost_with(self, node: NodeStatus) -> float:
         """Estimates the frames that an incarnation made and the learner never sees.
 
         These are the frames of unrolls that it had begun and those since its last report.
@@ -304,7 +333,7 @@ class Coordinator:
         begun = frames // num_envs % self._experiment.replay.unroll_length * num_envs
         return begun + timing.REPORT_PERIOD * node.frames_per_second()
 
-    def _shown(self, node: _NodeStatus) -> dict[str, float | str]:
+    def _shown(self, node: NodeStatus) -> dict[str, float | str]:
         """Returns the values that a display shows for a node."""
         silent = time.monotonic() - node.seen > timing.SHOWN_AS_SILENT
         shown: dict[str, float | str] = {
@@ -348,7 +377,7 @@ class CoordinatorNode(Coordinator):
         experiment, notes = setup.experiment, Notes()
         self._logs = open_logs(directory, start, experiment.loggers, notes.add)
         self._stop = stop
-        super().__init__(experiment, directory, self._logs, start, notes)
+        super().__init__(experiment, directory, self._logs, start, notes, setup.listens)
 
     def run(self) -> None:
         """Waits for the end of the program, then until the other nodes know of it."""
@@ -359,41 +388,6 @@ class CoordinatorNode(Coordinator):
                 self.check_learner(now - checked)
                 checked = now
             self.wait_until_left(timing.COORDINATOR_LINGER)
+            self.wait_until_read(timing.EVENTS_LINGER)
         finally:
             self._logs.close()
-
-
-@dataclasses.dataclass
-class _NodeStatus:
-    """The state of one node, from its reports."""
-
-    incarnation: int = 0
-    pid: int = 0
-    seen: float = 0.0  # when it last reported
-    left: bool = False  # whether it has ended, or knows that the program is over
-    batch: int = 0  # the number of its last logs
-    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    history: collections.deque[tuple[float, float]] = dataclasses.field(
-        default_factory=lambda: collections.deque(maxlen=25)  # (time, frames) of the last seconds
-    )
-
-    def frames_per_second(self) -> float:
-        """The rate of this incarnation over the last seconds."""
-        (then, before), (now, frames) = self.history[0], self.history[-1]
-        return max(0.0, frames - before) / (now - then) if now > then else 0.0
-
-
-class _NewestLogs:
-    """A logger that holds the newest value of each name."""
-
-    def __init__(self) -> None:
-        self.logs: dict[str, float] = {}
-
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Takes one line of logs."""
-        del step
-        self.logs.update({name: float(value) for name, value in logs.items()})
-
-    def close(self) -> None:
-        """Does nothing."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from programs.components.environments import make_env
+from programs.components.environments import environment_spec
 from programs.components.replay import announce_replay
 from programs.experiment import Experiment, ProgramConfig
 from programs.nodes.base import Setup
@@ -19,7 +18,6 @@ from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted
 from rlstack.rpc import transports
 from rlstack.storage import checkpoint
-from rlstack.types import EnvSpec
 
 _LOG_END = 100_000  # characters
 
@@ -44,9 +42,10 @@ def run_program(
       ProgramError: a node failed that cannot be restarted, or was restarted too often.
       Interrupted: SIGINT or SIGTERM was received; the message says whether there is a checkpoint.
     """
-    _check_packages(experiment)
+    check_packages(experiment)
     # An agent that does not fit, or a replay that is too large, fails here, before any launch.
-    setup = Setup(experiment, directory, _environment_spec(experiment), start_from)
+    listens = display.listener is not None
+    setup = Setup(experiment, directory, environment_spec(experiment), start_from, listens)
     announce_replay(experiment, setup.step, display.stream)
     reserve_record(str(directory.failures))
     before = read_result(directory)  # of the run until now, if this command resumes one
@@ -66,12 +65,13 @@ def run_program(
 def _transport(setup: Setup) -> AbstractContextManager[None]:
     """Chooses what carries the calls between nodes, for as long as the context lasts."""
     program = setup.experiment.program
-    name = _transport_name(program)
+    name = transport_name(program)
     # Hosts of a cluster share the run directory; elsewhere keys are not where results are.
     return transports.chosen(name, str(setup.directory.path) if program.launch == "ray" else "")
 
 
-def _transport_name(program: ProgramConfig) -> str:
+def transport_name(program: ProgramConfig) -> str:
+    """Returns what carries the calls between nodes."""
     if program.transport != "auto":
         return program.transport
     return "direct" if program.launch == "threads" else transports.default()
@@ -97,7 +97,12 @@ def _launch(setup: Setup, display: ProgressDisplay) -> int:
     return run_processes(setup, display)
 
 
-def _check_packages(experiment: Experiment) -> None:
+def check_packages(experiment: Experiment) -> None:
+    """Checks that what launches the nodes, and what connects them, is installed.
+
+    Raises:
+      ValueError: it is not; the message says what else to choose.
+    """
     launch = experiment.program.launch
     if launch == "launchpad" and importlib.util.find_spec("launchpad") is None:
         raise ValueError(
@@ -105,7 +110,7 @@ def _check_packages(experiment: Experiment) -> None:
             "is not installed here. Use --launch processes, which needs no package; `make venv` "
             "installs Launchpad."
         )
-    transport = _transport_name(experiment.program)
+    transport = transport_name(experiment.program)
     if not transports.is_installed(transport):
         raise ValueError(
             f"Experiment: program.transport {transport} must be installed; it is not. "
@@ -124,11 +129,6 @@ def _check_packages(experiment: Experiment) -> None:
         from programs.launchers import ray_cluster
 
         ray_cluster.load()
-
-
-def _environment_spec(experiment: Experiment) -> EnvSpec:
-    with make_env(dataclasses.replace(experiment.env, num_envs=1, wait_num=0), seed=0) as env:
-        return env.spec
 
 
 def _why(directory: RunDir) -> str:

@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console
@@ -17,9 +18,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from programs.components.restored import Which
+from programs.components.restored import Which, chosen_checkpoint, read_config
 from programs.env_config import Option
-from programs.run.predictor import Prediction, Predictor
+from programs.run.policy import Policy, Prediction, load
+from programs.run.watching.labels import GameLabels
+from programs.tracking.run_dir import RunDir
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import Environment
 from rlstack.entity.games import GAMES
@@ -67,10 +70,11 @@ def play(
     builder = find_game(env)
     if agent and checkpoint is None:
         raise ValueError("play: --agent needs the run of an agent. Add --checkpoint RUN_DIR.")
-    predictor = None if checkpoint is None else Predictor(checkpoint, params)
     settings = dict(options or {})
-    if predictor is not None:
-        cfg = predictor.experiment.env
+    if checkpoint is not None:
+        experiment = read_config(directory := RunDir.open(checkpoint))
+        chosen_checkpoint(directory, experiment, params)  # before the game is built
+        cfg = experiment.env
         if ":" not in cfg.name or load_object(cfg.name) is not builder:
             raise ValueError(
                 f"play: {checkpoint} must be a run on {env}; it is a run on {cfg.name}."
@@ -85,9 +89,8 @@ def play(
         return built
 
     with SyncEnv(build, 1, "for_loop") as pool:
-        if predictor is not None:
-            predictor.load(pool.spec)
-        game = _Game(pool, built, predictor, agent, console or Console(highlight=False))
+        policy = None if checkpoint is None else load(checkpoint, params=params, spec=pool.spec)
+        game = _Game(pool, built, policy, agent, console or Console(highlight=False))
         try:
             while True:
                 game.episode()
@@ -146,13 +149,14 @@ class _Game:
         self,
         pool: SyncEnv,
         env: EntityEnv,
-        predictor: Predictor | None,
+        policy: Policy | None,
         follows: bool,
         console: Console,
     ):
         self.returns: list[float] = []
         self.console = console
-        self._pool, self._env, self._predictor, self._follows = pool, env, predictor, follows
+        self._pool, self._env, self._policy, self._follows = pool, env, policy, follows
+        self._labels = GameLabels(env)
         self._nothing = {k: np.zeros((1, *s.shape), np.int32) for k, s in pool.spec.action.items()}
         self._timestep = pool.reset()
 
@@ -160,7 +164,7 @@ class _Game:
         """Plays one episode and starts the next one."""
         total, length, timestep = 0.0, 0, self._timestep
         while not timestep.last()[0]:
-            prediction = None if self._predictor is None else self._predictor(timestep)
+            prediction = self._predict(timestep)
             self._show(timestep, prediction)
             timestep = self._pool.step(self._ask(timestep, prediction))
             reward = float(timestep.reward[0])
@@ -173,6 +177,14 @@ class _Game:
         if self._read("Enter for another, q to quit: ") == "q":
             raise _Quit
         self._timestep = self._pool.step(self._nothing)
+
+    def _predict(self, timestep: TimeStep) -> Prediction | None:
+        if self._policy is None:
+            return None
+        if timestep.first()[0]:
+            self._policy.reset()
+        row = jax.tree.map(lambda x: x[0], timestep)
+        return self._policy.predict(row.observation, row.reward)
 
     # Output.
 
@@ -213,13 +225,14 @@ class _Game:
             for row, slot in enumerate(actors):
                 if slot < 0:
                     continue
-                predicted = None if prediction is None else int(prediction.action[name][0, row])
+                predicted = None if prediction is None else int(prediction.action[name][row])
                 if not follows:
                     options = {
-                        int(i): self._label(name, int(i)) for i in np.flatnonzero(legal[row])
+                        int(i): self._labels.choice(name, int(i))
+                        for i in np.flatnonzero(legal[row])
                     }
                     chances = None if prediction is None else prediction.probabilities.get(name)
-                    self._list(f"{name} of {self._entity(slot)}", options, predicted,
+                    self._list(f"{name} of {self._labels.entity(slot)}", options, predicted,
                                None if chances is None else chances[row])  # fmt: skip
                     chosen = self._choose(name, options)
                     follows = chosen is None
@@ -264,23 +277,7 @@ class _Game:
             count = len(kind.choices)
         if text.isdecimal():
             return int(text) < count
-        return text in (self._label(name, i).lower() for i in range(count))
-
-    def _label(self, name: str, choice: int) -> str:
-        kind = self._env.game.action_space[name]
-        return self._entity(choice) if isinstance(kind, SelectEntity) else kind.choices[choice]
-
-    def _entity(self, slot: int) -> str:
-        """Returns an entity's name: its id if it has one, else its type and row."""
-        for kind, slots in self._env.codec.slots.ranges():
-            if slot in slots:
-                if kind == GLOBAL:
-                    return "global"
-                seen = self._env.last_observation
-                ids = () if seen is None else seen.ids.get(kind, ())
-                row = slot - slots[0]
-                return str(ids[row]) if row < len(ids) else f"{kind} {row}"
-        raise AssertionError(slot)
+        return text in (self._labels.choice(name, i).lower() for i in range(count))
 
     def _read(self, hint: str) -> str:
         text = self.console.input(Text(hint)).strip().lower()

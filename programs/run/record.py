@@ -7,10 +7,6 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from programs.components.agent import make_agent
 from programs.components.environments import make_evaluation_env
 from programs.components.restored import newest_checkpoint, read_config, read_params
@@ -22,10 +18,9 @@ from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
-from rlstack.exploration import Counts
+from rlstack.exploration import with_env_steps
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
-from rlstack.types import PyTree
 
 Policy = Literal["greedy", "explore"]
 
@@ -81,7 +76,9 @@ def record(
         params = read_params(saved, experiment, env.spec)
         key = role_key(experiment.seed, "record")
         inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), env.num_envs, key)
-        _set_env_steps(inferencer, trained_frames // experiment.total_envs)
+        saved_state = inferencer.save()
+        table = with_env_steps(saved_state["table"], trained_frames // experiment.total_envs)
+        inferencer.load({**saved_state, "table": table})
         actor = Actor(env, inferencer, writer)
         while not writer.done:
             actor.step()
@@ -106,16 +103,3 @@ def _env_header(experiment: Experiment) -> dict[str, object]:
     cfg = experiment.env
     options = {**cfg.options, **cfg.eval_options}
     return {"name": cfg.name, "type": cfg.type, "options": options}
-
-
-def _set_env_steps(inferencer: Inferencer, env_steps: int) -> None:
-    """Sets the step counters of all environments, on which exploration schedules depend."""
-
-    def with_steps(node: PyTree) -> PyTree:
-        if isinstance(node, Counts):
-            return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
-        return node
-
-    saved = inferencer.save()
-    table = jax.tree.map(with_steps, saved["table"], is_leaf=lambda node: isinstance(node, Counts))
-    inferencer.load({**saved, "table": table})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from setproctitle import setproctitle
 
+from programs.callbacks import Callbacks, Events, check_callback
 from programs.components import opponents, xla
 from programs.components.agent import make_agent
 from programs.components.best import BestCheckpoint
@@ -40,6 +41,7 @@ from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError
+from rlstack.references import Hook
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
@@ -50,13 +52,20 @@ Loop = SingleProcess | Offline | Fused
 
 
 def run(
-    experiment: Experiment, run_dir: str | Path | None = None, *, stream: TextIO | None = None
+    experiment: Experiment,
+    run_dir: str | Path | None = None,
+    *,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Hook] = (),
+    stream: TextIO | None = None,
 ) -> Result:
     """Trains, evaluates, and writes everything to the run directory.
 
     Args:
       experiment: what to run.
       run_dir: an empty or new directory; by default a new one under ``runs/``.
+      callbacks: objects with methods of `programs.callbacks.Callback`, which are called here.
+      loggers: further loggers, in addition to those of the experiment.
       stream: receives the progress display; standard error by default.
 
     Returns:
@@ -69,8 +78,11 @@ def run(
       programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; a checkpoint is saved.
       programs.run.launch.ProgramError: a node of a program failed for good.
     """
+    experiment = dataclasses.replace(experiment, loggers=(*experiment.loggers, *loggers))
+    for callback in callbacks:
+        check_callback(callback)
     with new_run(experiment, run_dir) as opened:
-        return train_opened(opened, stream)
+        return train_opened(opened, stream, callbacks)
 
 
 class Opened(NamedTuple):
@@ -101,6 +113,7 @@ def resume(
     frames: int | None = None,
     updates: int | None = None,
     hours: float | None = None,
+    callbacks: Sequence[Any] = (),
     stream: TextIO | None = None,
 ) -> Result:
     """Continues a run from its newest undamaged checkpoint.
@@ -113,6 +126,7 @@ def resume(
       frames: a new budget, counted from the start of the first run; unchanged by default.
       updates: likewise.
       hours: likewise.
+      callbacks: as for `run`.
       stream: receives the progress display; standard error by default.
 
     Raises:
@@ -123,7 +137,7 @@ def resume(
     with earlier_run(run_dir, {k: v for k, v in given.items() if v is not None}) as opened:
         result = opened.result
         if result is None:
-            return train_opened(opened, stream)
+            return train_opened(opened, stream, callbacks)
         _log.warning(
             "%s has finished after %d frames, %d updates and %.2f hours (%s), and stays as it "
             "is. Give more --%s to go on.",
@@ -183,7 +197,9 @@ def rerun(dump_dir: str | Path) -> Logs:
     return output.logs
 
 
-def train_opened(opened: Opened, stream: TextIO | None = None) -> Result:
+def train_opened(
+    opened: Opened, stream: TextIO | None = None, callbacks: Sequence[Any] = ()
+) -> Result:
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
     experiment, directory, start_from, _ = opened
     if signals.is_watching():  # a notebook keeps its own title
@@ -195,6 +211,8 @@ def train_opened(opened: Opened, stream: TextIO | None = None) -> Result:
         start_frames=start.env_frames,
         shows_progress="terminal" in experiment.loggers,
     ) as display:
+        if callbacks:
+            display.listener = Callbacks(callbacks, display.write_line)
         if experiment.in_one_process:
             return _run_in_process(experiment, directory, start_from, display)
         return run_program(experiment, directory, start_from, display)
@@ -278,6 +296,7 @@ class Books:
           display: shows evaluations and messages.
         """
         self._directory, self._loop, self._display = directory, loop, display
+        self._listener = display.listener
         self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
         self.periodic = PeriodicActions(
@@ -288,7 +307,13 @@ class Books:
             checkpoint=self._save,
             tell=display.write_line,
             earlier=directory.metrics,
+            events=None if self._listener is None else Events(self._listener, self._position),
         )
+        if self._listener is not None:
+            self._listener.end = self.periodic.end
+
+    def _position(self) -> tuple[int, int]:
+        return self._loop.env_frames, self._loop.learner.version
 
     def end(self) -> None:
         """Ends training: writes the last logs and the last checkpoint."""
@@ -322,13 +347,15 @@ class Books:
                 ) from error
 
     def _save(self, frames: int) -> None:
-        checkpoint.save(
+        path = checkpoint.save(
             self._directory.checkpoints,
             frames,
             self._loop.save(),
             self.periodic.progress(frames).metadata(),
             before_rename=self._directory.check_claim,
         )
+        if self._listener is not None:
+            self._listener("checkpoint", frames, path)
 
     def _evaluate(self, frames: int) -> None:
         def show(ended: int, total: int) -> None:

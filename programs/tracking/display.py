@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from programs.callbacks import Callbacks
+
 NodeState = Mapping[str, float | str]  # column name -> value, such as "frames/s" -> 310.0
 
 _LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth and costs almost nothing
@@ -32,6 +34,9 @@ class ProgressDisplay:
     On a terminal it draws one display that updates in place; other output appears above it.
     Elsewhere it prints a line at most every `line_period` seconds. `close` restores the terminal;
     it also runs at the end of a `with` block and at exit.
+
+    Attributes:
+      listener: the user's callbacks, which are told what happens; None if there are none.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class ProgressDisplay:
             raise ValueError(
                 f"ProgressDisplay: total_frames must be at least 1; got {total_frames}."
             )
+        self.listener: Callbacks | None = None
         self._total = total_frames
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from programs.callbacks import Events
 from programs.experiment import Experiment
 from programs.tracking.endings import StopRules, spent_budget
 from programs.tracking.progress import Progress
@@ -39,6 +40,7 @@ class PeriodicActions:
         checkpoint: Callable[[int], None],
         tell: Callable[[str], None] = _log.warning,
         earlier: Path | None = None,
+        events: Events | None = None,
     ) -> None:
         """Starts the clock.
 
@@ -51,6 +53,7 @@ class PeriodicActions:
           checkpoint: saves a checkpoint; takes the frames so far.
           tell: shows the user a line.
           earlier: the file of metrics of the earlier commands, which stop rules see.
+          events: receives updates, episodes and evaluations, for callbacks.
         """
         self._experiment = experiment
         self._logger = logger
@@ -61,6 +64,7 @@ class PeriodicActions:
         if earlier is not None:
             self._rules.replay(earlier)
         self._ended_by = ""
+        self._events = events
         self._start = start
         start_frames = start.env_frames
         self._start_time = time.monotonic()
@@ -75,6 +79,8 @@ class PeriodicActions:
         """Adds values to the averages of the next line of logs."""
         if logs:
             self._averages.add(logs, prefix)
+            if self._events is not None:
+                self._events.log({prefix + name: value for name, value in logs.items()})
 
     def tick(self, frames: int, counters: Callable[[], Mapping[str, object]]) -> None:
         """Writes, evaluates and saves what is due at these frames; cheap if nothing is due.
@@ -102,6 +108,12 @@ class PeriodicActions:
         logs = as_logs(evaluation)
         self._logger.write(frames, logs)
         self._rules.see(frames, logs)
+        if self._events is not None:
+            self._events.judged(frames, evaluation)
+
+    def end(self, reason: str) -> None:
+        """Ends training as a stop rule does; does nothing if it has ended already."""
+        self._rules.reason = self._rules.reason or reason
 
     def ended_by(self, frames: int, updates: int) -> str:
         """Returns what ends training, a budget or a stop rule; an empty string while it goes on.

@@ -35,6 +35,7 @@ from rlstack.exploration.schedules import (
     initial_counts,
     next_counts,
     with_env_ids,
+    with_env_steps,
 )
 from rlstack.exploration.warm_up import WarmUp
 
@@ -60,4 +61,5 @@ __all__ = [
     "initial_counts",
     "next_counts",
     "with_env_ids",
+    "with_env_steps",
 ]

@@ -49,6 +49,22 @@ def with_env_ids(state: PyTree, env_ids: Array) -> PyTree:
     return jax.tree.map(replaced, state, is_leaf=lambda node: isinstance(node, Counts))
 
 
+def with_env_steps(state: PyTree, env_steps: int) -> PyTree:
+    """Returns an agent's state with this number of steps in its `Counts`, if it contains any.
+
+    Args:
+      state: pytree of ``[B, ...]``, with or without `Counts`.
+      env_steps: for each environment; schedules then go on from there.
+    """
+
+    def replaced(node: PyTree) -> PyTree:
+        if isinstance(node, Counts):
+            return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
+        return node
+
+    return jax.tree.map(replaced, state, is_leaf=lambda node: isinstance(node, Counts))
+
+
 def next_counts(counts: Counts, timestep: TimeStep) -> Counts:
     """Returns the counts after an agent has acted at ``timestep`` ([B, ...]).
 

@@ -121,6 +121,12 @@ def paths(directory: str | os.PathLike[str]) -> list[Path]:
     return [path for _, path in reversed(_listed(Path(directory)))]
 
 
+def step_of(path: Path) -> int:
+    """Returns the step of a checkpoint, which its name tells."""
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else 0
+
+
 def latest(directory: str | os.PathLike[str]) -> Path | None:
     """Returns the newest checkpoint in `directory`, or None. It is not read."""
     return next(iter(paths(directory)), None)

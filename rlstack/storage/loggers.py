@@ -226,6 +226,21 @@ class InMemoryLogger:
         self.closed = True
 
 
+class NewestLogs:
+    """A logger that holds the newest value of each name."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, float] = {}
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes one line of logs."""
+        del step
+        self.logs.update({name: float(value) for name, value in logs.items()})
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class Fanout:
     """Writes to each of `loggers` in order, converting every value once."""
 

@@ -34,9 +34,11 @@ def test_help_lists_every_command(capsys):
     ("command", "purpose"),
     [
         ("eval", "Evaluate the newest params"),
+        ("diff", "which options of two runs differ"),
         ("report", "table of finished runs"),
         ("record", "write them to a dataset"),
         ("play", "entity environment"),
+        ("watch", "probabilities and its value"),
         ("list", "List the presets"),
         ("rerun", "update that gave NaN"),
         ("doctor", "how to enable it"),

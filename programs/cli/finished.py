@@ -1,0 +1,252 @@
+"""The commands on runs that exist, each after the dataclass of its options, which tyro parses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from programs.cli import env_options
+from programs.cli.options import parse
+from programs.env_config import Option
+from programs.run import compare, evaluation, train
+from programs.run import record as recording
+from programs.run import report as runs_report
+from programs.sets.members import finished, is_set
+from programs.tracking.signals import Interrupted
+from rlstack.acting.evaluator import Evaluation, by_opponent
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvalOptions:
+    """Evaluate the newest params of a run, or its best ones, with the greedy policy; print the
+    result as JSON.
+
+    `--vary NAME VALUE ...`, which may be repeated, evaluates each combination of these options of
+    the environment, and prints a line of JSON for each.
+    """
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    episodes: int | None = None
+    """Number of whole episodes. By default as many as at the end of training."""
+    seed: int | None = None
+    """Seed of the environments. By default the seed of the run."""
+    against: tuple[Path, ...] = ()
+    """Opponents in a game of several agents: directories of runs, or of single checkpoints. By
+    default the opponents of the run's own evaluation."""
+    params: Literal["last", "best"] = "last"
+    """Which params: the last ones, or those with the best return in an evaluation of the run."""
+    by_index: bool | None = None
+    """Whether episode i is the same for all params and runs. By default as in training."""
+
+
+def evaluate(args: list[str]) -> int:
+    """Runs `rlstack eval`; returns the exit code, as all of these functions do."""
+    vary, args = env_options.take_vary(args)
+    chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
+    settings = (chosen.episodes, chosen.seed, chosen.against, chosen.params, chosen.by_index)
+    if not vary:
+        print(json.dumps(_evaluated(evaluation.evaluate(chosen.run_dir, *settings))))
+    for options, found in evaluation.matrix(chosen.run_dir, vary, *settings) if vary else ():
+        print(json.dumps({"options": options, **_evaluated(found)}), flush=True)
+    return 0
+
+
+def _evaluated(found: Evaluation) -> dict[str, object]:
+    summary: dict[str, object] = {
+        "eval_return_mean": float(found.returns.mean()),
+        "eval_return_std": float(found.returns.std()),
+        "eval_episodes": len(found.returns),
+    }
+    if found.opponents:
+        summary["eval_return_by_opponent"] = by_opponent(found)
+    return summary
+
+
+@dataclasses.dataclass(frozen=True)
+class _DiffOptions:
+    """Show which options of two runs differ, and their results side by side."""
+
+    left: tyro.conf.Positional[Path]
+    """The directory of a run."""
+    right: tyro.conf.Positional[Path]
+    """The directory of another run."""
+
+
+def diff(args: list[str]) -> int:
+    """Runs `rlstack diff`."""
+    chosen = parse(_DiffOptions, "rlstack diff", args)
+    found = compare.compare(chosen.left, chosen.right)
+    rows = [compare.Row("", chosen.left, chosen.right)]
+    rows += found.config or [compare.Row("the configs are equal", "", "")]
+    rows += [compare.Row("", "", ""), *found.results]
+    shown = [tuple("-" if cell is None else str(cell) for cell in row) for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(2)]
+    for name, left, right in shown:
+        print(f"{name:{widths[0]}}  {left:{widths[1]}}  {right}".rstrip())
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReportOptions:
+    """Write a table of finished runs in Markdown, and their learning curves as pictures."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs, or of sets of runs. Runs of one preset with different seeds share a
+    row."""
+    out: Path = Path("results.md")
+    """The Markdown file. The pictures go to the folder of the same name without suffix."""
+
+
+def report(args: list[str]) -> int:
+    """Runs `rlstack report`."""
+    chosen = parse(_ReportOptions, "rlstack report", args)
+    command = f"rlstack report RUN_DIR ... --out {chosen.out}"
+    groups = runs_report.by_preset([path for path in chosen.run_dirs if not is_set(path)])
+    for path in filter(is_set, chosen.run_dirs):
+        for name, found in finished(path).items():
+            groups.setdefault(name, []).extend(found)
+    runs_report.write_groups(groups, chosen.out, command)
+    print(f"{chosen.out}: {', '.join(sorted(groups))}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _RecordOptions:
+    """Play whole episodes with the newest params of a run and write them to a dataset."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    out: Path | None = None
+    """The directory of the dataset, new or empty. By default RUN_DIR/dataset."""
+    frames: int = 20_000
+    """Minimum number of environment steps. Episodes that were started are finished."""
+    policy: Literal["greedy", "explore"] = "greedy"
+    """greedy takes the best action; explore explores as at the end of training."""
+    seed: int | None = None
+    """Seed of environments and exploration. By default the seed of the run."""
+
+
+def record(args: list[str]) -> int:
+    """Runs `rlstack record`."""
+    chosen = parse(_RecordOptions, "rlstack record", args)
+    path, header = recording.record(
+        chosen.run_dir, chosen.out, frames=chosen.frames, policy=chosen.policy, seed=chosen.seed
+    )
+    found = {
+        "dataset": str(path),
+        "frames": header.frames,
+        "episodes": header.episodes,
+        "return_mean": header.return_mean,
+        "return_std": header.return_std,
+    }
+    print(json.dumps(found))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlayOptions:
+    """Play an entity environment by hand, in the terminal."""
+
+    env: tyro.conf.Positional[str]
+    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
+    checkpoint: Path | None = None
+    """The directory of a run. Shows the value and the action probabilities of its agent, and plays
+    with the environment options of the run."""
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+    """Options of the game, as names and values. They override those of the run."""
+    agent: bool = False
+    """Let the Enter key play the agent's choice. Needs --checkpoint."""
+    seed: int = 0
+    """Seed of the game."""
+    params: Literal["last", "best"] = "last"
+    """Which params of the run: the last ones, or those with the best return in an evaluation."""
+
+
+def play(args: list[str]) -> int:
+    """Runs `rlstack play`."""
+    from programs.run import play as playing
+
+    chosen = parse(_PlayOptions, "rlstack play", args)
+    try:
+        playing.play(
+            chosen.env,
+            checkpoint=chosen.checkpoint,
+            options=chosen.options,
+            agent=chosen.agent,
+            seed=chosen.seed,
+            params=chosen.params,
+        )
+    except KeyboardInterrupt as stop:
+        print()
+        raise Interrupted(signal.SIGINT, saved=False) from stop
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _WatchOptions:
+    """Show how the agent of a run plays, with its probabilities and its value: in the terminal, or
+    as a video."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    video: Path | None = None
+    """The video to write, .mp4, .webm or .gif. By default the terminal shows the run."""
+    episodes: int = 1
+    """Number of episodes."""
+    params: Literal["last", "best"] = "last"
+    """Which params: the last ones, or those with the best return in an evaluation of the run."""
+    policy: Literal["greedy", "explore"] = "greedy"
+    """greedy takes the best action; explore explores as at the end of training."""
+    seed: int | None = None
+    """Seed of the environment and of random actions. By default the seed of the run."""
+    max_steps: int = 2000
+    """Longest episode, in steps; a longer one is cut."""
+    fps: float | None = None
+    """Steps in a second. By default what the environment says, or 10."""
+
+
+def watch(args: list[str]) -> int:
+    """Runs `rlstack watch`."""
+    from programs.run.watching import watch as watching
+
+    chosen = parse(_WatchOptions, "rlstack watch", args)
+    found = watching.watch(
+        chosen.run_dir,
+        video=chosen.video,
+        episodes=chosen.episodes,
+        params=chosen.params,
+        greedy=chosen.policy == "greedy",
+        seed=chosen.seed,
+        max_steps=chosen.max_steps,
+        fps=chosen.fps,
+    )
+    for total, length in zip(found.returns, found.lengths, strict=True):
+        print(f"return {total:.6g} after {length} steps")
+    if chosen.video is not None:
+        print(f"{chosen.video}: {found.frames} steps")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _RerunOptions:
+    """Repeat an update that gave NaN, from its saved inputs, and print its logs.
+
+    With JAX_DEBUG_NANS=True in the environment it stops at the operation that gives the first NaN.
+    """
+
+    dump_dir: tyro.conf.Positional[Path]
+    """The directory dump-N in the run directory."""
+
+
+def rerun(args: list[str]) -> int:
+    """Runs `rlstack rerun`."""
+    chosen = parse(_RerunOptions, "rlstack rerun", args)
+    for name, value in sorted(train.rerun(chosen.dump_dir).items()):
+        print(f"{name:16} {value}")
+    return 0

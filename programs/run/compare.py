@@ -1,0 +1,75 @@
+"""What differs between two runs: ``rlstack diff RUN_A RUN_B``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from programs.components.restored import read_config
+from programs.experiment import to_json
+from programs.tracking.result import read_result
+from programs.tracking.run_dir import RunDir
+
+# Results that say how a run went; the others repeat the config or the machine's clock.
+_RESULTS = (
+    "eval_return_mean",
+    "eval_return_std",
+    "eval_episodes",
+    "env_frames",
+    "learner_steps",
+    "wall_seconds",
+    "frames_per_second",
+    "ended_by",
+    "git_commit",
+)
+
+
+class Row(NamedTuple):
+    """One entry of two runs; None where a run has none."""
+
+    name: str
+    left: Any
+    right: Any
+
+
+class Comparison(NamedTuple):
+    """What differs between two runs."""
+
+    config: list[Row]  # the fields of the configs that differ, by their names as options
+    results: list[Row]  # of ``result.json``; all that either run has
+
+
+def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comparison:
+    """Returns what differs between the configs of two runs, and both results.
+
+    Defaults of fields that an older config does not have are filled in first.
+
+    Raises:
+      ValueError: one of them is not a run.
+    """
+    directories = RunDir.open(left), RunDir.open(right)
+    configs = [
+        dict(_flat(json.loads(to_json(read_config(directory))))) for directory in directories
+    ]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    fields = [Row(name, *(config.get(name) for config in configs)) for name in names]
+    found = [read_result(directory) for directory in directories]
+    results = [{} if result is None else result._asdict() for result in found]
+    rows = [Row(name, *(result.get(name) for result in results)) for name in _RESULTS]
+    return Comparison(
+        [row for row in fields if row.left != row.right],
+        [row for row in rows if row.left is not None or row.right is not None],
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns the entries of a tree of dicts, with joined names."""
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, value))
+    return found

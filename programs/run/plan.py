@@ -1,0 +1,161 @@
+"""What a run would do, without doing it: ``rlstack train PRESET --dry-run``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from programs.components import opponents
+from programs.components.agent import make_agent
+from programs.components.environments import check_opponents, environment_spec
+from programs.components.hooks import check_hooks
+from programs.components.replay import replay_bytes
+from programs.experiment import Experiment, to_json
+from programs.nodes.base import Setup
+from programs.run.launch import check_packages, transport_name
+from programs.run.offline import resolve_dataset
+from programs.topologies import graph_of
+from programs.tracking.own_loggers import is_own
+from programs.tracking.run_dir import RunDir
+from rlstack.references import name_of
+from rlstack.types import EnvSpec, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would do; ``str`` gives it as text."""
+
+    experiment: Experiment
+    """The resolved config."""
+    nodes: tuple[str, ...]
+    """The nodes of its program; empty for a topology of one process."""
+    replay_bytes: int
+    """Memory of the replay, at most; 0 for recorded data."""
+    params_bytes: int
+    """Memory of the params."""
+    checkpoint_bytes: int
+    """Size of one checkpoint, at most, without that of a replay service."""
+    run_dir: str
+    """The directory of the run."""
+    files: tuple[tuple[str, str], ...]
+    """What it would write there: names, and what they are."""
+
+    def __str__(self) -> str:
+        experiment = self.experiment
+        rows = [
+            ("experiment", f"{experiment.preset}, {type(experiment.agent).__name__}"),
+            ("environments", _environments(experiment)),
+            ("budget", _budget(experiment)),
+            ("topology", experiment.topology),
+            ("nodes", ", ".join(self.nodes) or "none: this process does everything"),
+            ("replay", f"{self.replay_bytes:,} bytes at most"),
+            ("params", f"{self.params_bytes:,} bytes"),
+            ("checkpoint", f"{self.checkpoint_bytes:,} bytes at most, the newest three are kept"),
+            ("run directory", self.run_dir),
+        ]
+        if self.nodes:
+            program = experiment.program
+            how = f"{program.launch}, transport {transport_name(program)}, {program.pacing}"
+            rows.insert(5, ("launch", how))
+        if experiment.data:
+            rows = [row for row in rows if row[0] != "replay"] + [("data", experiment.data)]
+        rows += [(f"  {name}", what) for name, what in self.files]
+        lines = [f"{name:20} {what}" for name, what in rows]
+        return "\n".join([*lines, "", "config.json:", to_json(experiment)])
+
+
+def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) -> Plan:
+    """Checks an experiment as `programs.run.train.run` does, and says what it would do.
+
+    One environment is made and closed. Nothing is trained or written.
+
+    Args:
+      experiment: what would run.
+      run_dir: the directory that it would get; by default a new one under ``runs/``.
+
+    Raises:
+      ValueError: the config contradicts itself, the environment or this machine, or the directory
+        holds a run already.
+    """
+    experiment = opponents.resolved(resolve_dataset(experiment))
+    check_hooks(experiment)
+    check_opponents(experiment)
+    directory = RunDir(Path(run_dir or f"runs/{experiment.preset}-s{experiment.seed}").absolute())
+    if run_dir is not None:
+        directory.check_new()
+    spec = environment_spec(experiment)
+    setup = Setup(experiment, directory, spec)
+    if not experiment.in_one_process:
+        check_packages(experiment)
+    params, learner_state = _learned(experiment, spec)
+    replay = 0 if experiment.data else replay_bytes(experiment, setup.step)
+    saved = replay if experiment.checkpoint_replay and not _is_served(experiment) else 0
+    return Plan(
+        experiment,
+        () if experiment.in_one_process else tuple(node.name for node in graph_of(setup).nodes),
+        replay,
+        params,
+        params + learner_state + saved,
+        f"{directory.path}{'' if run_dir else '-DATE-TIME'}",
+        tuple(_files(experiment)),
+    )
+
+
+def _learned(experiment: Experiment, spec: EnvSpec) -> tuple[int, int]:
+    """Returns the bytes of the params and of the learner state."""
+    agent = make_agent(experiment, spec)
+    key = jax.eval_shape(jax.random.PRNGKey, 0)
+    params = jax.eval_shape(agent.initial_params, key)
+    return _bytes(params), _bytes(jax.eval_shape(agent.initial_learner_state, key, params))
+
+
+def _bytes(tree: PyTree) -> int:
+    leaves: list[Any] = jax.tree.leaves(tree)
+    return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+def _is_served(experiment: Experiment) -> bool:
+    return experiment.topology == "distributed"
+
+
+def _environments(experiment: Experiment) -> str:
+    cfg, actors = experiment.env, experiment.num_actors
+    kind = f"type {cfg.type}" + (f", batches of {cfg.wait_num}" if cfg.wait_num else "")
+    count = f"{cfg.num_envs:,} of {cfg.name}, {kind}"
+    return count if actors == 1 else f"{actors} actors with {count} each"
+
+
+def _budget(experiment: Experiment) -> str:
+    parts = [f"{experiment.frames:,} frames"]
+    if experiment.updates:
+        parts.append(f"{experiment.updates:,} updates")
+    if experiment.hours:
+        parts.append(f"{experiment.hours:g} hours")
+    first = ", whichever is spent first" if len(parts) > 1 else ""
+    return " or ".join(parts) + first
+
+
+def _files(experiment: Experiment) -> list[tuple[str, str]]:
+    period = experiment.evaluator.period
+    when = f"every {period:,} frames and " if period else ""
+    files = [("config.json", "the config below")]
+    if "jsonl" in experiment.loggers:
+        files.append(("metrics.jsonl", f"a line every {experiment.log_period:,} frames"))
+    if "tensorboard" in experiment.loggers:
+        files.append(("tensorboard/", "the same for TensorBoard"))
+    files += [(name_of(logger), "a logger") for logger in experiment.loggers if is_own(logger)]
+    files += [
+        ("checkpoints/", f"every {experiment.checkpoint_period:,} frames and at the end"),
+        ("checkpoints/best/", f"the params with the best evaluation; one is made {when}at the end"),
+        ("result.json", "at the end"),
+    ]
+    if not experiment.in_one_process:
+        files += [("logs/", "the output of each node")]
+    if _is_served(experiment):
+        files.append(("replay/", "the checkpoints of the replay service"))
+    return files

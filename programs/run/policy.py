@@ -1,0 +1,307 @@
+"""The agent of a finished run as a policy that acts in any loop: ``rlstack.load(run_dir)``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from dm_env import specs
+
+from agents import AGENTS
+from programs.components.agent import make_agent
+from programs.components.environments import environment_spec
+from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
+from programs.components.seeds import role_key
+from programs.experiment import Experiment
+from programs.tracking.run_dir import RunDir
+from rlstack.agent import Agent
+from rlstack.checks import WrongKindError
+from rlstack.distributions import Categorical, Joint, MultiCategorical
+from rlstack.envs.adapters import changed_by_cast, too_wide
+from rlstack.envs.nest import Nest
+from rlstack.exploration import with_env_steps
+from rlstack.families.q_learning import TargetNetworkAgent
+from rlstack.storage import checkpoint
+from rlstack.types import (
+    ActionDistribution,
+    AgentState,
+    Array,
+    EnvSpec,
+    Params,
+    PRNGKey,
+    PyTree,
+    StepType,
+    TimeStep,
+)
+
+
+class Prediction(NamedTuple):
+    """What an agent does and thinks at one step; batches have a leading axis [B]."""
+
+    action: PyTree  # in the structure of the action spec
+    # By action type, or "action" if there is only one: float32 [rows, n]; empty if continuous.
+    probabilities: Mapping[str, np.ndarray]
+    # For agents that learn action values, these values, in the same form; otherwise empty.
+    action_values: Mapping[str, np.ndarray]
+    value: Any  # expected return of the rest of the episode, float or [B]; None without a critic
+
+
+class Policy:
+    """The agent of a run with its params; it keeps the recurrent state from call to call.
+
+    One thread at a time may call it.
+
+    Attributes:
+      experiment: the config of the run.
+      spec: the spec of one observation and of one action.
+      env_frames: the environment steps that the params have learned from.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: EnvSpec,
+        params: Params,
+        *,
+        greedy: bool = True,
+        seed: int = 0,
+        env_frames: int = 0,
+    ) -> None:
+        """Makes the policy. Call `load` instead, which reads the params of a run.
+
+        Args:
+          experiment: the config of the run.
+          spec: of its environments.
+          params: of its agent.
+          greedy: whether to take the best action; otherwise as in training after ``env_frames``.
+          seed: of the random actions.
+          env_frames: the environment steps that the params have learned from.
+        """
+        self.experiment, self.spec, self.env_frames = experiment, spec, env_frames
+        self._agent, self._params = make_agent(experiment, spec, greedy=greedy), params
+        self._key = role_key(seed, "policy")
+        self._observation, self._action = Nest(spec.observation), Nest(spec.action)
+        self._state: AgentState = ()
+        self._first = np.zeros(0, bool)  # the rows whose next step begins an episode; [] at first
+        has_values = issubclass(AGENTS[type(experiment.agent)].agent, TargetNetworkAgent)
+        self._act = jax.jit(functools.partial(_act, self._agent))
+        self._predict = jax.jit(functools.partial(_predict, self._agent, has_values))
+
+    def act(self, observation: PyTree, reward: Array | float = 0.0) -> PyTree:
+        """Returns the action for one observation, or the actions for a batch of them.
+
+        Args:
+          observation: in the structure of ``spec.observation``, as the environment gives it. Each
+            array has the shape of its spec, or one more leading axis [B] for B environments, which
+            must then be the same ones in every call until `reset`.
+          reward: the reward of the last action, for networks that read it.
+
+        Returns:
+          Arrays in the structure of ``spec.action``, within its bounds. Discrete actions are int32
+          and count from 0.
+
+        Raises:
+          WrongKindError: the observation has another structure.
+          ValueError: an array has another shape, or the number of environments has changed and the
+            agent has a state.
+        """
+        timestep, batched = self._timestep(observation, reward)
+        self._key, self._state, action = self._act(self._key, self._params, timestep, self._state)
+        return self._bounded(action, batched)
+
+    def predict(self, observation: PyTree, reward: Array | float = 0.0) -> Prediction:
+        """Acts as `act` does, and also returns probabilities and the value."""
+        timestep, batched = self._timestep(observation, reward)
+        self._key, self._state, action, *details = self._predict(
+            self._key, self._params, timestep, self._state
+        )
+        chances, values, value = jax.tree.map(np.asarray, details)
+        if not batched:
+            chances, values, value = jax.tree.map(lambda x: x[0], (chances, values, value))
+            value = None if value is None else float(value)
+        return Prediction(self._bounded(action, batched), chances, values, value)
+
+    def reset(self, rows: Any = None) -> None:
+        """Starts new episodes with the next observation.
+
+        Args:
+          rows: bool [B], the environments of the batch whose episode has ended; all by default,
+            and then the next call may have another number of environments.
+
+        Raises:
+          ValueError: ``rows`` has another length than the last batch.
+        """
+        if rows is None:
+            self._state, self._first = (), np.zeros(0, bool)
+            return
+        rows = np.asarray(rows, bool)
+        if rows.shape != self._first.shape:
+            raise ValueError(
+                f"Policy.reset: rows must have shape {self._first.shape}, one entry for each "
+                f"environment of the last batch; got {rows.shape}."
+            )
+        self._first = self._first | rows
+
+    def _timestep(self, observation: PyTree, reward: Array | float) -> tuple[TimeStep, bool]:
+        """Returns the step ``[B, ...]``, and whether the observation is a batch."""
+        try:
+            leaves = self._observation.flatten(observation, "Policy.act: observation")
+        except TypeError as error:
+            raise WrongKindError(f"{error}{_hint(observation)}") from None
+        arrays = [
+            _array(leaf, spec, f"Policy.act: observation{path}")
+            for leaf, spec, path in zip(
+                leaves, self._observation.leaves, self._observation.paths, strict=True
+            )
+        ]
+        batched = arrays[0].ndim > len(self._observation.leaves[0].shape)
+        arrays = arrays if batched else [array[None] for array in arrays]
+        rows = len(arrays[0])
+        for array, spec, path in zip(
+            arrays, self._observation.leaves, self._observation.paths, strict=True
+        ):
+            if array.shape != (rows, *spec.shape):
+                raise ValueError(
+                    f"Policy.act: observation{path} must have shape {spec.shape}, or (B, *shape) "
+                    f"as all arrays of a batch; got {array.shape if batched else array.shape[1:]}."
+                )
+        first = self._begin(rows)
+        return self._agent.lay_out(
+            TimeStep(
+                np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
+                np.broadcast_to(np.asarray(reward, np.float32), rows),
+                np.ones(rows, np.float32),
+                self._observation.unflatten(arrays),
+            )
+        ), batched
+
+    def _begin(self, rows: int) -> np.ndarray:
+        """Returns the rows that begin an episode; makes the state of the first batch."""
+        if len(self._first) != rows and not jax.tree.leaves(self._state):
+            self._first = np.zeros(0, bool)  # there is no state to keep
+        if not self._first.size:
+            steps = self.env_frames // self.experiment.total_envs
+            self._state = with_env_steps(self._agent.initial_state(rows), steps)
+            self._first = np.ones(rows, bool)
+        if len(self._first) != rows:
+            raise ValueError(
+                f"Policy.act: must have the {len(self._first)} environments of the last call, "
+                f"whose state it keeps; got {rows}. Call reset() first."
+            )
+        first, self._first = self._first, np.zeros(rows, bool)
+        return first
+
+    def _bounded(self, action: PyTree, batched: bool) -> PyTree:
+        """Returns the action as numpy arrays; Gaussian policies overshoot bounds by design."""
+        leaves = []
+        for leaf, spec in zip(
+            self._action.flatten(action, "action"), self._action.leaves, strict=True
+        ):
+            array = np.asarray(leaf) if batched else np.asarray(leaf)[0]
+            if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating):
+                array = np.clip(array, spec.minimum, spec.maximum)
+            leaves.append(array)
+        return self._action.unflatten(leaves)
+
+
+def load(
+    run_dir: str | os.PathLike[str],
+    *,
+    params: Which = "last",
+    greedy: bool = True,
+    seed: int = 0,
+    spec: EnvSpec | None = None,
+) -> Policy:
+    """Returns the policy of a run, to act in a loop of your own.
+
+    Args:
+      run_dir: the directory of a run with a checkpoint.
+      params: "last" for the newest params, "best" for those with the best return in an evaluation.
+      greedy: whether to take the best action; otherwise as at the end of training.
+      seed: of the random actions.
+      spec: of the environments. By default one environment of the run is made to read it, and
+        closed.
+
+    Raises:
+      ValueError: there is no run or no checkpoint, or it was trained on another spec.
+    """
+    directory = RunDir.open(run_dir)
+    experiment = read_config(directory)
+    path = chosen_checkpoint(directory, experiment, params)
+    if spec is None:
+        spec = environment_spec(experiment)
+    return Policy(
+        experiment,
+        spec,
+        read_params(path, experiment, spec),
+        greedy=greedy,
+        seed=seed,
+        env_frames=int(checkpoint.read_metadata(path)["env_frames"]),
+    )
+
+
+def _act(
+    agent: Agent, key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+) -> tuple[PRNGKey, AgentState, PyTree]:
+    key, step_key = jax.random.split(key)
+    state = agent.reset_state(state, timestep.first())
+    output, state = agent.actor_step(step_key, params, timestep, state)
+    return key, state, output.action
+
+
+def _predict(
+    agent: Agent,
+    has_values: bool,
+    key: PRNGKey,
+    params: Params,
+    timestep: TimeStep,
+    state: AgentState,
+) -> tuple[PRNGKey, AgentState, PyTree, dict[str, Array], dict[str, Array], Array | None]:
+    key, step_key = jax.random.split(key)
+    state = agent.reset_state(state, timestep.first())
+    distribution = agent.action_distribution(step_key, params, timestep, state)
+    output, state = agent.actor_step(step_key, params, timestep, state)
+    logits = _logits(distribution)
+    chances: dict[str, Array] = {
+        name: jax.nn.softmax(rows, axis=-1) for name, rows in logits.items()
+    }
+    value = getattr(output, "value", None)
+    if has_values and value is None and len(logits) == 1:
+        (rows,) = logits.values()
+        value = rows.max(axis=(1, 2))
+    return key, state, output.action, chances, logits if has_values else {}, value
+
+
+def _logits(distribution: ActionDistribution | None) -> dict[str, Array]:
+    """Returns the logits of the discrete action types, float32 [B, rows, n]."""
+    components = distribution.components if isinstance(distribution, Joint) else distribution
+    named = components if isinstance(components, dict) else {"action": components}
+    return {
+        name: component.logits.reshape((len(component.logits), -1, component.logits.shape[-1]))
+        for name, component in named.items()
+        if isinstance(component, Categorical | MultiCategorical)
+    }
+
+
+def _array(leaf: Any, spec: specs.Array, where: str) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biuf":
+        raise WrongKindError(f"{where} must hold numbers; got {type(leaf).__name__} {leaf!r:.80}.")
+    cast = array.astype(spec.dtype)
+    if changed_by_cast(array, cast):
+        raise too_wide(where, np.dtype(spec.dtype), array)
+    return cast
+
+
+def _hint(observation: Any) -> str:
+    """Returns the way out for an observation of a game, which is no array yet."""
+    if not hasattr(observation, "features"):
+        return ""
+    return (
+        " The policy takes the arrays of rlstack.entity.as_dm_env(game). "
+        "programs.run.game_agent.from_run returns a player that takes the game's observations."
+    )

@@ -1,0 +1,90 @@
+"""What is shown of one step: a picture, some lines, and what the policy thinks of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from programs.run.policy import Prediction
+from programs.run.watching.labels import Labels
+from programs.run.watching.stage import Picture
+from rlstack.types import PyTree
+
+MAX_BARS = 14  # of one scene; with more choices, the most likely ones
+
+
+class Bar(NamedTuple):
+    """One choice."""
+
+    label: str
+    text: str  # its probability or its value
+    share: float  # length of the bar, 0 to 1
+    chosen: bool
+
+
+class Scene(NamedTuple):
+    """One step."""
+
+    picture: Picture
+    lines: tuple[str, ...]
+    bars: tuple[tuple[str, tuple[Bar, ...]], ...]  # the choices of each chooser, by its title
+
+
+def bars_of(
+    prediction: Prediction, observation: PyTree, labels: Labels
+) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
+    """Returns the bars of all choices at a step.
+
+    Args:
+      prediction: for one environment.
+      observation: of that environment.
+      labels: names the choices.
+    """
+    chances = prediction.probabilities
+    rows = {name: len(table) for name, table in chances.items()}
+    found, left = [], MAX_BARS
+    for name, row, title in labels.choosers(observation, rows):
+        shares = chances[name][row]
+        legal = np.flatnonzero(shares > 0)
+        shown = legal
+        if len(legal) > left:
+            shown = legal[np.argsort(-shares[legal], kind="stable")][:left]
+        left -= len(shown)
+        chosen = _chosen(prediction.action, name, row)
+        bars = [
+            Bar(labels.choice(name, choice), *_amount(prediction, name, row, choice, legal),
+                choice == chosen)
+            for choice in shown.tolist()
+        ]  # fmt: skip
+        if bars:
+            found.append((title, tuple(bars)))
+    return tuple(found)
+
+
+def numbers_of(prediction: Prediction) -> tuple[str, ...]:
+    """Returns continuous actions as lines."""
+    if prediction.probabilities:
+        return ()
+    leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(prediction.action)]
+    numbers = np.concatenate(leaves)[:MAX_BARS]
+    return tuple(f"action {i}: {number:+.3g}" for i, number in enumerate(numbers))
+
+
+def _chosen(action: PyTree, name: str, row: int) -> int:
+    """Returns the number of the choice that the policy made."""
+    return int(np.ravel(action[name] if isinstance(action, Mapping) else action)[row])
+
+
+def _amount(
+    prediction: Prediction, name: str, row: int, choice: int, legal: np.ndarray
+) -> tuple[str, float]:
+    """Returns the probability or the value of a choice, and the length of its bar."""
+    if not prediction.action_values:
+        share = float(prediction.probabilities[name][row][choice])
+        return f"{share:.0%}", share
+    values = prediction.action_values[name][row]
+    value, low, high = float(values[choice]), float(values[legal].min()), float(values[legal].max())
+    return f"{value:.3g}", 1.0 if high == low else (value - low) / (high - low)

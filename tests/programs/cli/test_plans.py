@@ -1,0 +1,97 @@
+"""`--dry-run` says what a run would do, and `diff` what differs between two runs."""
+
+import dataclasses
+import re
+
+import pytest
+
+from programs.__main__ import main
+from programs.experiment import from_json, to_json
+from programs.presets import preset
+from programs.run.plan import plan
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
+from rlstack.storage import checkpoint
+from tests.programs import running
+
+TOPOLOGIES = ("single_process", *running.TOPOLOGIES)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_dry_run_shows_the_config_and_writes_nothing(topology, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    args = ["--topology", topology, "--run-dir", "runs/x", "--updates", "30"]
+    args += ["--replay.service", "table", "--program.num-actors", "3", "--frames", "5000"]
+    assert main(["train", "cartpole-dqn", *args, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    text, _, config = shown.partition("config.json:\n")
+    rows = dict(re.findall(r"^(\w[\w ]*?) {2,}(.*)$", text, re.M))
+    assert rows["budget"] == "5,000 frames or 30 updates, whichever is spent first"
+    assert rows["run directory"] == str(tmp_path / "runs" / "x")
+    nodes = rows["nodes"].split(", ")
+    inferencers = {"heavy_env": 0, "light_env": 1, "distributed": 1}
+    if topology == "single_process":
+        assert nodes == ["none: this process does everything"] and "launch" not in rows
+    else:
+        assert len([name for name in nodes if name.startswith("actor/")]) == 3
+        assert len([n for n in nodes if n.startswith("inferencer/")]) == inferencers[topology]
+        assert rows["launch"].startswith("processes, transport ")
+    assert ("replay" in nodes) == ("replay/" in text) == (topology == "distributed")
+    experiment = from_json(config)
+    assert experiment.topology == topology and experiment.frames == 5000
+
+
+def test_the_sizes_are_those_of_the_run(tmp_path):
+    experiment = running.dqn("single_process", frames=100)  # too few to learn
+    experiment = dataclasses.replace(experiment, checkpoint_replay=False)
+    found = plan(experiment, tmp_path / "run")
+    running.run(experiment, tmp_path / "run")
+    assert found.params_bytes == sum(leaf.nbytes for leaf in running.params(tmp_path / "run"))
+    path = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    written = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    # Arrays of zeros take no space, so a checkpoint may be smaller.
+    assert found.params_bytes <= written <= found.checkpoint_bytes + 200_000
+    assert {name.rstrip("/") for name, _ in found.files} == {
+        str(file.relative_to(tmp_path / "run"))
+        for file in [*(tmp_path / "run").iterdir(), tmp_path / "run" / "checkpoints" / "best"]
+        if file.name != ".lock"
+    }
+
+
+def test_a_dry_run_finds_mistakes(tmp_path):
+    hooked = dataclasses.replace(preset("cartpole-ppo"), loggers=("nothing",))
+    with pytest.raises(ValueError, match="loggers must be"):
+        plan(hooked)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a run already"):
+        plan(preset("cartpole-ppo"), tmp_path)
+
+
+RESULT = Result(41.5, 2.0, 20, 300, 1, 0.5, 600.0, 1, "single_process", "mine", "unknown")
+
+
+def test_diff_shows_what_differs(tmp_path, capsys):
+    experiment = running.ppo("single_process", frames=300)
+    other = dataclasses.replace(
+        experiment, agent=dataclasses.replace(experiment.agent, discount=0.5), updates=1
+    )
+    for name, config in (("a", experiment), ("b", other)):
+        directory = RunDir.create(tmp_path / name, "mine", 1)
+        directory.write_config(to_json(config))
+        directory.write_result(RESULT._asdict())
+    runs = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["diff", *runs]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if len(line) > 1}
+    assert rows["agent.discount"] == [str(experiment.agent.discount), "0.5"]
+    assert rows["updates"] == ["0", "1"]
+    assert "agent.gae_lambda" not in rows and "seed" not in rows
+    assert rows["eval_return_mean"] == ["41.5", "41.5"]
+    (tmp_path / "b" / "result.json").unlink()
+    assert main(["diff", *runs]) == 0
+    assert re.search(r"eval_return_mean +41.5 +-$", capsys.readouterr().out, re.M)
+    assert main(["diff", runs[0], runs[0]]) == 0
+    assert "the configs are equal" in capsys.readouterr().out
+    assert main(["diff", runs[0], str(tmp_path / "c")]) == 1
+    assert "there is no such directory" in capsys.readouterr().err
