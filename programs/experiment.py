@@ -163,7 +163,7 @@ class Experiment(Checked):
     """When training ends before its budget."""
     loggers: tuple[Hook, ...] = ("jsonl", "tensorboard", "terminal")
     """What receives the logs: jsonl (metrics.jsonl), tensorboard, terminal (the lines of progress),
-    and loggers of your own, each as "module:callable" of a function (run_dir) -> Logger."""
+    wandb, mlflow, trackio, and your own, as "module:callable" of a function (run_dir) -> Logger."""
     program: ProgramConfig = ProgramConfig()
     """The nodes of a topology of several processes. The others ignore these options."""
     fused: fused_config.FusedConfig = fused_config.FusedConfig()

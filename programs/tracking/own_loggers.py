@@ -1,8 +1,9 @@
-"""Loggers of the user's own, which can neither end nor delay a run."""
+"""Loggers of the user's own and experiment trackers, which can neither end nor delay a run."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,33 +14,47 @@ from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
 from rlstack.storage.loggers import Logger, Scalar, to_scalar
 
 READY = ("jsonl", "tensorboard", "terminal")
+TRACKERS = {
+    "wandb": "rlstack.storage.trackers:Wandb",
+    "mlflow": "rlstack.storage.trackers:MLflow",
+    "trackio": "rlstack.storage.trackers:Trackio",
+}
 
 _FIELD = "Experiment: loggers"
 _WANTED = "(run_dir) -> Logger of rlstack.storage.loggers"
 _MAX_WAITING = 10_000  # lines that a logger may be behind
 _CLOSE_SECONDS = 10.0  # for a logger to write what it is behind, and to close
+_TRACKER_SECONDS = 60.0  # likewise for a tracker, which may start late and upload
 
 
 def is_own(logger: Hook) -> bool:
-    """Whether a logger of the config is the user's own."""
-    return not isinstance(logger, str) or ":" in logger
+    """Whether a logger of the config is the user's own, or a tracker."""
+    return not isinstance(logger, str) or ":" in logger or logger in TRACKERS
 
 
 def check_loggers(loggers: Sequence[Hook]) -> None:
     """Checks the loggers of a config.
 
     Raises:
-      ValueError: there is no logger of that name, or it cannot be imported.
+      ValueError: there is no logger of that name, or it cannot be imported, or its package is
+        missing.
       WrongKindError: it is not a function of the run directory.
     """
+    known = dict.fromkeys((*READY, *TRACKERS))
     for logger in loggers:
-        if is_own(logger):
+        if isinstance(logger, str) and logger in TRACKERS:
+            if importlib.util.find_spec(logger) is None:
+                raise ValueError(
+                    f"{_FIELD} {logger} needs the package {logger}, which is not installed. "
+                    f"`rlstack doctor` prints the command that installs the extra {logger}."
+                )
+        elif is_own(logger):
             rule = f"{_FIELD} {name_of(logger)} must be a function {_WANTED}"
             check_callable(rule, load_hook(_FIELD, logger), Path())
         elif logger not in READY:
             raise ValueError(
-                f'{_FIELD} must be {", ".join(READY)} or "module:callable"; got '
-                f"{logger!r}{nearest(str(logger), dict.fromkeys(READY))}."
+                f'{_FIELD} must be {", ".join(known)} or "module:callable"; got '
+                f"{logger!r}{nearest(str(logger), known)}."
             )
 
 
@@ -60,8 +75,9 @@ class _Guarded:
     """A user's logger in a thread: its failures are told once, and its delays delay nothing."""
 
     def __init__(self, logger: Hook, run_dir: Path, tell: Callable[[str], None]) -> None:
-        self._hook, self._run_dir, self._tell = logger, run_dir, tell
-        self._name = name_of(logger)
+        self._run_dir, self._tell, self._name = run_dir, tell, name_of(logger)
+        self._hook = TRACKERS.get(self._name, logger)
+        self._patience = _TRACKER_SECONDS if self._name in TRACKERS else _CLOSE_SECONDS
         self._has_failed = False
         self._lines: queue.Queue[tuple[int, dict[str, Scalar]] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name=f"logger {self._name}", daemon=True)
@@ -80,10 +96,10 @@ class _Guarded:
         if not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=_CLOSE_SECONDS)
-        self._thread.join(_CLOSE_SECONDS)
+            self._lines.put(None, timeout=self._patience)
+        self._thread.join(self._patience)
         if self._thread.is_alive():
-            self._fail(f"did not close within {_CLOSE_SECONDS:g} s, and may lose lines")
+            self._fail(f"did not close within {self._patience:g} s, and may lose lines")
 
     def _run(self) -> None:
         made = self._attempt(lambda: load_hook(_FIELD, self._hook)(self._run_dir))

@@ -116,7 +116,7 @@ def test_other_topologies_and_a_missing_package_are_refused(monkeypatch):
             dataclasses.replace(experiment, topology=topology)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="the extra `cluster`"):
-        launch._check_packages(experiment)
+        launch.check_packages(experiment)
 
 
 def test_an_older_config_without_ray_is_read():

@@ -1,0 +1,161 @@
+"""Loggers that pass a run on to experiment trackers: Weights & Biases, MLflow, Trackio.
+
+Each is imported when one is made. They keep the id of their run in ``trackers.json`` of the run
+directory, so that a resumed run goes on in the same place. Where they write, and to whom, is said
+by their own environment variables; without any, they write to files on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_IDS = "trackers.json"
+_lock = threading.Lock()  # each logger has a thread
+_MAX_PARAM = 500  # characters of a value of the config, the least that MLflow's servers take
+
+
+class Wandb:
+    """Logs to Weights & Biases, by ``env_frames``.
+
+    ``WANDB_PROJECT`` is "rlstack" by default. Without an API key and without ``WANDB_MODE``, the
+    run is offline, in the folder ``wandb`` of the run directory, for ``wandb sync``.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Starts or continues the run."""
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE")
+        if not mode and not os.environ.get("WANDB_API_KEY") and not _has_key():
+            mode = "offline"
+        ids = _ids(run_dir)
+        ids.setdefault("wandb", wandb.util.generate_id())
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "rlstack"),
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=_config(run_dir),
+            id=ids["wandb"],
+            resume="allow",
+            mode=mode,
+            settings=wandb.Settings(silent=True),
+        )
+        self._run.define_metric("env_frames")
+        self._run.define_metric("*", step_metric="env_frames")
+        _keep(run_dir, ids)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Logs one line; wandb's own step counts the lines."""
+        self._run.log({"env_frames": step, **logs})
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """Logs to MLflow, by frames: metrics, and the config as parameters.
+
+    ``MLFLOW_TRACKING_URI`` says where; by default a database in the run directory, for
+    ``mlflow ui --backend-store-uri``. ``MLFLOW_EXPERIMENT_NAME`` is the preset by default.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Starts or continues the run."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        self._metric = Metric
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir / 'mlflow.db'}"
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        config, ids = _config(run_dir), _ids(run_dir)
+        if "mlflow" not in ids:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(config.get("preset", "rlstack"))
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            run = self._client.create_run(experiment, run_name=run_dir.name)
+            ids["mlflow"] = run.info.run_id
+            for key, value in _flat(config):
+                self._client.log_param(ids["mlflow"], key, str(value)[:_MAX_PARAM])
+            _keep(run_dir, ids)
+        self._id = ids["mlflow"]
+        self._client.update_run(self._id, status="RUNNING")
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Logs one line."""
+        now = int(time.time() * 1000)
+        metrics = [self._metric(name, float(value), now, step) for name, value in logs.items()]
+        for first in range(0, len(metrics), 500):  # the most that one call may have is 1000
+            self._client.log_batch(self._id, metrics=metrics[first : first + 500])
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._client.set_terminated(self._id)
+
+
+class Trackio:
+    """Logs to Trackio, in its folder on this machine; ``TRACKIO_DIR`` names another.
+
+    ``TRACKIO_PROJECT`` is "rlstack" by default.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Starts or continues the run."""
+        import trackio
+
+        self._run: Any = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "rlstack"),
+            name=run_dir.name,
+            config=_config(run_dir),
+            resume="allow",
+        )
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Logs one line."""
+        self._run.log(dict(logs), step=step)
+
+    def close(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+def _has_key() -> bool:
+    """Returns whether ``wandb login`` has stored a key in ~/.netrc."""
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    return path.is_file() and "wandb" in path.read_text(errors="replace")
+
+
+def _config(run_dir: Path) -> dict[str, Any]:
+    """Returns the config of the run; empty if it has none."""
+    path = run_dir / "config.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _ids(run_dir: Path) -> dict[str, str]:
+    path = run_dir / _IDS
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _keep(run_dir: Path, ids: Mapping[str, str]) -> None:
+    """Adds ids to those of the run; other trackers may have added theirs since."""
+    with _lock:
+        partial = run_dir / f".{_IDS}.{os.getpid()}"
+        partial.write_text(json.dumps({**_ids(run_dir), **ids}))
+        os.replace(partial, run_dir / _IDS)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Returns the entries of a tree of dicts, with joined names."""
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, value))
+    return found

@@ -1,0 +1,91 @@
+"""Experiment trackers, each against its real package if it is installed, with local files only."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from programs.tracking.own_loggers import check_loggers, own_loggers
+from rlstack.storage import trackers
+
+pytestmark = pytest.mark.timeout(120, method="thread")
+CONFIG = {"preset": "mine", "frames": 100, "agent": {"kind": "PPOConfig", "discount": 0.9}}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The directory of a run, with its config."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return directory
+
+
+def write_twice(make, run_dir):
+    """Logs in two commands of one run."""
+    for first in (100, 300):
+        logger = make(run_dir)
+        logger.write(first, {"learner/loss": 0.5, "actor/episode_return": float(first)})
+        logger.write(first + 100, {"evaluator/episode_return": 2.0})
+        logger.close()
+
+
+def test_mlflow_has_metrics_by_frames_and_the_config(run_dir, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_twice(trackers.MLflow, run_dir)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{run_dir / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("mine")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params["agent.discount"] == "0.9" and run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "actor/episode_return")
+    assert [(point.step, point.value) for point in history] == [(100, 100.0), (300, 300.0)]
+    last = client.get_metric_history(run.info.run_id, "evaluator/episode_return")
+    assert [point.step for point in last] == [200, 400]
+
+
+def test_wandb_writes_offline(run_dir, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(run_dir / "none"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    write_twice(trackers.Wandb, run_dir)
+    files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    identifier = json.loads((run_dir / "trackers.json").read_text())["wandb"]
+    assert all(identifier in file.name for file in files)
+    written = files[0].read_bytes()
+    assert b"actor/episode_return" in written and b"env_frames" in written
+
+
+def test_trackio_keeps_a_run_on_this_machine(run_dir, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(run_dir / "trackio"))
+    trackio = pytest.importorskip("trackio")
+    write_twice(trackers.Trackio, run_dir)
+    del trackio
+    found = [path for path in (run_dir / "trackio").rglob("*") if path.is_file()]
+    assert any(b"actor/episode_return" in path.read_bytes() for path in found)
+
+
+def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="loggers mlflow needs the package mlflow"):
+        check_loggers(("jsonl", "mlflow"))
+    with pytest.raises(ValueError, match="did you mean 'wandb'"):
+        check_loggers(("wandbb",))
+
+
+def test_a_tracker_that_fails_ends_nothing(run_dir, monkeypatch):
+    def init(**settings):
+        raise ConnectionError("no network")
+
+    fake = types.SimpleNamespace(
+        init=init, util=types.SimpleNamespace(generate_id=lambda: "a"), Settings=dict
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    told = []
+    (logger,) = own_loggers(("wandb", "jsonl"), run_dir, told.append)
+    logger.write(1, {"loss": 1.0})
+    logger.close()
+    assert told == ["the logger wandb raised ConnectionError: no network; the run goes on."]
