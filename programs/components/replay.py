@@ -56,12 +56,12 @@ def announce_replay(
     Raises:
       ValueError: the machine has less memory than that.
     """
-    size = replay_bytes(experiment, spec)
+    size = replay_bytes(experiment, spec, runs)
     print(f"replay: {size:,} bytes at most", file=stream, flush=True)
 
 
-def replay_bytes(experiment: Experiment, spec: Transition) -> int:
-    """Returns the bytes that the replay takes at most.
+def replay_bytes(experiment: Experiment, spec: Transition, runs: int = 1) -> int:
+    """Returns the bytes that the replay takes at most; arguments as in `announce_replay`.
 
     Raises:
       ValueError: the machine has less memory than that.
