@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from programs.run.policy import load
+    from programs.policies.policy import load
     from rlstack.acting.actor import Actor
     from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
     from rlstack.acting.inference import InferencerConfig
@@ -67,7 +67,7 @@ _MODULES = {
     "TimeStep": "rlstack.types",
     "Trajectory": "rlstack.types",
     "Transition": "rlstack.types",
-    "load": "programs.run.policy",
+    "load": "programs.policies.policy",
 }
 
 __all__ = [

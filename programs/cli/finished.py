@@ -170,7 +170,7 @@ class _PlayOptions:
 
 def play(args: list[str]) -> int:
     """Runs `rlstack play`."""
-    from programs.run import play as playing
+    from programs.policies import play as playing
 
     chosen = parse(_PlayOptions, "rlstack play", args)
     try:
@@ -213,7 +213,7 @@ class _WatchOptions:
 
 def watch(args: list[str]) -> int:
     """Runs `rlstack watch`."""
-    from programs.run.watching import watch as watching
+    from programs.policies import watch as watching
 
     chosen = parse(_WatchOptions, "rlstack watch", args)
     found = watching.watch(

@@ -13,7 +13,7 @@ from programs.components.agent import make_agent
 from programs.components.evaluation import make_evaluator
 from programs.components.restored import newest_checkpoint, read_params
 from programs.experiment import EnvConfig, Experiment, to_json
-from programs.run.game_agent import from_run, team_from_run
+from programs.policies.game_agent import from_run, team_from_run
 from programs.tracking.run_dir import RunDir
 from rlstack import distributions
 from rlstack.acting.evaluator import EvaluatorConfig

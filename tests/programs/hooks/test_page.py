@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -140,8 +141,20 @@ def test_the_other_hooks_of_the_page_run(modules, tmp_path, topology):
     assert width_of_input(tmp_path / "run") == 2
 
 
+def test_the_callbacks_of_the_page_are_called(modules, tmp_path, capsys):
+    watcher = importlib.import_module("my_callbacks").Watcher()
+    experiment = dataclasses.replace(running.ppo("single_process"), frames=3000)
+    result = train.run(experiment, tmp_path / "run", callbacks=[watcher], stream=io.StringIO())
+    assert 9 < watcher.best <= 500
+    shown = capsys.readouterr().out
+    assert "update 10: loss" in shown  # an update is 256 frames
+    assert f"saved {checkpoint.latest(tmp_path / 'run' / 'checkpoints').name}" in shown
+    assert result.env_frames >= 3000
+
+
 def test_the_tests_above_run_every_example(modules):
     text = Path(__file__).read_text()
     examples = [name for name in modules if not name.endswith("in_python")]
     assert len(examples) >= 8
-    assert [name for name in examples if f'"{name}:' not in text] == []
+    used = [name for name in examples if f'"{name}:' in text or f'("{name}")' in text]
+    assert used == examples

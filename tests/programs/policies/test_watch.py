@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from programs.__main__ import main
-from programs.run.policy import load
-from programs.run.watching.scene import bars_of
-from programs.run.watching.stage import Stage
-from programs.run.watching.watch import watch
+from programs.policies.policy import load
+from programs.policies.scene import bars_of
+from programs.policies.stage import Stage
+from programs.policies.watch import watch
 from tests.programs import running
-from tests.programs.run.test_play import sweeper
+from tests.programs.policies.test_play import sweeper
 
 pytestmark = pytest.mark.timeout(120)
 

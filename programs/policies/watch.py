@@ -19,10 +19,10 @@ from rich.text import Text
 
 from programs.components.restored import Which, chosen_checkpoint, read_config
 from programs.components.seeds import role_seed
-from programs.run.policy import Policy, Prediction, load
-from programs.run.watching.scene import Bar, Scene, bars_of, numbers_of
-from programs.run.watching.stage import Stage
-from programs.run.watching.video import check_video, open_video
+from programs.policies.policy import Policy, Prediction, load
+from programs.policies.scene import Bar, Scene, bars_of, numbers_of
+from programs.policies.stage import Stage
+from programs.policies.video import check_video, open_video
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.types import TimeStep
@@ -138,7 +138,7 @@ def _scene(
 
 @contextlib.contextmanager
 def _in_video(path: Path, fps: float) -> Iterator[Show]:
-    from programs.run.watching.drawing import Drawer
+    from programs.policies.drawing import Drawer
 
     draw = Drawer()
     with open_video(path, fps) as video:

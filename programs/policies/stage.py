@@ -14,7 +14,7 @@ import numpy as np
 from programs.components.environments import environment_spec, make_env
 from programs.env_config import EnvConfig, OpponentsConfig
 from programs.experiment import Experiment
-from programs.run.watching.labels import GameLabels, Labels, Numbers
+from programs.policies.labels import GameLabels, Labels, Numbers
 from rlstack.entity.adapter import EntityEnv
 from rlstack.envs import SyncEnv, cpp
 from rlstack.envs.factory import GymnasiumBuilder, resolve

@@ -303,5 +303,5 @@ def _hint(observation: Any) -> str:
         return ""
     return (
         " The policy takes the arrays of rlstack.entity.as_dm_env(game). "
-        "programs.run.game_agent.from_run returns a player that takes the game's observations."
+        "programs.policies.game_agent.from_run returns a player that takes the game's observations."
     )

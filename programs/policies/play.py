@@ -20,8 +20,8 @@ from rich.text import Text
 
 from programs.components.restored import Which, chosen_checkpoint, read_config
 from programs.env_config import Option
-from programs.run.policy import Policy, Prediction, load
-from programs.run.watching.labels import GameLabels
+from programs.policies.labels import GameLabels
+from programs.policies.policy import Policy, Prediction, load
 from programs.tracking.run_dir import RunDir
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import Environment
@@ -108,7 +108,7 @@ def find_game(name: str) -> Builder:
     if name.startswith("rust:"):
         raise ValueError(
             f"play: a game must run in Python to be played by hand; got {name}. "
-            "programs.run.game_agent.play_program lets a run's agent play it."
+            "programs.policies.game_agent.play_program lets a run's agent play it."
         )
     if ":" in name:
         return load_object(name)

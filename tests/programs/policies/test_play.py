@@ -17,7 +17,7 @@ from rich.console import Console
 from agents.ppo import PPOConfig
 from programs.cli import commands as cli
 from programs.experiment import EnvConfig, Experiment
-from programs.run.play import find_game, play
+from programs.policies.play import find_game, play
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.entity import Categorical as CategoricalAction
 from rlstack.entity import (

@@ -18,7 +18,7 @@ from rlstack.envs.toy import MemoryCue
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.storage import checkpoint
 from tests.programs import running
-from tests.programs.run.test_play import sweeper
+from tests.programs.policies.test_play import sweeper
 
 pytestmark = pytest.mark.timeout(120)
 
