@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rlstack.math.shuffle import permutations
 
 
+@pytest.mark.one_lane
 @settings(max_examples=25, deadline=None)
 @given(size=st.integers(1, 700), count=st.integers(1, 3), seed=st.integers(0, 2**31 - 1))
 def test_each_is_an_order_of_all_rows(size, count, seed):
@@ -15,6 +16,7 @@ def test_each_is_an_order_of_all_rows(size, count, seed):
     np.testing.assert_array_equal(np.sort(orders, axis=-1), np.tile(np.arange(size), (count, 1)))
 
 
+@pytest.mark.one_lane
 @pytest.mark.parametrize("size", [64, 100, 1024])
 def test_every_row_may_come_anywhere(size):
     keys = jax.random.split(jax.random.PRNGKey(0), 40)
