@@ -119,7 +119,7 @@ class BC(Agent):
         """Draws actions for ``[B, ...]`` steps from the policy."""
         parameters, state = self.network.apply(None, params, timestep, state)
         distribution = self._distribution(parameters, timestep)
-        counts = initial_counts(len(timestep.step_type))
+        counts = initial_counts(timestep.step_type.shape[0])
         return BCOutput(self.policy(rng_key, distribution, counts)), state
 
     def compute_gradients(

@@ -25,6 +25,8 @@ commands:
   record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
   play ENV                 play an entity environment by hand, alone or guided by a run's agent
   watch RUN_DIR            show how a run's agent plays, in the terminal or as a video
+  export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
+  top [RUN_DIR ...]        show running and finished programs in a table that updates
   list                     list the presets
   doctor                   check which features work here and say how to enable the others
   rerun DUMP_DIR           repeat an update that gave NaN
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         the command: signals end it without a traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
+    if argv is None and args[:1] != ["top"]:  # which Ctrl-C ends as usual: it has nothing to save
         signals.watch(args[0] if args else "")
     # "module:callable" and --module find modules in the current directory, after the stack's own.
     module_path.arrange()
@@ -70,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import doctor
 
         return doctor.main()
+    if command == "top":  # without JAX
+        from programs.cli import top
+
+        return top.main(rest)
     try:
         from programs.cli import commands
     except ImportError as error:

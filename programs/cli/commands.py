@@ -36,6 +36,7 @@ def main(command: str, args: list[str]) -> int:
         "record": finished.record,
         "play": finished.play,
         "watch": finished.watch,
+        "export": finished.export,
         "list": _list,
         "rerun": finished.rerun,
     }

@@ -54,6 +54,9 @@ CHOICES = (
     Choice("networks", "Haiku", ("haiku",)),
     Choice("networks", "from_flax", ("flax",)),
     Choice("networks", "from_equinox", ("equinox",)),
+    Choice("rlstack export", "npz"),
+    Choice("rlstack export", "stablehlo", ("flatbuffers",)),
+    Choice("rlstack export", "onnx", ("jax2onnx", "onnxruntime")),
     Choice("rlstack report", "table and curves", ("matplotlib",)),
     Choice("rlstack watch", "terminal"),
     Choice("rlstack watch", "gif", ("PIL",)),
@@ -68,16 +71,21 @@ EXTRAS = {
     "PIL": "video",
     "av": "video",
     "equinox": "equinox",
+    "flatbuffers": "stablehlo",
     "flax": "flax",
     "gymnax": "jax-envs",
+    "jax2onnx": "onnx",
     "matplotlib": "report",
     "mlflow": "mlflow",
+    "onnxruntime": "onnx",
     "ray": "cluster",
     "trackio": "trackio",
     "wandb": "wandb",
 }
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
+# Modules that need a newer JAX than CPython 3.10 can have beside the services.
+CORE_ONLY = ("jax2onnx",)
 
 
 class Line(NamedTuple):
@@ -122,6 +130,8 @@ def how_to_get(modules: Iterable[str], version: tuple[int, int] = sys.version_in
     extras = sorted({EXTRAS[module] for module in modules if module in EXTRAS})
     if version >= (3, 11) and any(module in REFERENCE_ONLY for module in modules):
         return f"needs {', '.join(modules)}, and so CPython 3.10: {reinstall('3.10')}."
+    if version < (3, 11) and any(module in CORE_ONLY for module in modules):
+        return f"needs {', '.join(modules)}, and so CPython 3.11 or newer."
     if all(module in EXTRAS for module in modules):
         return f"{install(extras)}."
     return f"needs {', '.join(modules)}: see above."

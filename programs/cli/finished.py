@@ -234,6 +234,35 @@ def watch(args: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class _ExportOptions:
+    """Write the greedy policy of a run to a file that needs no rlstack, and a description of it
+    (FILE.json) beside it."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """The directory of the run."""
+    format: Literal["npz", "stablehlo", "onnx"]
+    """npz: the params by name, for numpy. stablehlo: a function (observation[, state]) ->
+    action[, state] for jax.export.deserialize. onnx: a model for ONNX runtimes (extra [onnx]). The
+    last two contain the normalisation of observations."""
+    out: Path | None = None
+    """The file. By default RUN_DIR/policy.FORMAT."""
+    params: Literal["last", "best"] = "last"
+    """Which params: the last ones, or those with the best return in an evaluation of the run."""
+
+
+def export(args: list[str]) -> int:
+    """Runs `rlstack export`."""
+    from programs.policies import export as exporting
+
+    chosen = parse(_ExportOptions, "rlstack export", args)
+    found = exporting.export(chosen.run_dir, chosen.format, chosen.out, params=chosen.params)
+    print(f"{found.path}: {found.path.stat().st_size:,} bytes; {found.description} describes it")
+    if found.batch is not None:
+        print(f"It takes batches of {found.batch} only, because the network needs to know the size")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
 class _RerunOptions:
     """Repeat an update that gave NaN, from its saved inputs, and print its logs.
 

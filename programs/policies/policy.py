@@ -59,6 +59,8 @@ class Policy:
       experiment: the config of the run.
       spec: the spec of one observation and of one action.
       env_frames: the environment steps that the params have learned from.
+      agent: the run's agent, greedy or exploring.
+      params: its params.
     """
 
     def __init__(
@@ -82,14 +84,14 @@ class Policy:
           env_frames: the environment steps that the params have learned from.
         """
         self.experiment, self.spec, self.env_frames = experiment, spec, env_frames
-        self._agent, self._params = make_agent(experiment, spec, greedy=greedy), params
+        self.agent, self.params = make_agent(experiment, spec, greedy=greedy), params
         self._key = role_key(seed, "policy")
         self._observation, self._action = Nest(spec.observation), Nest(spec.action)
         self._state: AgentState = ()
         self._first = np.zeros(0, bool)  # the rows whose next step begins an episode; [] at first
         has_values = issubclass(AGENTS[type(experiment.agent)].agent, TargetNetworkAgent)
-        self._act = jax.jit(functools.partial(_act, self._agent))
-        self._predict = jax.jit(functools.partial(_predict, self._agent, has_values))
+        self._act = jax.jit(functools.partial(_act, self.agent))
+        self._predict = jax.jit(functools.partial(_predict, self.agent, has_values))
 
     def act(self, observation: PyTree, reward: Array | float = 0.0) -> PyTree:
         """Returns the action for one observation, or the actions for a batch of them.
@@ -110,14 +112,14 @@ class Policy:
             agent has a state.
         """
         timestep, batched = self._timestep(observation, reward)
-        self._key, self._state, action = self._act(self._key, self._params, timestep, self._state)
+        self._key, self._state, action = self._act(self._key, self.params, timestep, self._state)
         return self._bounded(action, batched)
 
     def predict(self, observation: PyTree, reward: Array | float = 0.0) -> Prediction:
         """Acts as `act` does, and also returns probabilities and the value."""
         timestep, batched = self._timestep(observation, reward)
         self._key, self._state, action, *details = self._predict(
-            self._key, self._params, timestep, self._state
+            self._key, self.params, timestep, self._state
         )
         chances, values, value = jax.tree.map(np.asarray, details)
         if not batched:
@@ -170,7 +172,7 @@ class Policy:
                     f"as all arrays of a batch; got {array.shape if batched else array.shape[1:]}."
                 )
         first = self._begin(rows)
-        return self._agent.lay_out(
+        return self.agent.lay_out(
             TimeStep(
                 np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
                 np.broadcast_to(np.asarray(reward, np.float32), rows),
@@ -185,7 +187,7 @@ class Policy:
             self._first = np.zeros(0, bool)  # there is no state to keep
         if not self._first.size:
             steps = self.env_frames // self.experiment.total_envs
-            self._state = with_env_steps(self._agent.initial_state(rows), steps)
+            self._state = with_env_steps(self.agent.initial_state(rows), steps)
             self._first = np.ones(rows, bool)
         if len(self._first) != rows:
             raise ValueError(

@@ -61,6 +61,31 @@ class Claim(NamedTuple):
             )
 
 
+class Holder(NamedTuple):
+    """The command that has a run directory."""
+
+    host: str
+    pid: int
+    alive: bool | None  # whether its process still runs; None on another machine
+
+
+def holder_of(directory: Path) -> Holder | None:
+    """Returns the command that has a run directory, also one that was killed; None for none.
+
+    It only reads the file: trying the lock could refuse it to a command that starts.
+    """
+    path = directory / ".lock"
+    found = _read(path) if path.exists() else {}
+    if "pid" not in found:
+        return None
+    alive = _start_of(found["pid"]) == found.get("started")
+    return Holder(
+        str(found.get("host", "")),
+        int(found["pid"]),
+        alive if found.get("machine") == _machine() else None,
+    )
+
+
 class RunLock:
     """Holds the lock of a run directory from construction to `release`."""
 

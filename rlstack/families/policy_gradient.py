@@ -146,7 +146,7 @@ class PolicyGradientAgent(Agent):
         """Draws actions for ``[B, ...]`` steps from the policy."""
         output, state = self.network.apply(None, params, timestep, state)
         distribution = self.distribution(output, timestep)
-        action = self.policy(rng_key, distribution, initial_counts(len(timestep.step_type)))
+        action = self.policy(rng_key, distribution, initial_counts(timestep.step_type.shape[0]))
         return PolicyGradientOutput(
             action, self.log_prob(distribution, action), output.value
         ), state

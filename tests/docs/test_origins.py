@@ -14,8 +14,8 @@ from tests.docs.pages import ROOT, code_spans, text_of
 
 PAGE = "docs/origins.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-# Options of other commands than train.
-OTHER = {"--resume", "--checkpoint"}
+# Options that are not in the config, and those of other commands than train.
+OTHER = {"--resume", "--seeds", "--vary", "--checkpoint"}
 
 pytestmark = pytest.mark.one_lane
 

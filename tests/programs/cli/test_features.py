@@ -88,6 +88,9 @@ def test_the_way_to_get_a_module_fits_the_installation_and_the_python(monkeypatc
     )
     assert features.how_to_get(["reverb", "ray"], (3, 10)) == "needs reverb, ray: see above."
     monkeypatch.setattr(features, "in_checkout", lambda: False)
+    assert features.how_to_get(["jax2onnx"], (3, 10)) == (
+        "needs jax2onnx, and so CPython 3.11 or newer."
+    )
     assert features.how_to_get(["reverb"], (3, 12)) == (
         "needs reverb, and so CPython 3.10: pip install rlstack with CPython 3.10."
     )

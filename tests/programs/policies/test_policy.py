@@ -168,4 +168,4 @@ def test_params_are_those_of_the_checkpoint(valuing):
     policy = rlstack.load(valuing)
     path = checkpoint.latest(valuing / "checkpoints")
     assert policy.env_frames == checkpoint.read_metadata(path)["env_frames"]
-    assert running.same(jax.tree.leaves(policy._params), running.params(valuing))
+    assert running.same(jax.tree.leaves(policy.params), running.params(valuing))

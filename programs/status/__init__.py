@@ -1,0 +1,6 @@
+"""How runs are doing, read from their files and processes alone: ``rlstack top``.
+
+It asks no node anything, so that a running program does not notice it. It does not import JAX.
+
+May import: programs.nodes, programs.tracking.
+"""
