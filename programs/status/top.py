@@ -119,7 +119,7 @@ def _cells(status: RunStatus) -> list[str]:
     done = status.frames / status.budget if status.budget else 0.0
     active = status.state in _ACTIVE
     rate = logs.get("actor/frames_per_second", 0.0)
-    left = (status.budget - status.frames) / rate if active and rate else math.nan
+    left = max(0, status.budget - status.frames) / rate if active and rate else math.nan
     restarts = sum(status.restarts.values()) or int(logs.get("program/restarts", 0))
     return [
         f"{status.path.name} ({status.preset}, {status.topology})",
@@ -134,7 +134,7 @@ def _cells(status: RunStatus) -> list[str]:
         _share(waits, "replay/sample"),
         str(restarts),
         _duration(status.silence) if active else "",
-        _duration(max(0.0, left)),
+        _duration(left),
     ]
 
 
