@@ -24,6 +24,7 @@ from rlstack.families.policy_gradient import (
     PolicyGradientConfig,
     PolicyGradientOutput,
     PolicyGradientState,
+    explained_variance,
     masked_mean,
     standardised,
 )
@@ -155,6 +156,11 @@ class PPO(PolicyGradientAgent, EpochAgent):
             state = jax.tree.map(lambda x: x[0], trajectory.agent_state)
             return _swap_axes(rows)._replace(state=state)
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+
+    def batch_logs(self, rows: PPORows) -> Logs:
+        """Returns how well the values of the acting network explain their targets."""
+        explained = explained_variance(rows.output.value, rows.target, rows.mask)
+        return {"explained_variance": explained}
 
     def lay_out_rows(self, minibatch: PPORows) -> PPORows:
         """Lays out the steps; see `rlstack.agent.Agent.lay_out`."""

@@ -74,4 +74,6 @@ class Reinforce(PolicyGradientAgent):
         if self.cfg.normalise_advantages:
             advantages = standardised(advantages, unrolled.mask)
         loss, logs = actor_critic_loss(self.cfg, unrolled, advantages, targets)
+        if not self.cfg.baseline:
+            del logs["explained_variance"]
         return loss, {**logs, "complete": share}

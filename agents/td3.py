@@ -144,7 +144,7 @@ class TD3(DeterministicAgent):
     ) -> tuple[DeterministicParams, TD3OptState, Logs]:
         """Updates the critics and, once every ``policy_period`` updates, the policy."""
         opt_state = learner_state.opt_state
-        critics, critics_state, _ = optimizer_step(
+        critics, critics_state, logs = optimizer_step(
             self._critic_optimizer, params.critics, opt_state.critics, grads.critics
         )
         policy, policy_state = jax.lax.cond(
@@ -154,7 +154,9 @@ class TD3(DeterministicAgent):
             )[:2],
             lambda: (params.policy, opt_state.policy),
         )
-        return DeterministicParams(policy, critics), TD3OptState(policy_state, critics_state), {}
+        policy_rates = self._policy_optimizer.learning_rates(opt_state.policy)
+        logs = {**logs, "learning_rate/policy": policy_rates["learning_rate"]}
+        return DeterministicParams(policy, critics), TD3OptState(policy_state, critics_state), logs
 
     def update_learner_state(
         self, params: DeterministicParams, learner_state: TD3LearnerState, opt_state: TD3OptState

@@ -35,6 +35,7 @@ from benchmarks.report import Comparison, Result, alternate, rate
 from programs.components import xla
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
+from programs.experiment import Experiment
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.agent import Agent
@@ -43,7 +44,7 @@ from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
-from rlstack.types import Batch, Params, PyTree, Transition
+from rlstack.types import Batch, EnvSpec, Params, PyTree, Transition
 
 TARGET = 1 / 1.2
 PRESETS = (
@@ -80,10 +81,21 @@ def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
     """Compares updates per second of the learner and of the inline loop."""
     experiment = dataclasses.replace(preset(name), normalisation=NormalisationConfig())
     with make_env(dataclasses.replace(experiment.env, num_envs=1), 0) as env:
-        agent = make_agent(experiment, env.spec)
-        spec = transition_spec(agent, env.spec)
-    length, size = experiment.replay.unroll_length + 1, experiment.replay.batch_size
-    sample = Sampled(random_batch(spec, length, size), np.arange(size, dtype=np.uint64))
+        return compare(experiment, env.spec, repeats, seconds), {}
+
+
+def compare(experiment: Experiment, env_spec: EnvSpec, repeats: int, seconds: float) -> Comparison:
+    """Compares updates per second of an experiment's learner and of the inline loop.
+
+    Args:
+      experiment: whose learner it is; without normalisation.
+      env_spec: of its environment.
+      repeats: number of measurements of each side.
+      seconds: length of each.
+    """
+    agent = make_agent(experiment, env_spec)
+    spec = transition_spec(agent, env_spec)
+    sample = random_sample(spec, experiment.replay.unroll_length + 1, experiment.replay.batch_size)
     learner = Learner(experiment.learner, agent, None, jax.random.PRNGKey(0))
     begin, step = _inline(agent, experiment.agent)
     step = jax.jit(step)
@@ -105,17 +117,24 @@ def measure(name: str, repeats: int, seconds: float) -> tuple[Comparison, dict]:
         lambda: rate(updates, lambda: ours(updates)),
         lambda: rate(updates, lambda: inline(updates)),
         repeats,
-    ), {}
+    )
+
+
+def random_sample(spec: Transition, length: int, size: int) -> Sampled:
+    """Returns a `random_batch` with keys."""
+    return Sampled(random_batch(spec, length, size), np.arange(size, dtype=np.uint64))
 
 
 def random_batch(spec: Transition, length: int, size: int) -> Batch:
-    """Returns a batch from mid-episode with floats in [0, 1) and all integers 0."""
+    """Returns a batch from mid-episode with floats in [0, 1), random pixels, and else zeros."""
     rng = np.random.default_rng(0)
 
     def leaf(kind: jax.ShapeDtypeStruct) -> np.ndarray:
         shape = (length, size, *kind.shape)
         if np.issubdtype(kind.dtype, np.floating):
             return rng.random(shape, np.float32).astype(kind.dtype)
+        if kind.dtype == np.uint8 and len(kind.shape) == 3:
+            return rng.integers(0, 256, shape, np.uint8)
         return np.zeros(shape, kind.dtype)
 
     trajectory = jax.tree.map(leaf, spec)

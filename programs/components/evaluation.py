@@ -64,6 +64,7 @@ def evaluate(
     params: Params,
     progress: Callable[[int, int], None] | None = None,
     env: Pool | None = None,
+    make_pool: Callable[[int], Pool] | None = None,
 ) -> Evaluation:
     """Evaluates params in environments of the experiment's evaluation.
 
@@ -73,6 +74,7 @@ def evaluate(
       params: to evaluate.
       progress: called after each step with the number of episodes that ended, and of all.
       env: the first environments, if they are made already; the caller closes them.
+      make_pool: makes environments, from the number of the first; by default the experiment's.
 
     Raises:
       WrongKindError: an evaluator of the user's own did not return an `Evaluation`.
@@ -88,7 +90,10 @@ def evaluate(
         with contextlib.ExitStack() as stack:
             pool: Any = env
             if first or pool is None:
-                pool = stack.enter_context(make_evaluation_env(experiment, first=first))
+                made = (
+                    make_pool(first) if make_pool else make_evaluation_env(experiment, first=first)
+                )
+                pool = stack.enter_context(made)
             found = evaluator.evaluate(params, pool, show)
         if not isinstance(found, Evaluation):
             raise WrongKindError(

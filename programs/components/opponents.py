@@ -42,7 +42,7 @@ def resolved(experiment: Experiment) -> Experiment:
     env = experiment.env
     found = {
         field: dataclasses.replace(
-            cfg, runs=tuple(str(_checkpoint(run, field)) for run in cfg.runs)
+            cfg, runs=tuple(str(checkpoint_of(run, f"env.{field}")) for run in cfg.runs)
         )
         for field in ("opponents", "eval_opponents")
         if (cfg := getattr(env, field)).runs
@@ -78,7 +78,7 @@ def config_of_games(cfg: EnvConfig) -> EnvConfig:
         cfg,
         num_envs=num_seats,
         wait_num=1 if cfg.wait_num else 0,
-        num_workers=_workers(cfg, num_seats // _agents(cfg)),
+        num_workers=workers_of_games(cfg, num_seats // _agents(cfg)),
         opponents=OpponentsConfig(),
     )
 
@@ -113,8 +113,8 @@ class _Frozen:
     def __init__(
         self, run: str, spec: EnvSpec, cfg: OpponentsConfig, num_seats: int, seed: int, number: int
     ) -> None:
-        path = _checkpoint(run, "opponents")
-        experiment = read_config(RunDir.open(_run_of(path)))
+        path = checkpoint_of(run, "env.opponents")
+        experiment = read_config(RunDir.open(run_of(path)))
         try:
             self._params = read_params(path, experiment, spec, on_host=True)
             self._agent = make_agent(experiment, spec, greedy=cfg.greedy)
@@ -135,8 +135,12 @@ class _Frozen:
         return self._inferencer.inference(seats, timestep).agent_output.action
 
 
-def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
-    """Returns the path of a checkpoint: the one given, or the newest one of a run."""
+def checkpoint_of(run: str | os.PathLike[str], field: str) -> Path:
+    """Returns the path of a checkpoint: the one given, or the newest one of a run.
+
+    Raises:
+      ValueError: there is none; the message names `field`, where the config has the run.
+    """
     path = Path(run).absolute()
     try:
         if path.name == "best" and path.parent.name == "checkpoints":
@@ -145,24 +149,22 @@ def _checkpoint(run: str | os.PathLike[str], field: str) -> Path:
             checkpoint.read_metadata(path)
             return path
         directory = RunDir.open(path)
-        return newest_checkpoint(directory, read_config(directory))
+        return newest_checkpoint(directory, read_config(directory, several=True))
     except ValueError as error:
-        raise ValueError(
-            f"env.{field}: {run} must be a run or a checkpoint of one; {error}"
-        ) from error
+        raise ValueError(f"{field}: {run} must be a run or a checkpoint of one; {error}") from error
 
 
-def _run_of(path: Path) -> Path:
+def run_of(path: Path) -> Path:
     """Returns the run directory of a checkpoint."""
     return path.parents[2] if path.parent.name == "best" else path.parents[1]
 
 
 def _names(runs: tuple[str, ...]) -> list[str]:
     """Returns NAME@FRAMES for each, or whole paths if two of those are equal."""
-    paths = [_checkpoint(run, "opponents") for run in runs]
+    paths = [checkpoint_of(run, "env.opponents") for run in runs]
     told = [checkpoint.read_metadata(path) for path in paths]
     frames = [metadata.get("env_frames", metadata["step"]) for metadata in told]
-    names = [f"{_run_of(path).name}@{n}" for path, n in zip(paths, frames, strict=True)]
+    names = [f"{run_of(path).name}@{n}" for path, n in zip(paths, frames, strict=True)]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
@@ -181,7 +183,7 @@ def _agents(cfg: EnvConfig) -> int:
     return agents
 
 
-def _workers(cfg: EnvConfig, games: int) -> int:
+def workers_of_games(cfg: EnvConfig, games: int) -> int:
     """Returns a number of workers that splits no game between two processes."""
     if cfg.type != "process":
         return cfg.num_workers

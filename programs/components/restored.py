@@ -17,13 +17,25 @@ from rlstack.types import EnvSpec, Params
 Which = Literal["last", "best"]
 
 
-def read_config(directory: RunDir) -> Experiment:
+def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
     """Returns the experiment of a run.
 
+    Args:
+      directory: of the run.
+      several: whether the caller can use a run that trained several policies.
+
     Raises:
-      ValueError: its config file is not the config of an experiment.
+      ValueError: its config file is not the config of an experiment, or the run trained several
+        policies and the caller uses one.
     """
-    return from_json(directory.config.read_text(), directory.config)
+    experiment = from_json(directory.config.read_text(), directory.config)
+    if experiment.policies and not several:
+        raise ValueError(
+            f"{directory.path} must be a run of one policy; it trained several: "
+            f"{', '.join(experiment.policies)}. rlstack eval evaluates all of them, and "
+            "rlstack.load(run_dir, policy=NAME) loads one."
+        )
+    return experiment
 
 
 def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:
@@ -75,7 +87,7 @@ def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | N
 
 
 def read_params(
-    path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False
+    path: Path, experiment: Experiment, spec: EnvSpec, *, on_host: bool = False, policy: str = ""
 ) -> Params:
     """Reads the params of a checkpoint.
 
@@ -84,10 +96,13 @@ def read_params(
       experiment: of the run.
       spec: of its environments.
       on_host: whether to return numpy arrays, which occupy no device.
+      policy: the name of the policy, if the run trained several; ``experiment`` is then its own.
     """
     agent = make_agent(experiment, spec)
     params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
     if on_host:
         params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)
-    saved = checkpoint.restore(path, {"learner": {"params": params}}, partial=True)
-    return saved["learner"]["params"]
+    named = {policy: params} if policy else params
+    saved = checkpoint.restore(path, {"learner": {"params": named}}, partial=True)
+    found = saved["learner"]["params"]
+    return found[policy] if policy else found

@@ -82,7 +82,7 @@ class Actor(Node):
                 self._processed.receive(None, self._timestep)
         else:
             env.async_reset()
-            self._receive()
+            self.receive()
         self._returns = np.zeros(env.num_envs, np.float64)
         self._lengths = np.zeros(env.num_envs, np.int64)
         self.env_frames = 0
@@ -96,6 +96,15 @@ class Actor(Node):
           ``[episodes]`` each, and ``episode/...``, the numbers that the environments give of them,
           for those episodes that have them. None if no episode ended.
         """
+        logs = self.act()
+        self.receive()
+        return logs
+
+    def act(self) -> Logs | None:
+        """Does the first half of `step`: acts, sends the actions and stores the step.
+
+        The actors of several policies in one pool all act before the first of them receives.
+        """
         timestep = self._timestep
         answer = self._inferencer.inference(self._global_ids, timestep)
         # The environments step while this step is stored and counted.
@@ -107,9 +116,17 @@ class Actor(Node):
             self._store(self._processed, Transition(timestep, *answer))
         elif self._replay_buffer is not None:
             self._replay_buffer.add(self._global_ids, Transition(timestep, *answer))
-        logs = self._account(timestep)
-        self._receive()
-        return logs
+        return self._account(timestep)
+
+    def receive(self) -> None:
+        """Does the second half of `step`: waits for the next batch of the environments."""
+        if self._is_sync:
+            self._timestep = self._env.recv()
+        else:
+            self._env_ids, self._timestep = self._env.recv()
+            self._global_ids = self._env_ids + self._offset
+        if self._processed is not None:
+            self._processed.receive(self._env_ids, self._timestep)
 
     def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:
         """Steps until told to stop, or until the replay buffer is closed.
@@ -154,15 +171,6 @@ class Actor(Node):
         return InferenceClient(
             client, rank or 0, None, lambda: self._should_stop(), _SERVICE_TIMEOUT
         )
-
-    def _receive(self) -> None:
-        if self._is_sync:
-            self._timestep = self._env.recv()
-        else:
-            self._env_ids, self._timestep = self._env.recv()
-            self._global_ids = self._env_ids + self._offset
-        if self._processed is not None:
-            self._processed.receive(self._env_ids, self._timestep)
 
     def _store(self, processed: ProcessedSteps, transition: Transition) -> None:
         """Stores what the step processor makes of a step."""

@@ -59,6 +59,7 @@ class Evaluation(NamedTuple):
     cut: int = 0  # number of episodes that were longer than max_steps
     # By name: the environments' numbers of these episodes, each [n], n <= episodes.
     metrics: Mapping[str, Array] = MappingProxyType({})
+    policies: tuple[str, ...] = ()  # [episodes] the policy of each; empty for one policy
 
 
 def joined(parts: Sequence[Evaluation]) -> Evaluation:
@@ -70,6 +71,7 @@ def joined(parts: Sequence[Evaluation]) -> Evaluation:
         tuple(name for part in parts for name in part.opponents),
         sum(part.cut for part in parts),
         {name: np.hstack([part.metrics.get(name, ()) for part in parts]) for name in names},
+        tuple(name for part in parts for name in part.policies),
     )
 
 
@@ -82,8 +84,14 @@ def by_opponent(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
+def by_policy(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    """Returns the returns of the episodes of each policy; empty for one policy."""
+    names = np.array(evaluation.policies)
+    return {name: evaluation.returns[names == name] for name in dict.fromkeys(evaluation.policies)}
+
+
 def as_logs(evaluation: Evaluation) -> Logs:
-    """Returns the mean returns over all episodes and against each opponent, by name.
+    """Returns mean returns by name: over all episodes, against each opponent, of each policy.
 
     The means of the environments' own numbers are ``evaluator/episode/NAME``. If episodes were cut,
     their number is among the logs.
@@ -93,6 +101,8 @@ def as_logs(evaluation: Evaluation) -> Logs:
         logs["evaluator/cut_episodes"] = np.asarray(evaluation.cut)
     for name, mean in by_opponent(evaluation).items():
         logs[f"evaluator/return_against/{name}"] = np.asarray(mean)
+    for name, returns in by_policy(evaluation).items():
+        logs[f"{name}/evaluator/episode_return"] = returns.mean()
     for name, values in evaluation.metrics.items():
         logs[f"evaluator/episode/{name}"] = np.asarray(np.mean(values))
     return logs

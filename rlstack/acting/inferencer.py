@@ -7,6 +7,8 @@ serves one local actor or, behind an `InferenceService`, many remote ones.
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack import devices
 from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.packing import Packing
 from rlstack.acting.params import ParamsPuller, ParamsSource
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0  # seconds for which a learner in another node may be unreachable
 _LINGER = 1.0  # seconds for which a stopping service still answers, because its callers stop too
+_SCHEDULER = "xla_cpu_scheduler_type"
+_LARGEST = 2**15  # entries of an array of params, such as the weights of 256 inputs for 128 units
 
 
 class Inferencer(Node):
@@ -49,6 +54,7 @@ class Inferencer(Node):
         num_envs: int,
         rng_key: PRNGKey,
         global_ids: np.ndarray | None = None,
+        device: jax.Device | None = None,
     ) -> None:
         """Prepares to act.
 
@@ -63,13 +69,20 @@ class Inferencer(Node):
           rng_key: the acting key; this object owns and consumes it.
           global_ids: int ``[num_envs]``, the ids of these environments in the whole experiment, for
             exploration that depends on them; None for 0, 1, ...
+          device: acts; None for the first of ``cfg.devices``. Without these, it is the device of
+            the params.
+
+        Raises:
+          ValueError: there is no such device.
         """
         self._cfg = cfg
+        chosen = devices.local(cfg.devices[:1], f"{type(cfg).__name__}: devices")
+        self._device = device or (chosen[0] if chosen else None)
         self._closes: list[ParamsPuller | RemoteObject] = []
         self._params_source = self._local_source(learner, agent)
         self._service: InferenceService | None = None
         self.num_envs, self.obs_spec = num_envs, agent.obs_spec
-        self._rng_key = rng_key
+        self._rng_key = self._placed(rng_key)
         self._initial_state = agent.initial_state
         self._lay_out = agent.lay_out
         self._global_ids = np.arange(num_envs) if global_ids is None else global_ids
@@ -127,7 +140,7 @@ class Inferencer(Node):
 
     def load(self, saved: PyTree) -> None:
         """Restores what `save` returned; the next batch asks for params of any version."""
-        self._rng_key, self._table = saved["rng_key"], saved["table"]
+        self._rng_key, self._table = self._placed((saved["rng_key"], saved["table"]))
         # A learner that was restored from a checkpoint may publish versions older than this one.
         self._version, self._calls_to_sync = -1, 0
 
@@ -166,7 +179,11 @@ class Inferencer(Node):
         return puller
 
     def _fresh_table(self) -> AgentState:
-        return with_env_ids(self._initial_state(self.num_envs), self._global_ids)
+        table = with_env_ids(self._initial_state(self.num_envs), self._global_ids)
+        return self._placed(table)
+
+    def _placed(self, tree: PyTree) -> PyTree:
+        return tree if self._device is None else jax.device_put(tree, self._device)
 
     def _pull(self) -> None:
         """Takes newer params, if there are any; called between batches only."""
@@ -177,8 +194,32 @@ class Inferencer(Node):
         published = self._params_source.get_params(newer_than=self._version)
         if published is not None:
             self._version, self._params = published
+            in_numpy = any(isinstance(x, np.ndarray) for x in jax.tree.leaves(self._params))
+            if in_numpy or self._device is not None:  # else they would move with each batch
+                self._params = jax.device_put(self._params, self._device)
             # A new array, because transitions hold slices of the old one.
             self._versions = np.full(self.num_envs, self._version, np.int32)
+
+
+def acting_options(agent: Agent) -> dict[str, str] | None:
+    """Returns the compiler options for acting with this agent; None for XLA's own.
+
+    The newer CPU runtime passes operations that do not depend on one another, such as the layers of
+    a policy and of a critic, to other threads. With small layers that costs several times as much
+    as computing them. The option keeps them in the calling thread, in the same order of arithmetic,
+    so no result changes. It gains nothing with larger layers, and XLA before JAX 0.10 does not have
+    it. A choice of the user in XLA_FLAGS is kept.
+    """
+    if (
+        jax.default_backend() != "cpu"
+        or jax.__version_info__ < (0, 10)
+        or _SCHEDULER in os.environ.get("XLA_FLAGS", "")
+    ):
+        return None
+    params = jax.eval_shape(agent.initial_params, jax.eval_shape(jax.random.PRNGKey, 0))
+    if any(math.prod(leaf.shape) > _LARGEST for leaf in jax.tree.leaves(params)):
+        return None
+    return {_SCHEDULER: "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def _acting_functions(agent: Agent, packing: Packing) -> tuple[Any, Any]:
@@ -200,7 +241,8 @@ def _acting_functions(agent: Agent, packing: Packing) -> tuple[Any, Any]:
         table = jax.tree.map(lambda old, new: old.at[rows].set(new), table, next_state)
         return next_key, table, packed
 
-    return jax.jit(act), jax.jit(act_rows)
+    options = acting_options(agent)
+    return jax.jit(act, compiler_options=options), jax.jit(act_rows, compiler_options=options)
 
 
 def _is_all_in_order(env_ids: np.ndarray, num_envs: int) -> bool:

@@ -6,13 +6,14 @@ numpy. For a small network this is a large part of acting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.types import PyTree
+from rlstack.types import Array, PyTree
 
 
 class _Leaf(NamedTuple):
@@ -53,7 +54,7 @@ class Packing:
         self._layouts[batch_size] = structure, layout
         return [jnp.concatenate(parts), *others] if parts else others
 
-    def unpack(self, batch_size: int, packed: list[jax.Array]) -> PyTree:
+    def unpack(self, batch_size: int, packed: Sequence[Array]) -> PyTree:
         """Returns the tree as read-only numpy arrays, views of one array where possible."""
         structure, layout = self._layouts[batch_size]
         arrays = [np.asarray(array) for array in packed]

@@ -232,6 +232,10 @@ class NormalisedEpochs(Normalised, EpochAgent):
         super().__init__(agent, cfg)
         self.may_stop = agent.may_stop
 
+    def batch_logs(self, rows: PyTree) -> Logs:
+        """Calls the same method of the agent."""
+        return self.agent.batch_logs(rows)
+
     def stops_at(self, logs: Logs) -> Array:
         """Calls the same method of the agent."""
         return self.agent.stops_at(logs)

@@ -179,6 +179,10 @@ class ObservingEpochs(Observing, EpochAgent):
         super().__init__(agent, view)
         self.may_stop = agent.may_stop
 
+    def batch_logs(self, rows: PyTree) -> Logs:
+        """Calls the same method of the agent."""
+        return self.agent.batch_logs(rows)
+
     def stops_at(self, logs: Logs) -> Array:
         """Calls the same method of the agent."""
         return self.agent.stops_at(logs)

@@ -250,6 +250,7 @@ def actor_critic_loss(
     value_loss = 0.5 * masked_mean((targets - unrolled.value[:-1]) ** 2, mask)
     entropy = masked_mean(unrolled.entropy, mask)
     loss = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    explained = explained_variance(unrolled.value[:-1], targets, mask)
     # Schulman's k3 estimator of the distance from the behaviour policy to the learner's policy.
     kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
     return loss, {
@@ -258,12 +259,29 @@ def actor_critic_loss(
         "value_loss": value_loss,
         "entropy": entropy,
         "kl": kl,
+        "explained_variance": jax.lax.stop_gradient(explained),
     }
 
 
 def masked_mean(x: Array, mask: Array) -> Array:
     """Returns the mean of ``x`` where ``mask`` is True; 0 if it is True nowhere."""
     return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def explained_variance(values: Array, targets: Array, mask: Array) -> Array:
+    """Returns the share of the targets' variance that the values explain, [] float32.
+
+    It is ``1 - Var(targets - values) / Var(targets)`` where ``mask`` is True: 1 if the values are
+    the targets, 0 if they are as good as a constant, and negative if they are worse. 0 if the
+    targets do not vary.
+    """
+
+    def variance(x: Array) -> Array:
+        return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
+
+    total = variance(targets)
+    varies = total > 0
+    return jnp.where(varies, 1 - variance(targets - values) / jnp.where(varies, total, 1.0), 0.0)
 
 
 def standardised(x: Array, mask: Array, epsilon: float = 1e-8) -> Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.agent import Agent
+from rlstack.fused.devices import Devices
 from rlstack.types import Array, Batch, LearnerState, Params
 
 
@@ -35,9 +36,9 @@ class Updater:
       names: of the logs.
     """
 
-    def __init__(self, agent: Agent, *, check_finite: bool = True) -> None:
-        """Stores the agent, which learns by its ``learner_step``."""
-        self._agent, self._check_finite = agent, check_finite
+    def __init__(self, agent: Agent, *, check_finite: bool = True, devices: Devices) -> None:
+        """Stores the agent, which learns by its ``learner_step``, and the devices that share it."""
+        self._agent, self._check_finite, self._devices = agent, check_finite, devices
         self.names: tuple[str, ...] = ()
         # Traced once: `none` needs its shapes, and tracing an update takes a part of a second.
         self._step = jax.jit(self._make, inline=True)
@@ -70,6 +71,9 @@ class Updater:
         Returns:
           The new state, the new result, and the priorities of the items, if the agent gives them.
         """
+        batch = Batch(
+            self._devices.divided(batch.trajectory, 1), self._devices.divided(batch.weights, 0)
+        )
         after, logs, priorities = self._step(learning, batch)
         active = jnp.asarray(active) & ~updates.failed
         fails = jnp.zeros((), bool)

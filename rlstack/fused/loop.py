@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rlstack.agent import Agent
 from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.devices import WHOLE, Devices
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
@@ -61,6 +63,7 @@ class FusedLoop:
         steps_per_update: int = 1,
         check_updates: bool = True,
         check_steps: bool = True,
+        mesh: Mesh | None = None,
     ) -> None:
         """Stores the parts.
 
@@ -72,13 +75,18 @@ class FusedLoop:
           steps_per_update: steps of every environment between two attempts to learn (not fifo).
           check_updates: whether an update with logs that are not finite is dropped and ends a call.
           check_steps: whether rewards or observations that are not finite end a call.
+          mesh: of the devices that share the environments and each batch, with one axis. None is
+            one device.
 
         Raises:
           ValueError: the replay's rules do not fit the number of environments.
         """
         self.env, self.num_envs = env, num_envs
+        self._devices = Devices(mesh)
+        if mesh is not None:
+            agent = agent.with_network(self._devices.network)
         self._actors = Actors(agent, env, num_envs, check_finite=check_steps)
-        self._updater = Updater(agent, check_finite=check_updates)
+        self._updater = Updater(agent, check_finite=check_updates, devices=self._devices)
         self._replay: Queue | Ring
         if cfg.sampler == "fifo":
             self._replay = Queue(cfg, self._actors, self._updater)
@@ -122,6 +130,14 @@ class FusedLoop:
         acting = acting._replace(agent=state.acting.agent)
         acting, replay = self._replay.restart(state.learning, acting, state.replay)
         return LoopState(state.learning, acting, replay)
+
+    def placed(self, state: LoopState) -> LoopState:
+        """Returns the state with each array on its devices."""
+        return self._devices.placed(state, self._axes(state))
+
+    def shardings(self, state: LoopState) -> LoopState | None:
+        """Returns where `placed` puts the arrays, for ``jax.jit``; None for one device."""
+        return self._devices.shardings(state, self._axes(state))
 
     def run(self, state: LoopState, limits: Limits) -> tuple[LoopState, Report]:
         """Acts and learns until a limit is reached, or something is not finite.
@@ -174,7 +190,19 @@ class FusedLoop:
 
     def _iterate(self, state: LoopState, report: Report, most: Array) -> tuple[LoopState, Report]:
         *after, tally, updates = self._replay.iterate(*state, report.tally, report.updates, most)
-        return LoopState(*after), Report(report.iterations + 1, tally, updates)
+        state = LoopState(*after)
+        state = self._devices.constrained(state, self._axes(state))
+        return state, Report(report.iterations + 1, tally, updates)
+
+    def _axes(self, state: LoopState) -> LoopState:
+        """Returns the axis of environments of each array; see `Devices`."""
+
+        def everywhere(axis: int, tree: Any) -> Any:
+            return jax.tree.map(lambda _: axis, tree)
+
+        acting = everywhere(0, state.acting)._replace(rng_key=WHOLE)
+        replay = self._replay.env_axes(everywhere(WHOLE, state.replay))
+        return LoopState(everywhere(WHOLE, state.learning), acting, replay)
 
 
 def _strongly_typed(x: Array) -> Array:

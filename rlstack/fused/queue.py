@@ -57,6 +57,10 @@ class Queue:
         del last
         return self.start(learning, acting, acting.rng_key)
 
+    def env_axes(self, last: Transition) -> Transition:
+        """Returns the axis of environments of each array of a state."""
+        return jax.tree.map(lambda _: 0, last)
+
     def batch_spec(self, last: Transition) -> Batch:
         """Returns shapes and dtypes of the batches."""
         shape = (self._length + 1, self._batch_size)

@@ -109,6 +109,11 @@ class Ring:
         del learning
         return acting, ring._replace(unbroken=ring.steps_added)
 
+    def env_axes(self, ring: RingState) -> RingState:
+        """Returns the axis of environments of each array of a state that is not ``WHOLE``."""
+        axes: Any = jax.tree.map(lambda _: 1, ring.steps), 1
+        return ring._replace(steps=axes[0], valid=axes[1])
+
     def batch_spec(self, ring: RingState) -> Batch:
         """Returns shapes and dtypes of the batches."""
         size = self._cfg.batch_size

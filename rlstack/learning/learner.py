@@ -1,8 +1,7 @@
 """The Learner: owns params and learner state, and updates them with samples.
 
-It jits the agent's ``learner_step`` once. No buffers are donated: params are small in reinforcement
-learning, the Inferencer continues to read the published params, and an update that gives NaN must
-keep the params and state from before it.
+It jits the agent's ``learner_step`` once. With an accelerator it draws the next batch, and moves it
+to the device, while an update runs.
 """
 
 from __future__ import annotations
@@ -10,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rlstack import devices
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
-from rlstack.networks import convolution, in_parts
+from rlstack.devices.placement import Placement
+from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated
+from rlstack.networks import in_parts
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
 from rlstack.types import (
     Batch,
-    LearnerOutput,
     LearnerState,
     Logs,
     LogWriter,
@@ -37,15 +38,18 @@ from rlstack.types import (
 # Initial params are computed only once, and optimizing their random draws takes XLA a second.
 _QUICKLY = {"xla_backend_optimization_level": 1}
 
-_Step = Callable[[Params, LearnerState, Batch], tuple[Params, LearnerState, LearnerOutput]]
-
 
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig(Checked):
     """How the learner runs its agent's updates."""
 
-    num_devices: int = 1
-    """Number of local devices that share each batch. It must divide the batch size."""
+    devices: tuple[int, ...] = ()
+    """Devices that share each batch, by their index in jax.local_devices(). Their number must
+    divide the batch size. By default JAX's default device."""
+    prefetch: Literal["auto", "on", "off"] = "auto"
+    """Whether the next batch is drawn, and moved to the device, while an update runs. Priorities
+    then reach the replay one batch later. auto: with an accelerator, except in a single process and
+    in lock-step. On a CPU it gains nothing, because updates run in the calling thread."""
     minibatches: Literal["auto", "scan", "calls"] = "auto"
     """How an agent with epochs runs its minibatches: in one compiled loop (scan), or in one call
     per minibatch (calls). auto chooses calls for convolutions on the CPU, because XLA's loops are
@@ -58,7 +62,9 @@ class LearnerConfig(Checked):
     """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
 
     def __post_init__(self) -> None:
-        self.require_at_least(1, "num_devices", "micro_batches")
+        self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
+        self.require_at_least(1, "micro_batches")
+        self.require_one_of("prefetch", ("auto", "on", "off"))
         known = self.minibatches in ("auto", "scan", "calls")
         self.require("minibatches", known, "auto, scan or calls")
 
@@ -107,7 +113,8 @@ class Learner(Node):
 
     Attributes:
       params: the newest params.
-      learner_state: the newest learner state.
+      learner_state: the newest learner state. The next update reuses its memory, so copy what
+          must outlive it.
       version: number of updates, including those before a `load`.
     """
 
@@ -132,12 +139,13 @@ class Learner(Node):
         if cfg.micro_batches > 1:
             agent = agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
         params_key, learner_key = jax.random.split(rng_key)
-        self.params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
-        self.learner_state = jax.jit(agent.initial_learner_state)(learner_key, self.params)
+        params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
+        state = jax.jit(agent.initial_learner_state)(learner_key, params)
+        self._placement = Placement(cfg.devices)
+        self.params, self.learner_state = self._placed(params, state)
         self.version = 0
-        self._shard, self._everywhere = _sharding(cfg.num_devices)
-        self.params, self.learner_state = self._placed(self.params, self.learner_state)
-        self._step = _jitted_step(cfg, agent, self.params)
+        self._update = _compiled(cfg, agent, params)
+        self._draw_seconds = self._device_seconds = 0.0
 
     @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
@@ -148,10 +156,8 @@ class Learner(Node):
         """
         if self.version <= newer_than:
             return None
-        if self._everywhere is None:
-            return self.version, self.params
         version = self.version  # read first, so that params are at least as new as the version
-        return version, jax.tree.map(lambda x: x.addressable_data(0), self.params)
+        return version, self._placement.one_of(self.params)
 
     def compile(self, batch: Batch) -> None:
         """Compiles the update before the first batch, if it is one jitted function.
@@ -160,9 +166,8 @@ class Learner(Node):
           batch: shapes and dtypes of later batches (``jax.ShapeDtypeStruct``). For batches of other
               shapes the update is compiled at its first call.
         """
-        lower = getattr(self._step, "lower", None)
-        if lower is not None and self._everywhere is None:
-            lower(self.params, self.learner_state, batch).compile()
+        if isinstance(self._update, OneCall) and not self._placement.several:
+            self._update.compile(self.params, self.learner_state, batch)
 
     def step(self, sample: SampleLike) -> Logs:
         """Makes one update; returns its logs as numpy scalars.
@@ -172,20 +177,34 @@ class Learner(Node):
         Raises:
           NonFiniteError: a log is NaN or infinite; params and learner state are as before.
         """
-        before = self.params, self.learner_state
-        batch = self._shard(sample.batch)
-        params, learner_state, output = self._step(*before, batch)
-        logs = output.logs  # on the host, so that a single device has finished
-        if self._everywhere is not None:
-            if self._cfg.micro_batches > 1:  # XLA may divide the results of the parts
-                params, learner_state = self._placed(params, learner_state)
-            jax.block_until_ready(params)
-        if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
-            raise non_finite(logs, before, sample.batch, self.version)
-        self.params, self.learner_state = params, learner_state
+        return self._finish(self._start(sample.batch, sample.keys))
+
+    def _start(self, batch: Batch, keys: np.ndarray) -> _Started:
+        """Starts an update; with an accelerator, it returns before the update has ended."""
+        updated = self._update(self.params, self.learner_state, self._placement.batch(batch))
+        self.params, self.learner_state = updated.params, updated.learner_state
+        if self._placement.several and self._cfg.micro_batches > 1:
+            # XLA may divide the results of the parts.
+            self.params, self.learner_state = self._placement.all_of(
+                (self.params, self.learner_state)
+            )
         self.version += 1
-        if output.priorities is not None and self._replay_buffer is not None:
-            self._replay_buffer.update_priorities(sample.keys, np.asarray(output.priorities))
+        return _Started(updated, batch, keys)
+
+    def _finish(self, started: _Started) -> Logs:
+        """Waits for an update; returns its logs and sends its priorities."""
+        updated = started.updated
+        begun = time.perf_counter()
+        logs = updated.fetch()  # on the host, so that a single device has finished
+        if self._placement.several:
+            jax.block_until_ready(self.params)
+        self._device_seconds += time.perf_counter() - begun
+        if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
+            self.version -= 1
+            self.params, self.learner_state = before = updated.before
+            raise non_finite(logs, before, started.batch, self.version)
+        if updated.priorities is not None and self._replay_buffer is not None:
+            self._replay_buffer.update_priorities(started.keys, np.asarray(updated.priorities))
         return logs
 
     def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:
@@ -205,17 +224,63 @@ class Learner(Node):
         if replay_buffer is None:
             raise ValueError("Learner.run: replay_buffer must be given; got replay_buffer=None.")
         with self._running(stop) as should_stop, contextlib.suppress(ReplayClosedError):
-            for sample in replay_buffer.make_dataset(should_stop):
-                logs = self.step(sample)
-                replay_buffer.set_params_version(self.version)
+            samples = iter(replay_buffer.make_dataset(should_stop))
+            run = self._run_ahead if self._prefetches else self._run_in_turn
+            for logs in run(samples, replay_buffer):
                 if logger is not None:
                     logger.write(self.version, {f"learner/{k}": v for k, v in logs.items()})
 
+    @property
+    def _prefetches(self) -> bool:
+        wished = self._cfg.prefetch
+        return wished == "on" or (wished == "auto" and not self._placement.on_cpu)
+
+    def _run_in_turn(
+        self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
+    ) -> Iterator[Logs]:
+        """Draws a batch after the update before it; yields the logs of each update."""
+        while (sample := self._draw(samples)) is not None:
+            logs = self.step(sample)
+            replay_buffer.set_params_version(self.version)
+            yield logs
+
+    def _run_ahead(
+        self, samples: Iterator[SampleLike], replay_buffer: ReplayReader
+    ) -> Iterator[Logs]:
+        """Draws a batch, and moves it, during the update before it; yields the logs of each."""
+        started: _Started | None = None
+        with contextlib.suppress(ReplayClosedError):  # then the last update is still finished
+            while (sample := self._draw(samples)) is not None:
+                begun = time.perf_counter()
+                batch, keys = self._placement.staged(sample.batch), np.array(sample.keys)
+                self._draw_seconds += time.perf_counter() - begun
+                if started is not None:
+                    yield self._finish(started)
+                started = self._start(batch, keys)
+                replay_buffer.set_params_version(self.version)
+        if started is not None:
+            yield self._finish(started)
+
+    def _draw(self, samples: Iterator[SampleLike]) -> SampleLike | None:
+        begun = time.perf_counter()
+        try:
+            return next(samples, None)
+        finally:
+            self._draw_seconds += time.perf_counter() - begun
+
+    def stats(self) -> dict[str, float]:
+        """Returns for how long the learner has waited.
+
+        ``draw_seconds`` is the time for drawing batches and, if they are prefetched, for moving
+        them. ``device_seconds`` is the time in which it only waited for an update to end.
+        """
+        return {"draw_seconds": self._draw_seconds, "device_seconds": self._device_seconds}
+
     def save(self) -> PyTree:
-        """Returns params, learner state and version."""
+        """Returns params, a copy of the learner state, and the version."""
         return {
             "params": self.params,
-            "learner_state": self.learner_state,
+            "learner_state": jax.tree.map(jnp.copy, self.learner_state),
             "version": np.int64(self.version),
         }
 
@@ -225,45 +290,21 @@ class Learner(Node):
         self.version = int(saved["version"])
 
     def _placed(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
-        if self._everywhere is None:
-            return params, learner_state
-        return jax.device_put((params, learner_state), self._everywhere)
+        return self._placement.all_of(params), self._placement.owned(learner_state)
 
 
-def _jitted_step(cfg: LearnerConfig, agent: Agent, params: Params) -> _Step:
+class _Started(NamedTuple):
+    """An update that may still run."""
+
+    updated: Updated
+    batch: Batch
+    keys: np.ndarray
+
+
+def _compiled(cfg: LearnerConfig, agent: Agent, params: Params) -> Update:
     if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
-        return _call_by_minibatch(agent)
-    return _one_call(agent)
-
-
-def _one_call(agent: Agent) -> _Step:
-    """Returns the jitted ``learner_step``, with its logs as one vector until they are on the host.
-
-    An update of a small network takes a few hundred microseconds, so each transferred array and
-    each Python loop over the logs takes a noticeable fraction of it.
-    """
-    names: list[str] = []
-
-    def packed(params: Params, learner_state: LearnerState, batch: Batch) -> Any:
-        # An agent with epochs scans over its minibatches.
-        in_loop = convolution.in_loop if isinstance(agent, EpochAgent) else contextlib.nullcontext
-        with in_loop():
-            params, learner_state, output = agent.learner_step(params, learner_state, batch)
-        names[:] = output.logs  # runs during tracing: the names of the compiled function
-        logs = jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()])
-        return params, learner_state, logs, output.priorities
-
-    jitted = jax.jit(packed)
-
-    def step(
-        params: Params, learner_state: LearnerState, batch: Batch
-    ) -> tuple[Params, LearnerState, LearnerOutput]:
-        params, learner_state, logs, priorities = jitted(params, learner_state, batch)
-        fetched = dict(zip(names, np.asarray(logs), strict=True))
-        return params, learner_state, LearnerOutput(fetched, priorities)
-
-    step.lower = jitted.lower  # type: ignore[attr-defined]
-    return step
+        return CallByMinibatch(agent)
+    return OneCall(agent, check_finite=cfg.check_finite)
 
 
 def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
@@ -271,67 +312,7 @@ def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
         return cfg.minibatches == "calls"
     # Only convolution kernels have four axes.
     has_convolutions = any(leaf.ndim >= 4 for leaf in jax.tree.leaves(params))
-    return has_convolutions and jax.default_backend() == "cpu" and cfg.num_devices == 1
-
-
-def _call_by_minibatch(agent: EpochAgent) -> _Step:
-    """Returns ``learner_step`` with one jitted call per minibatch, gathered on the host."""
-    prepare, update = jax.jit(agent.prepare), jax.jit(agent.update)
-    finish = jax.jit(agent.finish)
-
-    def step(
-        params: Params, learner_state: LearnerState, batch: Batch
-    ) -> tuple[Params, LearnerState, LearnerOutput]:
-        learner_state, rows, schedule = prepare(params, learner_state, batch)
-        rows = jax.tree.map(np.asarray, rows)
-        all_logs = []
-        for indices in np.asarray(schedule):
-            minibatch = jax.tree.map(lambda x, i=indices: np.take(x, i, axis=0), rows)
-            minibatch = agent.lay_out_rows(minibatch)
-            *after, output = update(params, learner_state, minibatch)
-            all_logs.append(output.logs)
-            if agent.may_stop and agent.stops_at(output.logs):
-                break
-            params, learner_state = after
-        params, learner_state = finish(params, learner_state)
-        logs = jax.tree.map(_mean, *all_logs)
-        if agent.may_stop:
-            logs["minibatches"] = np.float32(len(all_logs))
-        return params, learner_state, LearnerOutput(logs)
-
-    return step
-
-
-def _mean(*values: Any) -> np.floating:
-    return np.mean([np.asarray(value) for value in values])
-
-
-def _sharding(num_devices: int) -> tuple[Callable[[Batch], Batch], NamedSharding | None]:
-    """Returns a function that splits a batch over devices, and the sharding of params."""
-    if num_devices == 1:
-        return lambda batch: batch, None
-    if num_devices > len(jax.local_devices()):
-        raise ValueError(
-            f"LearnerConfig: num_devices must be at most the {len(jax.local_devices())} local "
-            f"devices; got {num_devices}. On a CPU, "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=N gives N of them."
-        )
-    mesh = Mesh(np.array(jax.local_devices()[:num_devices]), ("batch",))
-    by_column = NamedSharding(mesh, PartitionSpec(None, "batch"))
-    by_row = NamedSharding(mesh, PartitionSpec("batch"))
-
-    def shard(batch: Batch) -> Batch:
-        batch_size = batch.weights.shape[0]
-        if batch_size % num_devices:
-            raise ValueError(
-                f"Learner: the batch of {batch_size} items must split evenly over {num_devices} "
-                "devices. Change --replay.batch-size or --learner.num-devices."
-            )
-        return Batch(
-            jax.device_put(batch.trajectory, by_column), jax.device_put(batch.weights, by_row)
-        )
-
-    return shard, NamedSharding(mesh, PartitionSpec())
+    return has_convolutions and jax.default_backend() == "cpu" and len(cfg.devices) < 2
 
 
 def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFiniteError:

@@ -13,6 +13,7 @@ import jax
 from rlstack.checks import Checked
 from rlstack.networks.base import Network, feed_forward, recurrent
 from rlstack.networks.dense import Block, Norm
+from rlstack.networks.precision import Precision, in_precision
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state
 from rlstack.networks.torsos import (
@@ -85,36 +86,56 @@ class NetworkConfig(Checked):
     """Size of the recurrent core's state, of each of its layers."""
     core_layers: int = 1
     """Number of layers of the recurrent core, each on top of the one before."""
+    dtype: Precision = "float32"
+    """Type in which layers compute. bfloat16 is faster on accelerators and halves the memory of
+    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, outputs and losses
+    are float32 in any case."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
     """The transformer for observations of entities, which replaces torso and core."""
 
     def __post_init__(self) -> None:
-        choices = {"torso": Torso, "activation": Activation, "core": Core, "norm": Norm}
+        choices = {
+            "torso": Torso,
+            "activation": Activation,
+            "core": Core,
+            "norm": Norm,
+            "dtype": Precision,
+        }
         for field, names in choices.items():
             self.require_one_of(field, get_args(names))
+        self.require_one_of("dtype", get_args(Precision))
         self.require_at_least(0, "noisy_sigma")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")
         self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
         self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")
         plain = not (self.noisy_sigma and self.has_state)
         self.require("noisy_sigma", plain, "0 with batch norm, dropout or spectral norm")
+        precise = self.dtype == "float32" or not (self.has_statistics or self.spectral_norm)
+        rule = "float32 with batch norm and spectral norm, whose state needs its digits"
+        self.require("dtype", precise, rule)
         self.require_at_least(2, "num_atoms")
         positive = self.hidden_sizes and min(self.hidden_sizes) >= 1
         self.require("hidden_sizes", bool(positive), "one or more positive sizes")
 
     @property
+    def has_statistics(self) -> bool:
+        """Whether the network has batch norm, and so running statistics."""
+        return self.norm in ("batch", "batch_renorm")
+
+    @property
     def has_state(self) -> bool:
         """Whether the network has state or dropout, so that its params are `StatefulParams`."""
-        return self.norm in ("batch", "batch_renorm") or self.dropout > 0 or self.spectral_norm
+        return self.has_statistics or self.dropout > 0 or self.spectral_norm
 
     def require_for_entities(self) -> None:
         """Raises a ValueError if an option does not exist for observations of entities."""
-        for field in ("core", "norm", "dropout", "skip", "spectral_norm"):
+        for field in ("core", "norm", "dropout", "skip", "spectral_norm", "dtype"):
             value, usual = getattr(self, field), getattr(NetworkConfig, field)
             self.require(field, value == usual, f"{usual} for observations of entities")
 
     def feed_forward(self, forward: Callable[..., PyTree], obs_spec: PyTree) -> Network:
         """Makes a network of a function of an observation ``[B, ...]`` and ``is_training``."""
+        forward = in_precision(self.dtype, forward)
         if self.has_state:
             return feed_forward_with_state(forward, obs_spec)
         return feed_forward(functools.partial(forward, is_training=False), obs_spec)
@@ -129,6 +150,8 @@ class NetworkConfig(Checked):
           decode: maps the core's output ``[N, D]`` to the network's output.
           obs_spec: pytree of ``dm_env.specs`` of one observation.
         """
+        # The core keeps float32: its rounding errors would add up from step to step.
+        encode, decode = in_precision(self.dtype, encode), in_precision(self.dtype, decode)
         if self.has_state:
             return recurrent_with_state(
                 encode, self.make_core, lambda hidden, *_: decode(hidden), obs_spec

@@ -43,7 +43,7 @@ class NoisyLinear(hk.Module):
         b_sigma = hk.get_parameter("b_sigma", (self._size,), init=scale)
         key = hk.maybe_next_rng_key()
         if key is not None:
-            noise = _noise(key, num_inputs + self._size)
+            noise = _noise(key, num_inputs + self._size).astype(w.dtype)
             in_noise, out_noise = noise[:num_inputs], noise[num_inputs:]
             w = w + w_sigma * jnp.outer(in_noise, out_noise)
             b = b + b_sigma * out_noise

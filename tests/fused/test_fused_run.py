@@ -145,6 +145,8 @@ def test_logs_evaluations_and_checkpoints_are_those_of_other_runs(tmp_path):
     assert 500 <= min(steps) < 508
     for name in ("learner/loss", "learner/steps", "replay/size", "replay/samples"):
         assert series(tmp_path / "run", name)
+    for name in ("actor/frames_per_second", "learner/updates_per_second"):
+        assert series(tmp_path / "run", name)
     last = [line for line in lines if "replay/inserts" in line][-1]
     # Two samples for each item after the first 40, in batches of 8.
     allowed = 2.0 * (last["replay/inserts"] - 40) + 8
@@ -227,7 +229,10 @@ _FIFO = {"sampler": "fifo", "batch_size": 4, "unroll_length": 16, "max_size": 8}
         ({"env": EnvConfig("CartPole-v1", 4)}, "env.type must be jax .*Add --env.type jax"),
         ({"env": EnvConfig("CartPole-v1", 4, "jax", wait_num=2)}, "env.wait_num must be 0"),
         ({"step_processor": "a.b:c"}, "step_processor must be empty"),
-        ({"learner": LearnerConfig(num_devices=2)}, "learner.num_devices must be 1"),
+        (
+            {"learner": LearnerConfig(devices=(0, 1, 2))},
+            "env.num_envs .* multiple of the 3 devices of learner",
+        ),
         ({"replay": ReplayConfig(**{**_FIFO, "batch_size": 6})}, "batch_size .*divisor"),
         ({"replay": ReplayConfig(**_FIFO, period=8)}, "replay.period must be None"),
         ({"replay": ReplayConfig(**_FIFO, min_actors=1)}, "min_actors must be 0"),

@@ -52,9 +52,7 @@ def test_a_hidden_move_is_of_no_use_and_a_shown_one_is(cheat, low, high):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "relative", [pytest.param(True, marks=pytest.mark.chosen), pytest.param(False)]
-)
+@pytest.mark.parametrize("relative", [True, False])
 def test_the_floor_is_lava_without_relative_positions(relative):
     experiment = preset("entity-floor-is-lava-ppo")
     if relative:

@@ -1,11 +1,7 @@
-"""The Learner: versions, faults, priorities, several devices, save and load."""
+"""The Learner: versions, faults, priorities, save and load."""
 
 import functools
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -135,59 +131,85 @@ def test_convolutions_on_the_cpu_are_learned_by_calls(monkeypatch):
 
 
 def test_configs_out_of_range_are_refused():
-    for changes in ({"num_devices": 0}, {"minibatches": "loop"}):
+    for changes in ({"devices": (-1,)}, {"devices": (0, 0)}, {"minibatches": "loop"}):
         with pytest.raises(ValueError, match=next(iter(changes))):
             LearnerConfig(**changes)
-    with pytest.raises(ValueError, match="num_devices must be at most"):
-        make(num_devices=len(jax.local_devices()) + 1)
+    with pytest.raises(ValueError, match="devices must name devices of this machine"):
+        make(devices=(len(jax.local_devices()),))
 
 
-@pytest.mark.slow
-@pytest.mark.chosen
-@pytest.mark.timeout(200)
-def test_two_devices_learn_what_one_does():
-    """Runs in a child process: the number of devices is fixed when JAX starts."""
-    env = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from tests.learning.test_learner import two_devices; two_devices()",
-        ],
-        cwd=Path(__file__).resolve().parents[2],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["dqn", "ppo-separate", "uneven", "loaded"]
+def test_the_learner_state_is_donated_and_nobody_else_holds_it():
+    learner = make("dqn")  # its target params begin as the params
+    published, saved = learner.params, learner.save()
+    before = jax.tree.map(np.array, saved)
+    held = jax.tree.leaves(learner.learner_state)
+    learner.step(sample())
+    assert all(leaf.is_deleted() for leaf in held)
+    assert_close({**saved, "params": published}, before, atol=0, rtol=0)
+    learner.load(saved)
+    learner.step(sample())
+    learner.load(saved)  # what was loaded is not donated
+    assert_close(learner.save(), before, atol=0, rtol=0)
 
 
-def two_devices():
-    """Runs in the process of the test above."""
-    assert len(jax.local_devices()) == 2
-    for name in ("dqn", "ppo-separate"):
-        # On two devices each part of a batch has rows of both.
-        one, two = make(name), make(name, num_devices=2, micro_batches=2 if name == "dqn" else 1)
-        for _ in range(2):
-            logs = [learner.step(sample(name)) for learner in (one, two)]
-            assert_close(*logs, atol=1e-5, rtol=1e-5)
-        assert_close(one.save(), two.save(), atol=1e-5, rtol=1e-5)
-        for leaf in jax.tree.leaves(two.params):
-            assert len(leaf.devices()) == 2 and leaf.is_fully_replicated
-        print(name)
-    batch = case("dqn").batch
-    three = jax.tree.map(lambda x: x[:, :3], batch.trajectory), batch.weights[:3]
-    two = make("dqn", num_devices=2)
-    with pytest.raises(ValueError, match="batch of 3 items must split evenly over 2 devices"):
-        two.step(Sample(type(batch)(*three), KEYS[:3]))
-    print("uneven")
-    two.load(jax.tree.map(np.asarray, make("dqn").save()))
-    assert all(len(leaf.devices()) == 2 for leaf in jax.tree.leaves(two.params))
-    two.step(sample("dqn"))
-    print("loaded")
+def test_a_state_that_an_update_returns_as_it_was_is_no_argument_of_the_next(monkeypatch):
+    learner = make("dqn", check_finite=False)
+    agent = case("dqn").agent
+
+    def keep(params, learner_state, batch):
+        return params, learner_state, agent.learner_step(params, learner_state, batch)[2]
+
+    monkeypatch.setattr(learner._update, "_agent", type("Agent", (), {"learner_step": keep}))
+    monkeypatch.setattr(learner._update._agent, "learner_step", staticmethod(keep))
+    before = jax.tree.map(np.array, learner.save())
+    for _ in range(2):
+        learner.step(sample())
+    after = learner.save()
+    assert after["version"] == 2
+    assert_close({**after, "version": before["version"]}, before, atol=0, rtol=0)
+
+
+class Alternating(Replay):
+    """A replay that overwrites its arrays with each sample, and records the order of calls."""
+
+    def __init__(self, times, poison=0):
+        super().__init__(None, times)
+        self.poison, self.order = poison, []
+        self.held = Sample(jax.tree.map(np.array, case("dqn").batch), KEYS.copy())
+
+    def make_dataset(self, stop=None):
+        for index in range(1, self.times + 1):
+            self.order.append(f"draw {index}")
+            self.held.batch.trajectory.timestep.reward[:] = index
+            if index == self.poison:
+                self.held.batch.trajectory.timestep.reward[:] = np.nan
+            self.held.keys[:] = index
+            yield self.held
+
+    def update_priorities(self, keys, priorities):
+        self.order.append(f"priorities {keys[0]}")
+
+
+def test_the_next_batch_is_drawn_during_an_update_and_the_learner_learns_the_same():
+    learners, replays, logger = [], [], InMemoryLogger()
+    for prefetch in ("off", "on"):
+        replays.append(Alternating(times=3))
+        learners.append(make(replay=replays[-1], prefetch=prefetch))
+        learners[-1].run(stop=lambda: False, logger=logger)
+    in_turn, ahead = (replay.order for replay in replays)
+    assert in_turn == [f"{what} {n}" for n in (1, 2, 3) for what in ("draw", "priorities")]
+    assert ahead == ["draw 1", "draw 2", "priorities 1", "draw 3", "priorities 2", "priorities 3"]
+    assert_close(*(learner.save() for learner in learners), atol=0, rtol=0)
+    steps, losses = zip(*logger.series("learner/loss"), strict=True)
+    assert steps == (1, 2, 3) * 2 and losses[:3] == losses[3:]
+    assert learners[1].stats()["draw_seconds"] > 0
+
+
+def test_a_non_finite_update_is_found_before_the_next_begins():
+    replay = Alternating(times=3, poison=2)
+    learner = make(replay=replay, prefetch="on")
+    with pytest.raises(NonFiniteError, match="update 2") as caught:
+        learner.run(stop=lambda: False)
+    assert learner.version == 1 and replay.order[-1] == "draw 3"
+    assert np.isnan(caught.value.batch.trajectory.timestep.reward).all()
+    assert_close(learner.params, caught.value.before["params"], atol=0, rtol=0)

@@ -16,8 +16,8 @@ from tests.agent_cases import IMAGE, quick_jit
 
 KEY = jax.random.PRNGKey(3)
 SIDES = st.integers(1, 9)
-OLDER = jax.__version_info__ < (0, 6)  # where only the plain form is safe
-FORMS = ("plain",) if OLDER else ("plain", "folded", "patches")
+OLDER = jax.__version_info__ < (0, 6)
+FORMS = ("plain", "folded", "patches")
 PAIRS = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
 
@@ -39,6 +39,9 @@ def results(make, shape, stride, padding, x):
     return jax.device_get(quick_jit(run)(KEY, x))
 
 
+@pytest.mark.skipif(
+    OLDER, reason="the older CPU runtime of JAX 0.5 writes outside of its memory in convolutions"
+)
 @settings(max_examples=4, deadline=None)
 @given(
     size=st.tuples(SIDES, SIDES),

@@ -79,8 +79,9 @@ def test_renormalised_outputs_are_those_of_evaluation_with_the_gradients_of_the_
             "variance": jnp.array([8.0, 6.0]),
         }
     }
-    outputs = [norm.apply(params, state, None, X, learns)[0] for learns in (True, False)]
-    assert_close(*outputs)
+    for x in (X, X / 100, X + 50):  # also for rows that are alike, and for those that are far
+        outputs = [norm.apply(params, state, None, x, learns)[0] for learns in (True, False)]
+        assert_close(*outputs, atol=1e-3)
 
     def squares(x, learns):
         return (norm.apply(params, state, None, x, learns)[0] ** 2).sum()
@@ -88,8 +89,6 @@ def test_renormalised_outputs_are_those_of_evaluation_with_the_gradients_of_the_
     # The output does not change if the whole batch moves, as with plain batch norm.
     assert_close(jax.grad(squares)(X, True).sum(axis=0), np.zeros(2), atol=1e-4)
     assert np.abs(jax.grad(squares)(X, False).sum(axis=0)).min() > 0.1
-    far = X + 1000  # beyond the limit of the shift
-    assert np.abs(norm.apply(params, state, None, far, True)[0]).max() < 5 + 3 * 3
 
 
 def test_spectral_norm_makes_the_largest_singular_value_1():

@@ -1,0 +1,1 @@
+"""Correctness and throughput on JAX's default device, such as a GPU."""

@@ -1,0 +1,177 @@
+"""One part of the benchmark, in a process of its own; see `benchmarks.accelerator`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import learners
+from benchmarks.accelerator import correctness, service
+from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
+from benchmarks.report import alternate, rate
+from programs.components import xla
+from programs.components.agent import make_agent
+from programs.components.environments import environment_spec
+from programs.experiment import Experiment
+from programs.run import train
+from rlstack.acting.actor import transition_spec
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.learning.learner import Learner
+from rlstack.types import EnvSpec
+
+Found = dict[str, Any]
+_MANY = 1024  # environments of a fused run
+
+
+def learner(name: str, quick: bool) -> Found:
+    """The learner's updates per second against those of a bare jitted loop."""
+    experiment = experiment_of(name)
+    repeats, seconds = (2, 0.1) if quick else (5, 1.0)
+    comparison = learners.compare(experiment, _spec(experiment), repeats, seconds)
+    ours, bare = comparison.medians["ours"], comparison.medians["reference"]
+    return {
+        "updates_per_second": round(ours, 2),
+        "bare_updates_per_second": round(bare, 2),
+        "ratio": round(comparison.ratio, 4),
+        "spread": [round(x, 4) for x in comparison.spread],
+        **_memory(),
+    }
+
+
+def bfloat16(name: str, quick: bool) -> Found:
+    """Updates per second with layers in bfloat16 against those in float32."""
+    chosen = experiment_of(name)
+    network = dataclasses.replace(chosen.network, dtype="bfloat16")
+    mixed = dataclasses.replace(chosen, network=network)
+    sides = [_updates(experiment) for experiment in (mixed, chosen)]
+    for side in sides:
+        side(2)
+    updates = max(2, int((0.1 if quick else 1.0) * rate(2, lambda: sides[1](2))))
+    comparison = alternate(
+        lambda: rate(updates, lambda: sides[0](updates)),
+        lambda: rate(updates, lambda: sides[1](updates)),
+        2 if quick else 5,
+    )
+    return {
+        "updates_per_second": round(comparison.medians["ours"], 2),
+        "float32_updates_per_second": round(comparison.medians["reference"], 2),
+        "ratio": round(comparison.ratio, 4),
+        **_memory(),
+    }
+
+
+def _updates(experiment: Experiment) -> Callable[[int], None]:
+    spec = _spec(experiment)
+    agent = make_agent(experiment, spec)
+    cfg, step = experiment.replay, transition_spec(agent, spec)
+    sample = learners.random_sample(step, cfg.unroll_length + 1, cfg.batch_size)
+    made = Learner(experiment.learner, agent, None, jax.random.PRNGKey(0))
+
+    def run(updates: int) -> None:
+        for _ in range(updates):
+            made.step(sample)
+
+    return run
+
+
+def fused(name: str, quick: bool) -> Found:
+    """Steps per second of a fused run, without compilation."""
+    experiment = experiment_of(name)
+    replay = experiment.replay
+    if not quick and replay.sampler == "fifo":  # a device with many cores needs many environments
+        experiment = dataclasses.replace(
+            experiment,
+            env=dataclasses.replace(experiment.env, num_envs=_MANY),
+            replay=dataclasses.replace(replay, batch_size=_MANY, max_size=2 * _MANY),
+        )
+    return _trained(experiment, frames=20_000 if quick else 1 << 30, seconds=1 if quick else 10)
+
+
+def run(name: str, quick: bool) -> Found:
+    """Steps per second of a run with EnvPool in a single process."""
+    return _trained(experiment_of(name), frames=2_000 if quick else 1 << 30, seconds=25)
+
+
+def _trained(experiment: Experiment, frames: int, seconds: float) -> Found:
+    evaluator = EvaluatorConfig(episodes=4, num_envs=4, max_steps=200)
+    experiment = dataclasses.replace(
+        experiment,
+        frames=frames,
+        hours=seconds / 3600,
+        evaluator=evaluator,
+        loggers=("jsonl",),
+        checkpoint_replay=False,
+        checkpoint_period=1 << 30,
+        log_period=max(1000, experiment.log_period),
+    )
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "progress", "w") as stream:
+        result = train.run(experiment, Path(folder) / "run", stream=stream)
+    return {
+        "frames_per_second": round(result.frames_per_second, 1),
+        "frames": result.env_frames,
+        "updates": result.learner_steps,
+        "num_envs": experiment.env.num_envs,
+        **_memory(),
+    }
+
+
+def _spec(experiment: Experiment) -> EnvSpec:
+    return atari_spec() if is_atari(experiment) else environment_spec(experiment)
+
+
+def _memory() -> Found:
+    """The most memory of the device that was in use, if the device counts it."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return {} if peak is None else {"peak_bytes": int(peak)}
+
+
+def _missing(kind: str, name: str) -> str:
+    """Returns why a part cannot run here, or an empty string."""
+    needed = "envpool" if kind == "run" else "gymnax" if name.startswith("gymnax") else ""
+    try:
+        importlib.import_module(needed or "jax")
+    except ImportError as error:  # its own packages may be missing too
+        return f"{needed} cannot be imported: {error}"
+    return ""
+
+
+_KINDS: dict[str, Callable[[str, bool], Found]] = {
+    "updates": correctness.updates,
+    "acting": correctness.acting,
+    "checkpoint": correctness.checkpoint_moves,
+    "learner": learner,
+    "bfloat16": bfloat16,
+    "fused": fused,
+    "run": run,
+    "service": service.latency,
+}
+
+
+def main() -> None:
+    """Runs the part that the command names; the last line of output is a JSON object."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part")
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    kind, _, name = chosen.part.partition("/")
+    if missing := _missing(kind, name):
+        print(json.dumps({"skipped": missing}))
+        return
+    experiment = experiment_of(name) if name else None
+    xla.configure(convolutions=experiment is None or not experiment.older_runtime)
+    found = _KINDS[kind](name, chosen.quick)
+    device = jax.local_devices()[0]
+    print(json.dumps({"device": f"{device.platform}: {device.device_kind}", **found}))
+
+
+if __name__ == "__main__":
+    main()

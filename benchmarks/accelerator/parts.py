@@ -1,0 +1,44 @@
+"""The parts of the benchmark, with the time that each may take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """One part, which runs in a process of its own."""
+
+    kind: str  # the function of `benchmarks.accelerator.child`
+    preset: str = ""
+    seconds: float = 30.0  # that it needs, as a rule
+    limit: float = 120.0  # after which it is killed
+
+    @property
+    def name(self) -> str:
+        """The kind and the preset."""
+        return f"{self.kind}/{self.preset}" if self.preset else self.kind
+
+
+LEARNED = ("pong-ppo", "pong-impala", "breakout-dqn", "breakout-rainbow", "pong-r2d2")
+PLAYED = ("pong-ppo", "breakout-ppo", "halfcheetah-ppo", "halfcheetah-sac")
+FUSED = ("catch-ppo", "gymnax-cartpole-ppo", "gymnax-cartpole-pqn", "gymnax-cartpole-sac")
+
+FULL = (
+    Part("updates", seconds=60, limit=150),
+    Part("acting", seconds=15),
+    Part("checkpoint", seconds=10),
+    *(Part("learner", name, 25) for name in LEARNED),
+    Part("bfloat16", "pong-ppo", 25),
+    *(Part("fused", name, 25) for name in FUSED),
+    *(Part("run", name, 35) for name in PLAYED),
+    Part("service", seconds=20),
+)
+# One of each kind that a CPU does in a second or two; the others need minutes there.
+QUICK = (
+    Part("updates", "", 0),
+    Part("acting", "", 0),
+    Part("checkpoint", "", 0),
+    Part("learner", "cartpole-dqn", 0),
+    Part("fused", "catch-ppo", 0),
+    Part("service", "", 0),
+)

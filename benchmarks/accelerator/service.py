@@ -1,0 +1,69 @@
+"""The latency of an inference service on JAX's default device, with callers in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
+from benchmarks.learners import random_batch
+from programs.components.agent import make_agent
+from programs.components.environments import environment_spec
+from rlstack.acting.actor import transition_spec
+from rlstack.acting.inference_service import InferenceService, ServiceConfig
+from rlstack.acting.inferencer import Inferencer
+from rlstack.acting.params import FixedParams
+
+
+def latency(name: str, quick: bool) -> dict[str, Any]:
+    """Serves eight callers with sixteen environments each: PPO's network for Atari."""
+    del name
+    callers, num_envs = (2, 4) if quick else (8, 16)
+    experiment = experiment_of("cartpole-ppo" if quick else "pong-ppo")
+    spec = atari_spec() if is_atari(experiment) else environment_spec(experiment)
+    agent = make_agent(experiment, spec)
+    params = jax.jit(agent.initial_params)(jax.random.PRNGKey(0))
+    total = callers * num_envs
+    cfg = ServiceConfig(max_batch=total)
+    inferencer = Inferencer(cfg, agent, FixedParams(params), total, jax.random.PRNGKey(1))
+    service = InferenceService(cfg, inferencer)
+    batch = random_batch(transition_spec(agent, spec), 1, num_envs)
+    timestep = jax.tree.map(lambda x: np.ascontiguousarray(x[0]), batch.trajectory.timestep)
+    times: list[float] = []
+
+    def call(rank: int, until: float, measured: bool) -> None:
+        ids = np.arange(rank * num_envs, (rank + 1) * num_envs, dtype=np.int32)
+        while (begun := time.perf_counter()) < until:
+            service.inference(str(rank), 0, ids, timestep)
+            if measured:
+                times.append(time.perf_counter() - begun)
+
+    def run(seconds: float, *, measured: bool) -> float:
+        begun = time.perf_counter()
+        threads = [
+            threading.Thread(target=call, args=(rank, begun + seconds, measured), daemon=True)
+            for rank in range(callers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - begun
+
+    try:
+        run(0.2 if quick else 3.0, measured=False)  # compiles
+        seconds = run(0.3 if quick else 5.0, measured=True)
+    finally:
+        service.close()
+    p50, p99 = np.percentile(times, (50, 99))
+    return {
+        "latency_ms_p50": round(1e3 * float(p50), 3),
+        "latency_ms_p99": round(1e3 * float(p99), 3),
+        "envs_per_second": round(len(times) * num_envs / seconds, 1),
+        "callers": callers,
+        "num_envs": num_envs,
+    }

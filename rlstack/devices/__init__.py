@@ -1,0 +1,67 @@
+"""The devices of this process, by their index in ``jax.local_devices()``.
+
+May import: rlstack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+MORE_ON_A_CPU = "On a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N gives N of them."
+
+
+def local(indices: Sequence[int], field: str) -> list[jax.Device]:
+    """Returns the devices with these indices.
+
+    Args:
+      indices: in ``jax.local_devices()``.
+      field: of a config, for the error.
+
+    Raises:
+      ValueError: there is no device with one of the indices.
+    """
+    found = jax.local_devices()
+    check(indices, len(found), field)
+    return [found[index] for index in indices]
+
+
+def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
+    """Returns a mesh of devices with the axis ``batch``; None if there are no indices.
+
+    Args:
+      indices: in ``jax.local_devices()``.
+      field: of a config, for the error.
+
+    Raises:
+      ValueError: there is no device with one of the indices.
+    """
+    found = local(indices, field)
+    return Mesh(np.array(found), ("batch",)) if found else None
+
+
+def check(indices: Sequence[int], count: int, field: str) -> None:
+    """Checks indices of devices.
+
+    Args:
+      indices: of devices.
+      count: the number of devices that there are.
+      field: of a config, for the error.
+
+    Raises:
+      ValueError: an index is not less than ``count``.
+    """
+    for index in indices:
+        if index >= count:
+            have = f"the only local device is 0; got {index}"
+            if count > 1:
+                have = f"there are {count} local devices, 0 to {count - 1}; got {index}"
+            raise ValueError(f"{field} must name devices of this machine: {have}. {MORE_ON_A_CPU}")
+
+
+def are_distinct(indices: Sequence[int]) -> bool:
+    """Whether these can be indices of devices: at least 0, and each at most once."""
+    return len(set(indices)) == len(indices) and min(indices, default=0) >= 0

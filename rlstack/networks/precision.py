@@ -1,0 +1,58 @@
+"""Mixed precision: layers compute in bfloat16; params and outputs are float32.
+
+Micikevicius et al. (2018), https://arxiv.org/abs/1710.03740, keep the params in float32 and compute
+with copies of less precision. bfloat16 has the range of float32, so losses need no scaling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import jmp
+
+from rlstack.networks.convolution import Conv2D
+from rlstack.networks.noisy import NoisyLinear
+from rlstack.types import PyTree
+
+Precision = Literal["float32", "bfloat16"]
+_Arguments = ParamSpec("_Arguments")
+
+
+def in_precision(
+    precision: Precision, forward: Callable[_Arguments, PyTree]
+) -> Callable[_Arguments, PyTree]:
+    """Makes a Haiku function compute its layers in some precision, with float32 results.
+
+    Dense layers and convolutions compute in it. Layer norm computes in float32, because the mean
+    of many squares needs more digits.
+
+    Args:
+      precision: of the layers.
+      forward: a function that is called inside a Haiku transform.
+    """
+    if precision == "float32":
+        return forward
+    low = getattr(jnp, precision)
+    policies = {
+        **dict.fromkeys((hk.Linear, NoisyLinear, Conv2D), jmp.Policy(jnp.float32, low, low)),
+        hk.LayerNorm: jmp.Policy(jnp.float32, jnp.float32, low),
+    }
+
+    @functools.wraps(forward)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> PyTree:
+        with contextlib.ExitStack() as pushed:
+            for layer, policy in policies.items():
+                pushed.enter_context(hk.mixed_precision.push_policy(layer, policy))
+            return jax.tree.map(_as_float32, forward(*args, **kwargs))
+
+    return run
+
+
+def _as_float32(x: Any) -> Any:
+    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x

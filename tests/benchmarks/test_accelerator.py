@@ -1,0 +1,68 @@
+"""The benchmark of accelerators in its small form, on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accelerator.parts import FULL, QUICK
+from benchmarks.accelerator.settings import experiment_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(out, *args, code=0):
+    """Runs the command; returns the JSON object that it prints, which is that of the file."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.accelerator", "--quick", "--out", str(out), *args],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    if code == 2:
+        return done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == json.loads(out.read_text())
+    return found
+
+
+def test_parts_have_presets_and_fit_into_nine_minutes():
+    names = [part.name for part in FULL]
+    assert len(set(names)) == len(names)
+    for part in (*FULL, *QUICK):
+        if part.preset:
+            assert experiment_of(part.preset).preset == part.preset
+    assert sum(part.seconds for part in FULL) < 510
+    assert {part.kind for part in QUICK} < {part.kind for part in FULL}
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(300)
+def test_a_quick_run_goes_on_where_it_was(tmp_path):
+    out = tmp_path / "found.json"
+    found = run(out, "--only", "acting", "checkpoint")
+    assert set(found["parts"]) == {"acting", "checkpoint"}
+    assert all(part["passed"] for part in found["parts"].values())
+    found["parts"]["acting"]["seconds"] = 123.0  # so that a repetition would show
+    out.write_text(json.dumps(found))
+    parts = run(out)["parts"]
+    assert list(parts)[:2] == ["acting", "checkpoint"] and set(parts) == {p.name for p in QUICK}
+    assert parts["acting"]["seconds"] == 123.0
+    assert parts["updates"]["passed"] and parts["updates"]["largest_update_error"] == 0
+    assert 0.1 < parts["learner/cartpole-dqn"]["ratio"] < 10
+    assert 0 < parts["service"]["latency_ms_p50"] <= parts["service"]["latency_ms_p99"]
+    assert parts["fused/catch-ppo"]["frames_per_second"] > 0
+
+
+@pytest.mark.timeout(60)
+def test_a_part_that_does_not_exist_is_refused(tmp_path):
+    assert "--only must name parts; got nothing." in run(
+        tmp_path / "x.json", "--only", "nothing", code=2
+    )
