@@ -10,6 +10,7 @@ from rlstack.checks import WrongKindError
 from rlstack.jax_envs.environment import JaxEnv
 
 JaxEnvBuilder = Callable[..., JaxEnv]
+_BRAX = "brax/"
 
 
 def make_jax_env(
@@ -18,10 +19,12 @@ def make_jax_env(
     """Returns the environment.
 
     Args:
-      name_or_builder: an id of gymnax such as ``"CartPole-v1"``, ``"module:callable"`` of a
-        function or class that makes a `JaxEnv`, or such a callable itself.
+      name_or_builder: an id of gymnax such as ``"CartPole-v1"``, a name of Brax after ``brax/``
+        such as ``"brax/ant"``, ``"module:callable"`` of a function or class that makes a `JaxEnv`,
+        or such a callable itself.
       options: its keyword arguments. For gymnax: fields of the environment's params, such as
-        ``max_steps_in_episode``, and arguments of ``gymnax.make``.
+        ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax: ``episode_length``,
+        and arguments of the environment, such as ``backend``.
 
     Raises:
       ValueError: there is no such name, or it does not take these options.
@@ -29,6 +32,10 @@ def make_jax_env(
     """
     options = dict(options or {})
     builder = resolve(name_or_builder)
+    if isinstance(builder, str) and builder.startswith(_BRAX):
+        from rlstack.jax_envs.from_brax import make_brax
+
+        return make_brax(builder.removeprefix(_BRAX), options)
     if isinstance(builder, str):
         from rlstack.jax_envs.from_gymnax import make_gymnax
 
@@ -47,7 +54,7 @@ def make_jax_env(
 
 
 def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:
-    """Returns the callable that a name stands for; an id of gymnax stays as it is.
+    """Returns the callable that a name stands for; a name of gymnax or Brax stays as it is.
 
     Raises:
       ValueError: there is no such callable.

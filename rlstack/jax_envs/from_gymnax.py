@@ -8,9 +8,13 @@ computes what both calls share once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import importlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +26,7 @@ from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
+_PICTURES = ("seaborn", "matplotlib.pyplot")
 
 
 def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
@@ -35,8 +40,9 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
     """
     try:
-        import gymnax
-        from gymnax.registration import registered_envs
+        with _without_pictures():
+            import gymnax
+            from gymnax.registration import registered_envs
     except ImportError as error:
         raise ValueError(
             f"JAX environment: {name!r} needs gymnax, which cannot be imported: {error}. "
@@ -93,6 +99,35 @@ class GymnaxEnv:
         terminated = step(rng_key, state, action, self._unlimited)[3]
         done, terminated = jnp.asarray(done, bool), jnp.asarray(terminated, bool)
         return Outcome(after, observation, reward, terminated, done & ~terminated)
+
+
+class _AtFirstUse(types.ModuleType):
+    """Stands for a module, which is imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        self.step_aside()
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def step_aside(self) -> None:
+        """Leaves the name to the module itself."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+
+@contextlib.contextmanager
+def _without_pictures() -> Iterator[None]:
+    """Lets modules that are imported meanwhile import what draws pictures at its first use only.
+
+    gymnax imports it in the modules of its environments, and with it pandas and scipy. That takes
+    1.9 s of 2.2.
+    """
+    later = [_AtFirstUse(name) for name in _PICTURES if name not in sys.modules]
+    sys.modules.update((module.__name__, module) for module in later)
+    try:
+        yield
+    finally:
+        for module in later:
+            module.step_aside()
 
 
 def _spec(space: Any, name: str) -> PyTree:

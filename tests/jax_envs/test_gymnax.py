@@ -1,5 +1,6 @@
 """The adapter of gymnax: its boundaries, options and names."""
 
+import subprocess
 import sys
 
 import jax
@@ -96,6 +97,19 @@ def test_names_and_options_that_gymnax_lacks():
         SyncEnv("CartPole-v2", 1, "jax")
     with pytest.raises(ValueError, match=r"options must be fields .*max_steps_in_episode"):
         SyncEnv("CartPole-v1", 1, "jax", options={"size": 3})
+
+
+def test_gymnax_is_imported_without_what_draws_pictures():
+    program = """if True:
+        import sys
+        from rlstack.jax_envs.from_gymnax import make_gymnax
+        make_gymnax("CartPole-v1", {})
+        assert not {"pandas", "seaborn", "matplotlib.pyplot"} & set(sys.modules)
+        from gymnax.environments.misc import pong
+        assert len(pong.sns.color_palette()) == 10
+        assert "pandas" in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
 
 def test_without_gymnax_the_error_says_what_to_install(monkeypatch):

@@ -8,7 +8,7 @@ from rlstack.entity.environment import Actions, CategoricalMask, Observation
 from rlstack.entity.errors import require_in_range
 from rlstack.entity.spaces import ActionSpace, Categorical, EntityType, ObsSpace
 
-_NUM_CHOICES = 10
+NUM_CHOICES = 10
 
 
 class Count:
@@ -20,13 +20,13 @@ class Count:
     policy: 0.75 with 2 masked choices, 0.457 with 5 and 0.293 with 10.
     """
 
-    def __init__(self, masked_choices: int = _NUM_CHOICES, seed: int = 0):
-        require_in_range("Count", masked_choices=(masked_choices, 1, _NUM_CHOICES))
+    def __init__(self, masked_choices: int = NUM_CHOICES, seed: int = 0):
+        require_in_range("Count", masked_choices=(masked_choices, 1, NUM_CHOICES))
         self.obs_space = ObsSpace(
-            {"Player": EntityType(), "Bean": EntityType(capacity=_NUM_CHOICES - 1)}
+            {"Player": EntityType(), "Bean": EntityType(capacity=NUM_CHOICES - 1)}
         )
         self.action_space: ActionSpace = {
-            "count": Categorical(tuple(str(n) for n in range(_NUM_CHOICES)))
+            "count": Categorical(tuple(str(n) for n in range(NUM_CHOICES)))
         }
         self._masked_choices = masked_choices
         self._rng = np.random.default_rng(seed)
@@ -41,7 +41,7 @@ class Count:
         m = self._masked_choices
         beans, size = self._rng.integers(0, (m, m + 1)).tolist()
         self._beans = beans
-        self._legal = [False] * _NUM_CHOICES
+        self._legal = [False] * NUM_CHOICES
         for choice in self._rng.permutation(m)[:size].tolist():
             self._legal[choice] = True
         self._legal[beans] = True

@@ -16,7 +16,7 @@ Cell = tuple[int, int]
 STEPS = ((0, 1), (0, -1), (-1, 0), (1, 0))
 _MOVE = {"move": CategoricalMask(actor_types=("SnakeHead",))}
 _DRAWS = 256  # cells drawn at a time, because one draw costs nearly as much as many
-_FREE, _BODY = -1, -2  # contents of a cell; a number from 0 is food of that colour
+FREE, BODY = -1, -2  # contents of a cell; a number from 0 is food of that colour
 
 
 class MultiSnake:
@@ -99,7 +99,7 @@ class MultiSnake:
         """Places the snakes and the food."""
         self._cells = {}
         self._step = 0
-        self._snakes = [deque([self._place(_BODY)]) for _ in range(self._num_snakes)]
+        self._snakes = [deque([self._place(BODY)]) for _ in range(self._num_snakes)]
         self._food = [self._place(colour) for colour in range(self._num_snakes)]
         return self._observe([0.0] * self._num_players, over=False)
 
@@ -112,14 +112,14 @@ class MultiSnake:
             dx, dy = STEPS[choice]
             x, y = snake[-1]
             cell = (x + dx, y + dy)
-            content = self._cells.get(cell, _FREE)
+            content = self._cells.get(cell, FREE)
             if not (0 <= cell[0] < self._size and 0 <= cell[1] < self._size) or content not in (
-                _FREE,
+                FREE,
                 colour,
             ):
                 over = True
                 continue
-            self._cells[cell] = _BODY
+            self._cells[cell] = BODY
             snake.append(cell)
             if content == colour:
                 eaten.append(colour)

@@ -11,7 +11,7 @@ import pytest
 
 from rlstack.checks import EnvCrash, EnvError
 from rlstack.entity.environment import CategoricalAction
-from rlstack.entity.games.multi_snake import _BODY, MultiSnake
+from rlstack.entity.games.multi_snake import BODY, MultiSnake
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.types import StepType
 from tests.entity.native.programs import frame, hello, program, row
@@ -127,7 +127,7 @@ def place(game, observation, i):
     body, heads = rows_of(observation, "SnakeBody", i), rows_of(observation, "SnakeHead", i)
     cells = [[(x, y) for x, y, c in [*body, head] if c == head[2]] for head in heads]
     game._snakes = [deque(snake) for snake in cells]
-    game._cells = {cell: _BODY for snake in cells for cell in snake}
+    game._cells = {cell: BODY for snake in cells for cell in snake}
     game._food = [(x, y) for x, y, _ in rows_of(observation, "Food", i)]
     game._cells.update({cell: colour for colour, cell in enumerate(game._food)})
     game._step = int(observation["features"]["__global__"][i, 0, 0])
