@@ -6,6 +6,8 @@ import jax.numpy as jnp
 
 from rlstack.types import Array, PyTree
 
+BASE_STOCK = 15.0  # of `order_up_to_base_stock`, in units
+
 
 def balance_cartpole(observation: Array) -> Array:
     """Pushes the cart of CartPole-v1 under its falling pole, and slowly back to the middle.
@@ -48,3 +50,20 @@ def jump_to_high_ground(observation: PyTree) -> PyTree:
     steps = jnp.asarray(n_to_nw, jnp.float32)
     distance = jnp.abs(offset[:, :, None] - steps).sum(axis=-1)
     return {"move": distance.argmin(axis=-1).astype(jnp.int32)}
+
+
+def order_up_to_base_stock(observation: Array) -> Array:
+    """Orders in `rlstack.envs.seats.supply_chain.SupplyChain` what the base stock lacks.
+
+    This is the base stock rule of inventory control: whatever is demanded is ordered again, so that
+    stock and units ordered, less units owed, stay at one level (Clark and Scarf, 1960).
+
+    Args:
+      observation: ``[B, 4 + facilities]``.
+
+    Returns:
+      The action, ``[B]``. The level is the best of a search with this rule in all seats.
+    """
+    stock, owed, ordered, demand = jnp.moveaxis(observation[:, :4] * 10.0, 1, 0)
+    missing = BASE_STOCK - (stock - owed + ordered)
+    return jnp.clip(jnp.round(missing - demand + 4.0), 0, 8).astype(jnp.int32)

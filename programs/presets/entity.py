@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy_replay, preset
+from programs.presets.registry import find, like, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import (
@@ -245,6 +245,24 @@ def entity_multi_snake_ppo(name: str) -> Experiment:
         dataclasses.replace(_PPO, entropy_cost=0.02, discount=0.97),
         {"num_snakes": 1, "max_snake_length": 11},
     )
+
+
+@preset
+def jax_entity_count_ppo(name: str) -> Experiment:
+    """Count of two choices in JAX, in one compiled program: the constants of entity-count-ppo."""
+    return _in_jax(name, "entity-count-ppo", "Count")
+
+
+@preset
+def jax_entity_multi_snake_ppo(name: str) -> Experiment:
+    """MultiSnake in JAX, in one compiled program: the constants of entity-multi-snake-ppo."""
+    return _in_jax(name, "entity-multi-snake-ppo", "MultiSnake")
+
+
+def _in_jax(name: str, like_name: str, game: str) -> Experiment:
+    env = find(like_name).env
+    env = dataclasses.replace(env, name=f"rlstack.entity.jax_games:{game}", type="jax")
+    return like(like_name, name, env=env, topology="fused")
 
 
 @preset

@@ -204,21 +204,21 @@ class _GymnasiumEnv:
 
     def __init__(self, env: gymnasium.Env, where: str):
         self._env, self._where = env, where
-        self._observation = Nest(_leaf_spaces(env.observation_space, f"{where}: observation_space"))
-        self._action = Nest(_leaf_spaces(env.action_space, f"{where}: action_space"))
+        self._observation = Nest(leaf_spaces(env.observation_space, f"{where}: observation_space"))
+        self._action = Nest(leaf_spaces(env.action_space, f"{where}: action_space"))
         self.observation_spec = self._observation.unflatten(
             [
-                narrow_spec(_space_spec(s, False), f"{where}: observation_space{path}")
+                narrow_spec(space_spec(s, False), f"{where}: observation_space{path}")
                 for s, path in zip(self._observation.leaves, self._observation.paths, strict=True)
             ]
         )
         self.action_spec = self._action.unflatten(
             [
-                narrow_spec(_space_spec(s, True), f"{where}: action_space{path}")
+                narrow_spec(space_spec(s, True), f"{where}: action_space{path}")
                 for s, path in zip(self._action.leaves, self._action.paths, strict=True)
             ]
         )
-        self._casts = [_action_cast(s) for s in self._action.leaves]
+        self._casts = [action_cast(s) for s in self._action.leaves]
         self._starts = [_start(s) for s in self._observation.leaves]
         self._shifted = any(np.any(s) for s in self._starts)
 
@@ -271,14 +271,14 @@ class _GymnasiumEnv:
         self._env.close()
 
 
-def _leaf_spaces(space: spaces.Space, where: str) -> Tree:
+def leaf_spaces(space: spaces.Space, where: str) -> Tree:
     """Returns a Gymnasium space as a tree of spaces of single arrays."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return {k: _leaf_spaces(v, f"{where}[{k!r}]") for k, v in space.spaces.items()}
+        return {k: leaf_spaces(v, f"{where}[{k!r}]") for k, v in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_leaf_spaces(v, f"{where}[{i}]") for i, v in enumerate(space.spaces))
+        return tuple(leaf_spaces(v, f"{where}[{i}]") for i, v in enumerate(space.spaces))
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return space
     raise EnvError(
@@ -287,7 +287,7 @@ def _leaf_spaces(space: spaces.Space, where: str) -> Tree:
     )
 
 
-def _space_spec(space: LeafSpace, acting: bool) -> specs.Array:
+def space_spec(space: LeafSpace, acting: bool) -> specs.Array:
     """Returns the space as a spec; discrete values start at 0."""
     from gymnasium import spaces
 
@@ -311,7 +311,7 @@ def _start(space: LeafSpace) -> int | np.ndarray:
     return getattr(space, "start", 0)
 
 
-def _action_cast(space: LeafSpace) -> Callable[[np.ndarray], np.ndarray | np.generic]:
+def action_cast(space: LeafSpace) -> Callable[[np.ndarray], np.ndarray | np.generic]:
     """Returns a function that converts an action of the spec to a new action of the space."""
     start, dtype = _start(space), space.dtype
     if not space.shape and np.issubdtype(dtype, np.integer):

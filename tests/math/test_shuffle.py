@@ -6,21 +6,27 @@ from hypothesis import strategies as st
 
 from rlstack.math.shuffle import permutations
 
+# Each operation outside jit is compiled for itself, for each shape; inside, once for each size.
+_permutations = jax.jit(permutations, static_argnums=(1, 2))
+
 
 @pytest.mark.one_lane
-@settings(max_examples=25, deadline=None)
-@given(size=st.integers(1, 700), count=st.integers(1, 3), seed=st.integers(0, 2**31 - 1))
-def test_each_is_an_order_of_all_rows(size, count, seed):
-    orders = permutations(jax.random.PRNGKey(seed), count, size)
+@settings(max_examples=50, deadline=None)
+@given(  # sorted ones below 64; at, next to and far from a power of two
+    size=st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 300, 511, 700]),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_each_is_an_order_of_all_rows(size, seed):
+    orders = _permutations(jax.random.PRNGKey(seed), 3, size)
     assert orders.dtype == np.int32
-    np.testing.assert_array_equal(np.sort(orders, axis=-1), np.tile(np.arange(size), (count, 1)))
+    np.testing.assert_array_equal(np.sort(orders, axis=-1), np.tile(np.arange(size), (3, 1)))
 
 
 @pytest.mark.one_lane
 @pytest.mark.parametrize("size", [64, 100, 1024])
 def test_every_row_may_come_anywhere(size):
     keys = jax.random.split(jax.random.PRNGKey(0), 40)
-    orders = np.concatenate([permutations(key, 100, size) for key in keys])
+    orders = np.concatenate([_permutations(key, 100, size) for key in keys])
     blocks = 8
     counts = np.zeros((blocks, blocks))
     np.add.at(counts, (np.arange(size) * blocks // size, orders * blocks // size), 1)

@@ -14,7 +14,6 @@ import sys
 import time
 
 import numpy as np
-import setproctitle
 
 from rlstack.envs.process.protocol import (
     BROKEN,
@@ -45,10 +44,23 @@ class WorkerFailure(Exception):  # noqa: N818 (handled by the pool, not shown as
         self.fatal, self.hung = fatal, hung
 
 
+def _naming(env_ids: list[int]) -> str:
+    """Returns the code by which a worker names its process."""
+    title = _title(env_ids)
+    return f"import setproctitle; setproctitle.setproctitle({title!r}); " if title else ""
+
+
 def _title(env_ids: list[int]) -> str:
-    """Returns the title of a worker's process; it begins like the title of its parent."""
+    """Returns the title of a worker's process; it begins like the title of its parent.
+
+    Without the package setproctitle it is empty.
+    """
     envs = f"env/{env_ids[0]}-{env_ids[-1]}" if len(env_ids) > 1 else f"env/{env_ids[0]}"
-    kind, _, parent = setproctitle.getproctitle().partition(": ")
+    try:
+        from setproctitle import getproctitle
+    except ImportError:  # then processes have no titles
+        return ""
+    kind, _, parent = getproctitle().partition(": ")
     if kind != "rlstack" or not parent:
         return f"rlstack: {envs} of process {os.getpid()}"
     node, _, run_dir = parent.partition(" ")
@@ -84,7 +96,7 @@ class WorkerHandle:
         code = (
             "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
             "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "
-            f"import setproctitle; setproctitle.setproctitle({_title(self.env_ids)!r}); "
+            f"{_naming(self.env_ids)}"
             f"sys.path[:] = {sys.path!r}; "
             f"from rlstack.envs.process.worker import main; main{fds}"
         )

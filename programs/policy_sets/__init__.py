@@ -1,0 +1,5 @@
+"""Several policies in one run: who plays which rows, their parts, and the loop that drives them.
+
+May import: agents, programs, programs.components, programs.tracking, rlstack, rlstack.acting,
+rlstack.envs, rlstack.families, rlstack.learning, rlstack.math, rlstack.replay, rlstack.storage.
+"""

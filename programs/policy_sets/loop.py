@@ -1,0 +1,247 @@
+"""One process that acts with several policies in one pool, and learns those that learn."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TextIO
+
+import jax
+import numpy as np
+
+from programs.components.replay import announce_replay
+from programs.components.seeds import role_seed
+from programs.experiment import Experiment
+from programs.policy_sets.evaluation import SetEvaluator
+from programs.policy_sets.history import HistoryPlayer, history_player
+from programs.policy_sets.learners import Learners
+from programs.policy_sets.members import Division, divide, make_games
+from programs.policy_sets.player import LearningParts, Player, fixed_player, learning_player
+from programs.tracking.periodic import PeriodicActions
+from rlstack.acting.evaluator import Evaluation
+from rlstack.envs.pool import SyncEnv
+from rlstack.envs.seats.views import SharedPool
+from rlstack.learning.learner import NonFiniteError
+from rlstack.storage import checkpoint
+from rlstack.types import EnvSpec, PyTree
+
+_NOTHING = contextlib.nullcontext()
+
+
+class SeveralPolicies:
+    """The parts of an experiment with several policies, and the loop that drives them.
+
+    Each policy has the parts of a single process: inferencer and actor, and if it learns replay and
+    learner. In a step all policies act, then the environments step. Learners learn in the order of
+    the policies. Frames are the steps of the policies that learn.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        phase: Callable[[str], AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
+        """Makes the parts.
+
+        Args:
+          experiment: what to run.
+          phase: called with a text about what may take long, and entered while it lasts.
+
+        Raises:
+          ValueError: the policies do not fit the seats of the games, or an agent not its seats.
+        """
+        self.experiment, self._phase = experiment, phase
+        self.division = divide(experiment)
+        self._restarts = 0
+        with phase(f"making {experiment.env.num_envs:,} environments"):
+            self.shared = self._make_pool()
+        try:
+            spec = self.shared.pool.spec
+            self.players = make_players(self.division, spec)
+            self._learning = {
+                name: player.learning for name, player in self.players.items() if player.learning
+            }
+            self.learner = Learners({name: p.learner for name, p in self._learning.items()})
+            with phase(f"resetting {experiment.env.num_envs:,} environments"):
+                self._begin()
+            self._versions = {
+                name: player.versions
+                for name, player in self.players.items()
+                if isinstance(player, HistoryPlayer)
+            }
+            self._evaluator = SetEvaluator(experiment, self.division, spec, self._versions)
+        except BaseException:
+            self.shared.close()
+            raise
+
+    def _make_pool(self) -> SharedPool:
+        experiment, division = self.experiment, self.division
+        seed = role_seed(experiment.seed, "env", self._restarts)
+        pool = make_games(
+            experiment.env, division.num_seats, seed, step_info=bool(experiment.step_processor)
+        )
+        assert isinstance(pool, SyncEnv)
+        number = experiment.env.num_envs
+        rows = {
+            name: member.rows(number, division.num_seats)
+            for name, member in division.members.items()
+        }
+        drawn = experiment.seating == "drawn"
+        seed = role_seed(experiment.seed, "seating", self._restarts)
+        rng = np.random.default_rng(seed) if drawn else None
+        return SharedPool(pool, rows, division.num_seats, rng)
+
+    def _begin(self) -> None:
+        for name, player in self.players.items():
+            player.begin(self.shared.views[name])
+
+    def announce(self, stream: TextIO) -> None:
+        """Prints the memory that each replay needs.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
+        for name, parts in self._learning.items():
+            print(f"{name} ", end="", file=stream)
+            announce_replay(self.division.members[name].experiment, parts.spec, stream)
+
+    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
+        """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true."""
+        env_steps = range(self.experiment.steps_per_update)
+        # The first calls compile, which may take minutes for large networks.
+        acting: AbstractContextManager = self._phase("compiling the agents' steps, and acting")
+        while not (periodic.ended_by(self.env_frames, self.learner.version) or stop()):
+            with acting:
+                for _ in env_steps:
+                    self._act(periodic)
+            acting = _NOTHING
+            for name, parts in self._learning.items():
+                self._learn(name, parts, periodic)
+            for player in self.players.values():
+                if of := player.member.cfg.history.of:
+                    player.keep(self.players[of].env_frames, self._learning[of].learner.params)
+            periodic.tick(self.env_frames, self.stats)
+
+    def _act(self, periodic: PeriodicActions) -> None:
+        """Acts once with every policy; the environments step after the last one."""
+        for name, player in self.players.items():
+            logs = player.actor.act()
+            periodic.log(logs, f"{name}/")
+            if player.learning:
+                periodic.log(logs)
+        for player in self.players.values():
+            player.actor.receive()
+        for player in self.players.values():
+            player.watch(self.shared)
+
+    def _learn(self, name: str, parts: LearningParts, periodic: PeriodicActions) -> None:
+        """Learns from what the replay of one policy can give."""
+        replay, learner = parts.replay, parts.learner
+        most = self.experiment.updates or math.inf
+        while learner.version < most and replay.can_sample():
+            sample = replay.sample()
+            compiles = learner.version == 0
+            with self._phase(f"compiling the step of {name}'s learner") if compiles else _NOTHING:
+                try:
+                    logs = learner.step(sample)
+                except NonFiniteError as error:
+                    error.before["policy"] = name  # for `rlstack rerun`
+                    raise
+            periodic.log(logs, f"{name}/learner/")
+
+    @property
+    def env_frames(self) -> int:
+        """Steps of the policies that learn, of this run and of those that it resumes."""
+        return sum(self.players[name].env_frames for name in self._learning)
+
+    def by_policy(self) -> dict[str, dict[str, float]]:
+        """Returns the counters of each policy that learns, for the result."""
+        return {
+            name: {
+                "env_frames": self.players[name].env_frames,
+                "learner_steps": parts.learner.version,
+            }
+            for name, parts in self._learning.items()
+        }
+
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
+        found: dict[str, object] = {"learner/steps": self.learner.version}
+        for name, parts in self._learning.items():
+            found[f"{name}/learner/steps"] = parts.learner.version
+            for key, value in parts.replay.stats().items():
+                found[f"{name}/replay/{key}"] = value
+        for name, versions in self._versions.items():
+            found[f"{name}/versions"] = len(versions.slots)
+            found[f"{name}/mean_win_rate"] = float(versions.win_rates.mean())
+        return found | {f"env/{key}": value for key, value in self.shared.pool.stats().items()}
+
+    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+        """Evaluates the current params of each policy, in games with the others, all greedy.
+
+        Args:
+          progress: called after each step with the number of episodes that ended, and of all.
+        """
+        return self._evaluator.evaluate(self.learner.params, progress)
+
+    def save(self) -> PyTree:
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        return {
+            "learner": self.learner.save(),
+            "policies": {name: player.save() for name, player in self.players.items()},
+            "counters": {"restarts": np.int64(self._restarts)},
+        }
+
+    def template(self) -> PyTree:
+        """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
+        tree = self.save()
+        for saved in tree["policies"].values():
+            saved["replay"] = jax.tree.map(lambda _: checkpoint.ANY_ARRAY, saved["replay"])
+        return tree
+
+    def load(self, saved: PyTree) -> None:
+        """Restores a state that `save` returned, and starts new episodes."""
+        self.learner.load(saved["learner"])
+        for name, player in self.players.items():
+            player.load(saved["policies"][name])
+        self._restarts = int(saved["counters"]["restarts"])
+        self.restart_environments()
+        for name, player in self.players.items():
+            player.acting.load(saved["policies"][name]["inferencer"])
+
+    def restart_environments(self) -> None:
+        """Abandons the running episodes and starts new ones, as resuming a run does.
+
+        An uninterrupted run that calls this at the same frame learns the same.
+        """
+        self._restarts += 1
+        self.shared.close()
+        self.shared = self._make_pool()
+        for parts in self._learning.values():
+            parts.replay.gap(None)
+        self._begin()
+
+    def close(self) -> None:
+        """Closes the environments and the replays."""
+        self.shared.close()
+        for player in self.players.values():
+            player.close()
+
+
+def make_players(division: Division, spec: EnvSpec) -> dict[str, Player]:
+    """Makes the parts of all policies, in the order of the config.
+
+    Raises:
+      ValueError: an agent does not fit the environments, or a checkpoint cannot be read.
+    """
+    made: dict[str, Player] = {
+        member.name: learning_player(member, spec) for member in division.learning
+    }
+    for member in division.members.values():
+        if member.kind == "history":
+            made[member.name] = history_player(member, made[member.cfg.history.of], spec)
+        elif member.kind != "learning":
+            made[member.name] = fixed_player(member, spec)
+    return {name: made[name] for name in division.members}

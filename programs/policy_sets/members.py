@@ -1,0 +1,228 @@
+"""Resolves the policies of an experiment: which seats each plays, and its own experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from agents import AGENTS
+from agents.fixed import Fixed
+from programs.components import opponents
+from programs.components.environments import Pool, make_env
+from programs.components.restored import read_config
+from programs.components.seeds import role_seed
+from programs.env_config import EnvConfig
+from programs.experiment import Experiment
+from programs.member_config import MemberConfig
+from programs.tracking.run_dir import RunDir
+from rlstack.envs.factory import resolve
+from rlstack.families.normalised import NormalisationConfig
+from rlstack.references import nearest
+
+Kind = Literal["learning", "fixed", "frozen", "history"]
+
+
+class Member(NamedTuple):
+    """One policy of a set.
+
+    What it does is an ordinary experiment of one policy. Its ``env.num_envs`` is the number of rows
+    that the policy plays.
+    """
+
+    name: str
+    # learning; fixed: an agent that does not learn; frozen: the agent of a run; history: earlier
+    # versions of another policy.
+    kind: Kind
+    cfg: MemberConfig
+    seats: tuple[int, ...]  # of each game
+    experiment: Experiment
+
+    def rows(self, num_envs: int, num_seats: int) -> list[int]:
+        """Returns the rows of its seats in all games of a pool with this many rows."""
+        return [
+            game + seat for game in range(0, num_envs, num_seats) for seat in sorted(self.seats)
+        ]
+
+
+class Division(NamedTuple):
+    """The policies of an experiment, and the seats of its games."""
+
+    seat_names: tuple[str, ...]
+    members: Mapping[str, Member]
+
+    @property
+    def num_seats(self) -> int:
+        """The number of seats of one game."""
+        return len(self.seat_names)
+
+    @property
+    def learning(self) -> list[Member]:
+        """The policies that learn."""
+        return [member for member in self.members.values() if member.kind == "learning"]
+
+
+def divide(experiment: Experiment) -> Division:
+    """Resolves the policies of an experiment.
+
+    Raises:
+      ValueError: a seat has no policy or several, no policy learns, the environments are no whole
+        games, or a policy cannot be what its config says.
+    """
+    cfg = experiment.env
+    names = _seat_names(cfg)
+    if cfg.num_envs % len(names):
+        raise ValueError(
+            f"Experiment: env.num_envs must be whole games of {len(names)} seats with policies; "
+            f"got {cfg.num_envs}."
+        )
+    seats = _seats(experiment.policies, names)
+    games = cfg.num_envs // len(names)
+    members = {}
+    for number, (name, member) in enumerate(experiment.policies.items()):
+        kind = _kind(experiment, name)
+        own = _own_experiment(experiment, name, kind)
+        # The first policy has the seed of the run, so that a set of one policy is the run of one.
+        seed = experiment.seed if number == 0 else role_seed(experiment.seed, "policy", number)
+        rows = games * len(seats[name])
+        env = dataclasses.replace(cfg, num_envs=rows)
+        own = dataclasses.replace(own, env=env, seed=seed)
+        members[name] = Member(name, kind, member, seats[name], own)
+    division = Division(names, members)
+    if not division.learning:
+        raise ValueError("Experiment: at least one of the policies must learn; none does.")
+    return division
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """Returns the experiment with each policy's run replaced by its newest checkpoint.
+
+    Raises:
+      ValueError: one of them is not a run, or has no checkpoint.
+    """
+
+    def found(name: str, member: MemberConfig) -> MemberConfig:
+        if not member.run:
+            return member
+        path = opponents.checkpoint_of(member.run, f"policies.{name}.run")
+        return dataclasses.replace(member, run=str(path))
+
+    policies = {name: found(name, member) for name, member in experiment.policies.items()}
+    return dataclasses.replace(experiment, policies=policies)
+
+
+def make_games(cfg: EnvConfig, num_seats: int, seed: int, **more: Any) -> Pool:
+    """Makes a pool of whole games; arguments and errors are those of `make_env`."""
+    workers = opponents.workers_of_games(cfg, cfg.num_envs // num_seats)
+    return make_env(dataclasses.replace(cfg, num_workers=workers), seed, **more)
+
+
+def frozen_experiment(member: MemberConfig) -> Experiment:
+    """Returns the experiment whose agent a frozen policy plays.
+
+    Raises:
+      ValueError: the run trained several policies and none is named, or it has none of this name.
+    """
+    directory = RunDir.open(opponents.run_of(Path(member.run)))
+    experiment = read_config(directory, several=True)
+    return of_one(experiment, member.run_policy, directory.path)
+
+
+def of_one(experiment: Experiment, name: str, where: object) -> Experiment:
+    """Returns the experiment of the named policy of a run, or the run's own for one policy.
+
+    Raises:
+      ValueError: there is no such policy, it does not learn, or none of several is named.
+    """
+    if not name and not experiment.policies:
+        return experiment
+    if name not in experiment.policies:
+        raise ValueError(
+            f"{where} must have a policy of the name that is given; it has "
+            f"{', '.join(experiment.policies) or 'one without a name'}; got {name!r}"
+            f"{nearest(name, experiment.policies)}"
+        )
+    member = divide(experiment).members[name]
+    if member.kind != "learning":
+        raise ValueError(f"{where}: {name} has no params of its own, because it does not learn.")
+    return member.experiment
+
+
+def _own_experiment(experiment: Experiment, name: str, kind: Kind) -> Experiment:
+    """Returns the experiment of one policy, with all rows and the seed of the set."""
+    member = experiment.policies[name]
+    if kind == "history":
+        return experiment.of_policy(member.history.of)
+    own = experiment.of_policy(name)
+    if kind == "fixed":  # a rule sees what the environment gives, and has no statistics
+        own = dataclasses.replace(own, normalisation=NormalisationConfig())
+    return own
+
+
+def _kind(experiment: Experiment, name: str) -> Kind:
+    member = experiment.policies[name]
+    if member.run:
+        return "frozen"
+    if member.history.of:
+        of = member.history.of
+        if of not in experiment.policies or _kind(experiment, of) != "learning":
+            raise ValueError(
+                f"policies.{name}: history.of must be a policy that learns; got {of!r}"
+                f"{nearest(of, experiment.policies)}"
+            )
+        return "history"
+    entry = AGENTS.get(type(member.agent or experiment.agent))
+    if entry is not None and entry.offline:
+        raise ValueError(
+            f"policies.{name}: agent must learn from acting; {entry.agent.__name__} learns from "
+            "recorded data only."
+        )
+    return "fixed" if entry is not None and issubclass(entry.agent, Fixed) else "learning"
+
+
+def _seat_names(cfg: EnvConfig) -> tuple[str, ...]:
+    """Returns the name of each seat of one game, or its number if the game names none."""
+    if ":" in cfg.name and not cfg.name.startswith("rust:"):
+        named = getattr(resolve(cfg.name), "seats", None)
+        if callable(named):
+            return tuple(named(**cfg.options))
+    agents = cfg.options.get("agents", 1)
+    if not isinstance(agents, int) or agents < 1:
+        raise ValueError(f"env.options: agents must be a number of seats; got {agents!r}.")
+    return tuple(map(str, range(agents)))
+
+
+def _seats(
+    policies: Mapping[str, MemberConfig], names: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the seats of each policy."""
+    found: dict[str, tuple[int, ...]] = {}
+    for policy, member in policies.items():
+        own: list[int] = []
+        for seat in member.seats:
+            matching = [i for i, name in enumerate(names) if seat in (i, name)]
+            if not matching:
+                raise ValueError(
+                    f"policies.{policy}: seats must be among 0 to {len(names) - 1}, or names of "
+                    f"seats: {', '.join(dict.fromkeys(names))}; got {seat!r}."
+                )
+            own += matching
+        found[policy] = tuple(sorted(set(own)))
+    taken = [seat for own in found.values() for seat in own]
+    left = tuple(seat for seat in range(len(names)) if seat not in taken)
+    for policy, member in policies.items():
+        if not member.seats:
+            found[policy], left = left, ()
+        if not found[policy]:
+            raise ValueError(
+                f"policies.{policy}: seats must be given, because no seat is left; a game has "
+                f"{len(names)}."
+            )
+    double = sorted({seat for seat in taken if taken.count(seat) > 1})
+    if double or left:
+        raise ValueError(
+            f"policies: each of the {len(names)} seats must have one policy; "
+            + (f"{double} have several." if double else f"{list(left)} have none.")
+        )
+    return found

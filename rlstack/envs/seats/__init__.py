@@ -1,0 +1,1 @@
+"""Seats of games as rows of a pool: games of several seats, and pools that policies share."""

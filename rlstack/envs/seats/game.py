@@ -1,0 +1,233 @@
+"""Games whose seats act at the same time, as rows of a pool: `SeatGame` and `Seats`.
+
+A pool has one row for each seat, and the seats of one game are consecutive rows. `Seats` builds the
+environment of each row from a class of games: ``SyncEnv(Seats(MyGame), 8)`` has four games of two
+seats.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import dm_env
+
+from rlstack.checks import EnvError
+from rlstack.envs.nest import Tree
+
+
+class GameStep(NamedTuple):
+    """What a step of a game gives its seats; sequences have one entry for each seat."""
+
+    observations: Sequence[Tree]
+    rewards: Sequence[float]
+    # 0 where the future of a seat is worth nothing, as after its end; otherwise 1.
+    discounts: Sequence[float]
+    last: bool = False  # whether the game is over, for all seats
+    infos: Sequence[Mapping[str, float]] = ()  # numbers to log, those of the last step by default
+
+
+class SeatGame(Protocol):
+    """A game whose seats act at the same time."""
+
+    @property
+    def seats(self) -> Sequence[str]:
+        """A name for each seat, such as its role; names may repeat."""
+
+    @property
+    def observation_spec(self) -> Tree:
+        """The spec of one seat's observation, the same for all seats."""
+
+    @property
+    def action_spec(self) -> Tree:
+        """The spec of one seat's action, the same for all seats."""
+
+    def reset(self) -> Sequence[Tree]:
+        """Starts a game and returns the observation of each seat."""
+
+    def step(self, actions: Sequence[Tree]) -> GameStep:
+        """Takes the action of each seat."""
+
+
+class Seats:
+    """Builds the environments of the seats of a game, one after the other; picklable.
+
+    Attributes:
+      game: builds a game.
+    """
+
+    def __init__(self, game: Callable[..., SeatGame]) -> None:
+        self.game = game
+        self.name = getattr(game, "__name__", type(game).__name__)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The options of the game; pools check whether they include ``seed``."""
+        own = inspect.signature(self.game)
+        if "seed" in own.parameters:
+            return own
+        seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
+        kinds = [p.kind for p in own.parameters.values()]
+        found = list(own.parameters.values())
+        at = kinds.index(inspect.Parameter.VAR_KEYWORD) if seed.VAR_KEYWORD in kinds else len(found)
+        return own.replace(parameters=[*found[:at], seed, *found[at:]])
+
+    def seats(self, **options: Any) -> tuple[str, ...]:
+        """Returns the name of each seat of a game with these options."""
+        game = self.game(**options)
+        try:
+            return tuple(game.seats)
+        finally:
+            getattr(game, "close", lambda: None)()
+
+    def __call__(self, seed: int = 0, **options: Any) -> SeatEnv:
+        """Returns the environment of the next seat; a game has the seed of its first seat."""
+        key = (id(self.game), repr(sorted(options.items())))
+        reference = _OPEN.tables.pop(key, None)
+        table = None if reference is None else reference()
+        if table is None or table.is_full or seed in table.seeds:
+            seeded = "seed" in inspect.signature(self.game).parameters
+            made = self.game(**options, seed=seed) if seeded else self.game(**options)
+            table = _Table(made, self.name)
+        env = SeatEnv(table, seed)
+        if not table.is_full:
+            _OPEN.tables[key] = weakref.ref(table)
+        return env
+
+
+class _OpenTables(threading.local):
+    """Games that do not have all their environments yet.
+
+    Thread-local, because a pool builds its environments in one thread, in order.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[tuple[int, str], weakref.ref[_Table]] = {}
+
+
+_OPEN = _OpenTables()
+_FIRST_DISCOUNT = 1.0
+
+
+class _Table:
+    """One game, and the actions that its seats have announced for its next step."""
+
+    def __init__(self, game: SeatGame, name: str) -> None:
+        self.game, self.name = game, name
+        self.seeds: list[int] = []  # of the environments of the seats
+        self._lock = threading.Lock()
+        self._announced: dict[int, Tree | None] = {}
+        self._outcome: GameStep | None = None  # of the step that seats take now
+        self._left: set[int] = set()  # seats that have not taken it
+        self._closed = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.seeds) >= len(self.game.seats)
+
+    def announce(self, seat: int, action: Tree | None) -> None:
+        """Takes the next action of a seat, None for a new game."""
+        with self._lock:
+            self._announced[seat] = action
+
+    def take(self, seat: int) -> GameStep:
+        """Returns the step of the game that all seats have announced."""
+        with self._lock:
+            if seat not in self._left:
+                self._step()
+            self._left.discard(seat)
+            assert self._outcome is not None
+            return self._outcome
+
+    def _step(self) -> None:
+        number = len(self.game.seats)
+        if len(self._announced) < number:
+            raise EnvError(
+                f"{self.name}: all of its {number} seats act at the same time, so every {number} "
+                f"consecutive environments of a pool are one game and step together; "
+                f"{len(self._announced)} act. Make the number of environments a multiple of "
+                f"{number}, in a process pool each worker's share too, and use no wait_num."
+            )
+        actions = [self._announced[seat] for seat in range(number)]
+        self._announced.clear()
+        if all(action is None for action in actions):
+            ones = [_FIRST_DISCOUNT] * number
+            self._outcome = GameStep(self.game.reset(), [0.0] * number, ones)
+        elif any(action is None for action in actions):
+            raise EnvError(f"{self.name}: a seat began a new game while others play on.")
+        else:
+            self._outcome = self.game.step(actions)
+        self._left = set(range(number))
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                getattr(self.game, "close", lambda: None)()
+
+
+class SeatEnv(dm_env.Environment):
+    """The environment of one seat, for the pools of this package.
+
+    A pool calls `announce` for all its environments before it steps any of them, so the first seat
+    to step finds the actions of all.
+
+    Attributes:
+      game: the game, which all its seats share.
+      seat: the number of this seat.
+      last_metrics: the numbers of the newest step, which pools log at the end of an episode.
+    """
+
+    def __init__(self, table: _Table, seed: int) -> None:
+        """Takes the next free seat."""
+        self.game, self.seat = table.game, len(table.seeds)
+        self.last_metrics: Mapping[str, float] = {}
+        table.seeds.append(seed)
+        self._table = table
+
+    def observation_spec(self) -> Tree:
+        """Returns the spec of one seat's observation."""
+        return self.game.observation_spec
+
+    def action_spec(self) -> Tree:
+        """Returns the spec of one seat's action."""
+        return self.game.action_spec
+
+    def announce(self, action: Tree | None, together: bool) -> None:
+        """Takes the next action, None for a new game, before any environment steps."""
+        del together  # checked in `_Table`: a seat that steps alone lacks the actions of others
+        self._table.announce(self.seat, action)
+
+    def interrupt(self) -> None:
+        """Does nothing: a step never waits for another seat."""
+
+    def reset(self) -> dm_env.TimeStep:
+        """Starts a game.
+
+        Raises:
+          EnvError: the other seats did not announce that they do too.
+        """
+        return dm_env.restart(self._table.take(self.seat).observations[self.seat])
+
+    def step(self, action: Tree) -> dm_env.TimeStep:
+        """Takes the step that all seats announced.
+
+        Raises:
+          EnvError: some seat announced none.
+        """
+        del action  # announced
+        outcome = self._table.take(self.seat)
+        self.last_metrics = outcome.infos[self.seat] if outcome.infos else {}
+        return dm_env.TimeStep(
+            dm_env.StepType.LAST if outcome.last else dm_env.StepType.MID,
+            float(outcome.rewards[self.seat]),
+            float(outcome.discounts[self.seat]),
+            outcome.observations[self.seat],
+        )
+
+    def close(self) -> None:
+        """Closes the game, for all its seats."""
+        self._table.close()

@@ -1,0 +1,56 @@
+"""Parallel environments of PettingZoo as rows of a pool."""
+
+import numpy as np
+import pytest
+
+from rlstack.checks import EnvCrash, EnvError
+from rlstack.envs import SyncEnv
+from rlstack.envs.seats.pettingzoo import Parallel, ParallelGame
+
+pytestmark = pytest.mark.timeout(60)
+DYING = "tests.envs.seats.parallel_envs:Dying"
+
+
+def test_agents_that_end_keep_rows_without_reward_or_future():
+    with SyncEnv(Parallel, 6, "for_loop", options={"game": DYING}) as pool:
+        assert Parallel.seats(game=DYING) == ("a", "b", "c")
+        for _ in range(2):
+            first = pool.reset()
+            np.testing.assert_array_equal(first.observation, 1.0)
+            steps = [pool.step(np.array([0, 1, 2, 3, 2, 1])) for _ in range(3)]
+            game = [[step.reward[:3].tolist() for step in steps], [1, 2, 3]]
+            assert game[0] == [[1, 2, 3], [0, 2, 3], [0, 0, 3]]  # actions count from 1 there
+            discounts = [step.discount[3:].tolist() for step in steps]
+            assert discounts == [[0, 1, 1], [0, 0, 1], [0, 0, 1]]
+            assert [step.step_type.tolist() for step in steps] == [[1] * 6, [1] * 6, [2] * 6]
+            np.testing.assert_array_equal(steps[1].observation[:3, 0], [0, 3, 3])
+            np.testing.assert_array_equal(pool.episode_metrics(np.array([2]))["time"], [3])
+
+
+def test_only_the_first_reset_has_the_seed():
+    game = ParallelGame(DYING, seed=7)
+    game.reset()
+    game.reset()
+    assert game._env.seeds == [7, None]
+
+
+def test_environments_that_do_not_fit_are_named():
+    with pytest.raises(EnvError, match=r"must be the same for all agents.*b has"):
+        ParallelGame(DYING, wide=True)
+    with pytest.raises(ValueError, match="must be a module with parallel environments"):
+        ParallelGame("json")
+    with pytest.raises(EnvCrash, match="nowhere"):
+        SyncEnv(Parallel, 3, "for_loop", options={"game": "nowhere.at_all"})
+
+
+def test_simple_spread_of_mpe():
+    pytest.importorskip("mpe2")
+    options = {"game": "mpe2.simple_spread_v3", "N": 3, "max_cycles": 5}
+    with SyncEnv(Parallel, 6, "for_loop", options=options, seed=1) as pool:
+        first = pool.reset()
+        assert first.observation.shape == (6, 18)
+        for _ in range(5):
+            step = pool.step(np.zeros(6, np.int64))
+        np.testing.assert_array_equal(step.step_type, 2)
+        np.testing.assert_array_equal(step.discount, 1.0)  # a time limit
+        assert (step.reward < 0).all()

@@ -1,0 +1,1 @@
+"""Tests of several policies in one run."""
