@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from programs.components.restored import read_config
 from programs.experiment import to_json
 from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir
+from programs.tracking.run_dir import RunDir, option_values
 
 # Results that say how a run went; the others repeat the config or the machine's clock.
 _RESULTS = (
@@ -51,7 +50,8 @@ def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comp
     """
     directories = RunDir.open(left), RunDir.open(right)
     configs = [
-        dict(_flat(json.loads(to_json(read_config(directory))))) for directory in directories
+        option_values(json.loads(to_json(read_config(directory, several=True))))
+        for directory in directories
     ]
     names = list(dict.fromkeys(name for config in configs for name in config))
     fields = [Row(name, *(config.get(name) for config in configs)) for name in names]
@@ -62,14 +62,3 @@ def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comp
         [row for row in fields if row.left != row.right],
         [row for row in rows if row.left is not None or row.right is not None],
     )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns the entries of a tree of dicts, with joined names."""
-    found: list[tuple[str, Any]] = []
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            found += _flat(value, f"{prefix}{name}.")
-        else:
-            found.append((prefix + name, value))
-    return found

@@ -8,12 +8,26 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from programs.components.environments import check_opponents, make_env, make_evaluation_env
+from programs.components.environments import (
+    check_opponents,
+    environment_spec,
+    make_env,
+    make_evaluation_env,
+)
 from programs.components.evaluation import evaluate as evaluate_params
 from programs.components.evaluation import make_evaluator
-from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
+from programs.components.restored import (
+    Which,
+    chosen_checkpoint,
+    newest_checkpoint,
+    read_config,
+    read_params,
+)
 from programs.env_config import OpponentsConfig, Option
 from programs.experiment import Experiment
+from programs.policy_sets.evaluation import SetEvaluator
+from programs.policy_sets.members import divide
+from programs.policy_sets.versions import read_versions
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.types import EnvSpec
@@ -43,12 +57,39 @@ def evaluate(
       ValueError: there is no run or no checkpoint, or opponents do not fit.
     """
     directory = RunDir.open(run_dir)
-    experiment = _judged(read_config(directory), episodes, seed, against, by_index)
+    config = read_config(directory, several=True)
+    if config.policies and against:
+        raise ValueError(
+            f"{directory.path} trained several policies, which play against one another; against "
+            "must be empty."
+        )
+    experiment = _judged(config, episodes, seed, against, by_index)
     path = chosen_checkpoint(directory, experiment, params)
+    if experiment.policies:
+        return _evaluate_several(experiment, path, newest_checkpoint(directory, experiment))
     with make_evaluation_env(experiment) as env:
         restored = read_params(path, experiment, env.spec)
         evaluator = make_evaluator(experiment, env.spec)
         return evaluate_params(experiment, evaluator, restored, env=env)
+
+
+def _evaluate_several(experiment: Experiment, path: Path, newest: Path) -> Evaluation:
+    """Evaluates the policies of a checkpoint, each in games with the others.
+
+    Earlier versions are those of the newest checkpoint: that of the best evaluation has none.
+    """
+    division = divide(experiment)
+    spec = environment_spec(experiment)
+    restored = {
+        member.name: read_params(path, member.experiment, spec, policy=member.name)
+        for member in division.learning
+    }
+    versions = {
+        member.name: read_versions(newest, member, restored[member.cfg.history.of])
+        for member in division.members.values()
+        if member.kind == "history"
+    }
+    return SetEvaluator(experiment, division, spec, versions).evaluate(restored)
 
 
 def matrix(

@@ -64,11 +64,13 @@ class Fused(FusedRun):
         self._phase, self._loop = phase, parts.loop
         evaluator = make_evaluator(experiment, env.spec)
         super().__init__(experiment, parts, evaluator, lambda: parts.loop.log_names)
-        self._run = jax.jit(parts.loop.run, donate_argnums=0)
         self._pace = Pace(experiment.fused.call_seconds)
         start = jax.jit(functools.partial(begin, parts), compiler_options=QUICKLY)
         # Copies, because an array must not be donated twice, as params and as target params.
-        self._state = jax.tree.map(jnp.array, start(self.keys))
+        self.state = jax.tree.map(jnp.array, start(self.keys))
+        placed = parts.loop.shardings(self._state)
+        # By default also the results go where the compiler wants them, and the next call compiles.
+        self._run = jax.jit(parts.loop.run, donate_argnums=0, out_shardings=(placed, None))
         self.learner.take(self._state.learning)
 
     @property
@@ -78,11 +80,11 @@ class Fused(FusedRun):
 
     @state.setter
     def state(self, state: LoopState) -> None:
-        self._state = state
+        self._state = self._loop.placed(state)
 
     def restart_environments(self) -> None:
         """Starts new episodes, with the env keys of now."""
-        self._state = jax.jit(self._loop.restart)(self._state, self.keys.env)
+        self.state = jax.jit(self._loop.restart)(self._state, self.keys.env)
 
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
         """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true.

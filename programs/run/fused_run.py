@@ -24,6 +24,7 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation, Evaluator
 from rlstack.agent import Agent
 from rlstack.checks import EnvError
+from rlstack.devices import mesh_of
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import FusedLoop, LoopState, Report
 from rlstack.fused.ring import RingState
@@ -69,6 +70,7 @@ def make_parts(experiment: Experiment, env: BatchedEnv) -> Parts:
         steps_per_update=experiment.steps_per_update,
         check_updates=experiment.learner.check_finite,
         check_steps=experiment.env.check_finite,
+        mesh=mesh_of(experiment.learner.devices, "Experiment: learner.devices"),
     )
     return Parts(agent, loop, step_spec)
 
@@ -99,6 +101,8 @@ class Learned:
 
     def take(self, learning: Learning) -> None:
         """Takes the newest; the arrays before it may have been donated."""
+        # Of several devices, the copy of the first: readers of the params need one.
+        learning = jax.tree.map(lambda x: x.addressable_data(0), learning)
         self.params, self.learner_state = learning.params, learning.learner_state
         self.version = int(learning.version)
 

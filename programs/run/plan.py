@@ -12,11 +12,14 @@ import numpy as np
 
 from programs.components import opponents
 from programs.components.agent import make_agent
+from programs.components.devices import check_devices
 from programs.components.environments import check_opponents, environment_spec
 from programs.components.hooks import check_hooks
 from programs.components.replay import replay_bytes
 from programs.experiment import Experiment, to_json
 from programs.nodes.base import Setup
+from programs.policy_sets import members
+from programs.policy_sets.members import divide
 from programs.run.launch import check_packages, transport_name
 from programs.run.offline import resolve_dataset
 from programs.topologies import graph_of
@@ -32,6 +35,8 @@ class Plan:
 
     experiment: Experiment
     """The resolved config."""
+    devices: str
+    """Where it would learn and act."""
     nodes: tuple[str, ...]
     """The nodes of its program; empty for a topology of one process."""
     replay_bytes: int
@@ -48,10 +53,11 @@ class Plan:
     def __str__(self) -> str:
         experiment = self.experiment
         rows = [
-            ("experiment", f"{experiment.preset}, {type(experiment.agent).__name__}"),
+            ("experiment", f"{experiment.preset}, {_players(experiment)}"),
             ("environments", _environments(experiment)),
             ("budget", _budget(experiment)),
             ("topology", experiment.topology),
+            ("devices", self.devices),
             ("nodes", ", ".join(self.nodes) or "none: this process does everything"),
             ("replay", f"{self.replay_bytes:,} bytes at most"),
             ("params", f"{self.params_bytes:,} bytes"),
@@ -61,7 +67,7 @@ class Plan:
         if self.nodes:
             program = experiment.program
             how = f"{program.launch}, transport {transport_name(program)}, {program.pacing}"
-            rows.insert(5, ("launch", how))
+            rows.insert(6, ("launch", how))
         if experiment.data:
             rows = [row for row in rows if row[0] != "replay"] + [("data", experiment.data)]
         rows += [(f"  {name}", what) for name, what in self.files]
@@ -82,9 +88,10 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
       ValueError: the config contradicts itself, the environment or this machine, or the directory
         holds a run already.
     """
-    experiment = opponents.resolved(resolve_dataset(experiment))
+    experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
     check_hooks(experiment)
     check_opponents(experiment)
+    devices = check_devices(experiment)
     directory = RunDir(Path(run_dir or f"runs/{experiment.preset}-s{experiment.seed}").absolute())
     if run_dir is not None:
         directory.check_new()
@@ -92,11 +99,18 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     setup = Setup(experiment, directory, spec)
     if not experiment.in_one_process:
         check_packages(experiment)
-    params, learner_state = _learned(experiment, spec)
-    replay = 0 if experiment.data else replay_bytes(experiment, setup.step)
+    learning = [experiment]
+    if experiment.policies:
+        learning = [member.experiment for member in divide(experiment).learning]
+    learned = [_learned(one, spec) for one in learning]
+    params, learner_state = (sum(sizes) for sizes in zip(*learned, strict=True))
+    replay = 0
+    if not experiment.data:
+        replay = sum(replay_bytes(one, Setup(one, directory, spec).step) for one in learning)
     saved = replay if experiment.checkpoint_replay and not _is_served(experiment) else 0
     return Plan(
         experiment,
+        devices,
         () if experiment.in_one_process else tuple(node.name for node in graph_of(setup).nodes),
         replay,
         params,
@@ -121,6 +135,19 @@ def _bytes(tree: PyTree) -> int:
 
 def _is_served(experiment: Experiment) -> bool:
     return experiment.topology == "distributed"
+
+
+def _players(experiment: Experiment) -> str:
+    """Returns the kind of the agent, or of each policy."""
+    if not experiment.policies:
+        return type(experiment.agent).__name__
+    kinds = {
+        member.name: type(member.experiment.agent).__name__
+        if member.kind in ("learning", "fixed")
+        else member.kind
+        for member in divide(experiment).members.values()
+    }
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
 
 
 def _environments(experiment: Experiment) -> str:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
+from programs.components.devices import single_process_device
 from programs.components.environments import Pool, make_env
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.components.hooks import make_step_processor
@@ -62,6 +63,7 @@ class SingleProcess:
                 self.learner,
                 experiment.env.num_envs,
                 acting_key(seed, rank=0),
+                device=single_process_device(experiment),
             )
             with phase(f"resetting {experiment.env.num_envs:,} environments"):
                 self.actor = self._make_actor()
@@ -124,7 +126,8 @@ class SingleProcess:
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
         """
-        return evaluate(self.experiment, self._evaluator, self.learner.params, progress)
+        _, params = self.learner.get_params() or (0, None)
+        return evaluate(self.experiment, self._evaluator, params, progress)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -11,26 +11,28 @@ from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
-from setproctitle import setproctitle
 
 from programs.callbacks import Callbacks, Events, check_callback
 from programs.components import opponents, xla
 from programs.components.agent import make_agent
 from programs.components.best import BestCheckpoint
-from programs.components.environments import check_opponents, make_evaluation_env
+from programs.components.devices import check_devices
+from programs.components.environments import check_opponents, environment_spec
 from programs.components.hooks import check_hooks
 from programs.components.restored import (
     read_config,
     require_checkpoint,
 )
-from programs.env_config import OpponentsConfig
 from programs.experiment import Experiment, to_json
+from programs.policy_sets import members
+from programs.policy_sets.loop import SeveralPolicies
 from programs.run.evaluation import evaluate as evaluate
 from programs.run.fused import Fused
 from programs.run.fused_run import FusedRun
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
+from programs.titles import set_title
 from programs.tracking import failed_update, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.endings import BUDGETS, is_complete
@@ -48,7 +50,7 @@ from rlstack.types import Logs
 
 _log = logging.getLogger(__name__)
 
-Loop = SingleProcess | Offline | Fused
+Loop = SingleProcess | Offline | Fused | SeveralPolicies
 
 
 def run(
@@ -97,9 +99,10 @@ class Opened(NamedTuple):
 @contextlib.contextmanager
 def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
     """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
-    experiment = opponents.resolved(resolve_dataset(experiment))
+    experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
     check_hooks(experiment)
     check_opponents(experiment)
+    check_devices(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
         directory.check_new()  # another command may have had it since
@@ -166,13 +169,14 @@ def earlier_run(
       ValueError: see `resume`.
     """
     with RunDir.open(run_dir).claimed() as directory:
-        experiment = dataclasses.replace(read_config(directory), **budgets)
+        experiment = dataclasses.replace(read_config(directory, several=True), **budgets)
         result = read_result(directory)
         if result is not None and is_complete(experiment, result, same_budget=not budgets):
             yield Opened(experiment, directory, result=result)
             return
         check_hooks(experiment)
         check_opponents(experiment)
+        check_devices(experiment)
         start_from = resume_point(directory)
         if not may_restart:
             start_from = require_checkpoint(directory, experiment, start_from)
@@ -188,11 +192,11 @@ def rerun(dump_dir: str | Path) -> Logs:
     NaN.
     """
     path = Path(dump_dir)
-    experiment = read_config(RunDir.open(path.parent))
-    update = jax.tree.map(jnp.asarray, failed_update.load(path))
-    env_cfg = dataclasses.replace(experiment.env, eval_opponents=OpponentsConfig())
-    with make_evaluation_env(dataclasses.replace(experiment, env=env_cfg)) as env:
-        agent = make_agent(experiment, env.spec)
+    config = read_config(RunDir.open(path.parent), several=True)
+    saved = failed_update.load(path)
+    experiment = members.of_one(config, str(saved.pop("policy", "")), path.parent)
+    update = jax.tree.map(jnp.asarray, saved)
+    agent = make_agent(experiment, environment_spec(experiment))
     *_, output = agent.learner_step(update["params"], update["learner_state"], update["batch"])
     return output.logs
 
@@ -203,7 +207,7 @@ def train_opened(
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
     experiment, directory, start_from, _ = opened
     if signals.is_watching():  # a notebook keeps its own title
-        setproctitle(f"rlstack: train {directory.path}")
+        set_title(f"rlstack: train {directory.path}")
     start = Progress.of(start_from)
     with ProgressDisplay(
         experiment.frames,
@@ -244,6 +248,8 @@ def _run_in_process(
 def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
     if experiment.data:
         return Offline(experiment)
+    if experiment.policies:
+        return SeveralPolicies(experiment, display.phase)
     if experiment.topology == "fused":
         return Fused(experiment, display.phase)
     return SingleProcess(experiment, display.phase)
@@ -325,7 +331,8 @@ class Books:
         if loop.env_frames not in self._judged:
             self._evaluate(loop.env_frames)
         found = self._judged[loop.env_frames]
-        return self.periodic.result(found, loop.env_frames, loop.learner.version)
+        several = loop.by_policy() if isinstance(loop, SeveralPolicies) else {}
+        return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:

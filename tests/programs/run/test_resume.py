@@ -13,8 +13,9 @@ import time
 
 import pytest
 
+from programs.cli.commands import main
 from programs.presets import preset
-from programs.run import report, train
+from programs.run import train
 from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import RunLockedError
 from rlstack.acting.evaluator import EvaluatorConfig
@@ -185,7 +186,8 @@ def test_a_report_reads_metrics_after_a_full_disk(run_dir, caplog):
     lines = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join([lines[0], lines[1][:20] + lines[2], *lines[3:]]))
     out = run_dir.parent / "results.md"
-    assert report.write([run_dir], out, "rlstack report") == ["cartpole-ppo"]
+    assert main("report", [str(run_dir), "--out", str(out)]) == 0
+    assert "| cartpole-ppo |" in out.read_text()
     assert "line 2 is incomplete" in caplog.text
 
 

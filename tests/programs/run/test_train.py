@@ -75,6 +75,8 @@ def test_evaluating_a_run_gives_the_return_of_its_params(tmp_path):
     assert len(train.evaluate(tmp_path / "run", episodes=3, seed=5).returns) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.one_lane
 def test_the_same_seed_gives_the_same_params_whatever_the_number_of_threads():
     def params(num_workers):

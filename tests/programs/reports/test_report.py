@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from programs.cli.commands import main
-from programs.run import report, train
+from programs.reports.runs import read
+from programs.run import train
 from tests.programs.run.test_train import small
 
 
@@ -28,8 +29,9 @@ def test_a_preset_is_one_row_and_one_picture(runs, tmp_path):
     out = tmp_path / "results.md"
     assert main("report", [*map(str, runs), "--out", str(out)]) == 0
     text = out.read_text()
-    found = [report.read(path) for path in runs]
-    (row,) = [line for line in text.splitlines() if line.startswith(f"| {small().preset} |")]
+    found = [read(path) for path in runs]
+    table = text.split("\n## ")[0].splitlines()
+    (row,) = [line for line in table if line.startswith(f"| {small().preset} |")]
     returns = [run.result.eval_return_mean for run in found]
     assert f"{sum(returns) / 2:,.1f} ± {abs(returns[0] - returns[1]) / 2**0.5:,.1f}" in row
     assert f"1: {returns[0]:,.1f}, 2: {returns[1]:,.1f}" in row
@@ -43,15 +45,15 @@ def test_a_preset_is_one_row_and_one_picture(runs, tmp_path):
 def test_lost_nodes_are_counted(runs, tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "results.md"
-    report.write(runs, out, "")
-    assert "lost" not in out.read_text()
+    assert main("report", [*map(str, runs), "--out", str(out)]) == 0
+    assert "Nodes that were lost" not in out.read_text()
     faulty = shutil.copytree(runs[0], tmp_path / "faulty")
     with (faulty / "metrics.jsonl").open("a") as file:
         for restarts, lost in ((1, 40), (3, 1066)):
             logs = {"program/restarts": restarts, "program/lost_frames": lost}
             file.write(json.dumps({"env_frames": 9, **logs}) + "\n")
         file.write(json.dumps({"env_frames": 10, "learner/loss": 0.5}) + "\n")
-    report.write([faulty, runs[1]], out, "")
+    assert main("report", [str(faulty), str(runs[1]), "--out", str(out)]) == 0
     assert f"| {small().preset} | 1 | single_process | processes | 3 | 1,066 |" in out.read_text()
 
 
