@@ -3,7 +3,8 @@
 ```
 set.json             the experiment, its seeds and the values of its varied options
 NAME/                the directory of each run (programs.tracking.run_dir)
-report.md, report/   the returns with intervals, and the learning curves, once runs have finished
+report.md, .html     the returns with intervals, and the learning curves, once runs have finished
+report/              its pictures
 logs/NAME            the output of each run, if runs are processes
 .lock                the command that works on the set
 ```
@@ -11,20 +12,24 @@ logs/NAME            the output of each run, if runs are processes
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from programs.components.restored import read_config
 from programs.env_config import Option
 from programs.experiment import Experiment, from_json, to_json
 from programs.tracking.result import read_result
 from programs.tracking.run_dir import RunDir, RunDirError
 from rlstack.references import nearest
+from rlstack.storage import files
 
 FILE = "set.json"
+SWEEP = "sweep.json"  # the file of a sweep, whose trials are sets (programs.sweeps)
 
 
 class Member(NamedTuple):
@@ -80,11 +85,8 @@ class RunSet:
         return " ".join([self.base.preset, *self._texts(values)])
 
     def _texts(self, values: Mapping[str, Option]) -> list[str]:
-        lasts = [name.rpartition(".")[2] for name in values]
-        return [
-            f"{last if lasts.count(last) == 1 else name}={_file_name(value)}"
-            for last, (name, value) in zip(lasts, values.items(), strict=True)
-        ]
+        pairs = zip(short_names(values), values.values(), strict=True)
+        return [f"{name}={_file_name(value)}" for name, value in pairs]
 
     def write(self, directory: Path) -> None:
         """Writes the file that `read` reads."""
@@ -93,9 +95,7 @@ class RunSet:
             "vary": self.vary,
             "experiment": json.loads(to_json(self.base)),
         }
-        partial = directory / f".{FILE}"
-        partial.write_text(json.dumps(content, indent=2) + "\n")
-        partial.replace(directory / FILE)
+        write_json(directory / FILE, content)
 
 
 def is_set(directory: str | Path) -> bool:
@@ -110,15 +110,35 @@ def read(directory: str | Path) -> RunSet:
       RunDirError: there is none, or its file is damaged.
     """
     path = Path(directory) / FILE
-    try:
-        content = json.loads(path.read_text())
+    with reading_json(path, "a set of runs", "rlstack train PRESET --seeds 1 2 3") as content:
         base = from_json(json.dumps(content["experiment"]), path)
         vary = {name: tuple(values) for name, values in content["vary"].items()}
         return RunSet(base, tuple(content["seeds"]), vary)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes the file of a set or a sweep."""
+    files.write(path, json.dumps(content, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]]:
+    """Yields the content of the file of a set or a sweep.
+
+    Args:
+      path: of the file.
+      what: the directory is of.
+      command: that makes such a directory.
+
+    Raises:
+      RunDirError: the file cannot be read, or the block does not find in it what it needs.
+    """
+    try:
+        yield json.loads(path.read_text())
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise RunDirError(
-            f"{directory} must be the directory of a set of runs; {path.name} cannot be read: "
-            f"{error}. rlstack train PRESET --seeds 1 2 3 makes one."
+            f"{path.parent} must be the directory of {what}; {path.name} cannot be read: {error}. "
+            f"{command} makes one."
         ) from error
 
 
@@ -132,13 +152,53 @@ def finished(directory: str | Path) -> dict[str, list[str | Path]]:
     return found
 
 
-def with_option(experiment: Experiment, name: str, value: Option) -> Experiment:
+def find(directory: str | Path) -> dict[str, list[str | Path]]:
+    """Returns the directories of finished runs in a directory, by preset and values, for a report.
+
+    Args:
+      directory: of a run, of a set, or a folder that holds runs and sets at any depth.
+
+    Raises:
+      RunDirError: there is no run, or no run of a set has finished.
+    """
+    merged: dict[str, list[str | Path]] = {}
+    for name, paths in _found(Path(directory)):
+        merged.setdefault(name, []).extend(paths)
+    return merged or {"": [RunDir.open(directory).path]}  # open says what a run directory is
+
+
+def _found(root: Path) -> Iterator[tuple[str, list[str | Path]]]:
+    if is_set(root):
+        if not (groups := finished(root)):
+            raise RunDirError(
+                f"{root} must be a set with finished runs; none has finished. "
+                f"rlstack train --resume {root} continues it."
+            )
+        yield from groups.items()
+    elif RunDir(root).config.is_file():
+        yield read_config(RunDir(root), several=True).preset, [root]
+    else:
+        are_trials = (root.parent / SWEEP).is_file()
+        for path in sorted(root.glob("*/")):
+            if not (are_trials and is_set(path) and not finished(path)):  # it failed or was pruned
+                yield from _found(path)
+
+
+def with_option(
+    experiment: Experiment, name: str, value: Option, where: str = "--vary"
+) -> Experiment:
     """Returns an experiment with another value of an option, such as ``agent.discount``.
+
+    Args:
+      experiment: the experiment.
+      name: of the option.
+      value: its value.
+      where: who names it, for errors.
 
     Raises:
       ValueError: there is no such option, or it takes no such value.
     """
-    return _replaced(experiment, name, name.replace("-", "_").split("."), value)
+    return _replaced(experiment, f"{where} {name}", name.replace("-", "_").split("."), value)
 
 
 def _replaced(config: Any, name: str, path: Sequence[str], value: Option) -> Any:
@@ -148,7 +208,7 @@ def _replaced(config: Any, name: str, path: Sequence[str], value: Option) -> Any
     known = {f.name: None for f in dataclasses.fields(config)} if _is_config(config) else {}
     if field not in known:
         hint = nearest(field, known) if known else f"; {type(config).__name__} has no options"
-        raise ValueError(f"--vary {name}: there is no option {field!r}{hint}.")
+        raise ValueError(f"{name}: there is no option {field!r}{hint}.")
     old = getattr(config, field)
     new = _replaced(old, name, rest, value) if rest else _fitted(old, name, value)
     return dataclasses.replace(config, **{field: new})
@@ -171,10 +231,17 @@ def _fitted(old: Any, name: str, value: Option) -> Option:
     else:
         fits = old is None or (isinstance(old, str) and isinstance(value, str))
     if not fits:
-        raise ValueError(
-            f"--vary {name}: must be like {old!r}, a {type(old).__name__}; got {value!r}."
-        )
+        raise ValueError(f"{name}: must be like {old!r}, a {type(old).__name__}; got {value!r}.")
     return value
+
+
+def short_names(names: Iterable[str]) -> list[str]:
+    """Returns the last part of the name of each option, or the whole where others end like it."""
+    every = list(names)
+    lasts = [name.rpartition(".")[2] for name in every]
+    return [
+        last if lasts.count(last) == 1 else name for last, name in zip(lasts, every, strict=True)
+    ]
 
 
 def _file_name(value: Option) -> str:

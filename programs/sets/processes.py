@@ -1,34 +1,130 @@
 """Runs of a set in processes of their own, several at a time.
 
-Each is a process of this machine that trains one run, with its output in a file. They end with this
-process: a request to stop is passed on to them, and they save a checkpoint.
+Each is a process of this machine that trains a run or a set, with its output in a file. They end
+with this process: a request to stop is passed on to them, and they save a checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from programs import module_path
 from programs.nodes import supervisor
-from programs.tracking import signals
 from programs.tracking.signals import Interrupted, StopSignals
 
-# As `python -m programs.sets.processes`, which would find modules of the current directory first.
-_MAIN = "import sys; del sys.path[0]; from programs.sets.processes import main; sys.exit(main())"
+# As `python -m programs.sets.child`, which would find modules of the current directory first.
+_MAIN = "import sys; del sys.path[0]; from programs.sets.child import main; sys.exit(main())"
 _PERIOD = 0.1  # seconds between two looks at the processes
 _GRACE = 60.0  # seconds from the request to stop until a process is killed
 
 
+class Process(Protocol):
+    """A process, as `subprocess.Popen` describes it."""
+
+    def poll(self) -> int | None:
+        """Returns the exit code if the process has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end; raises `subprocess.TimeoutExpired`."""
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+
+
+# Starts a process with a command, environment variables and a file for its output.
+Launch = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+
+
+def here(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
+    """Starts a process on this machine, which can end with this process."""
+    with open(log, "ab") as file:
+        # In a session of its own, because Ctrl-C in the terminal must not reach it twice.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, supervisor.PARENT: str(os.getpid()), **variables},
+            start_new_session=True,
+        )
+
+
+class Jobs:
+    """Processes that train runs, each with a name; `close` ends those that still run."""
+
+    def __init__(self, launch: Launch = here) -> None:
+        self._launch = launch
+        self._running: dict[str, tuple[Process, Path]] = {}
+        self._kill_at: dict[str, float] = {}  # when a process that was asked to stop is killed
+
+    def __len__(self) -> int:
+        """Returns the number of processes that have not been seen to end."""
+        return len(self._running)
+
+    def start(self, name: str, log: Path, root: Path, run: str = "", **budgets: Any) -> None:
+        """Starts a process.
+
+        Args:
+          name: of the process, for `ended` and `stop`.
+          log: a file, to which its output is added.
+          root: the directory of a set.
+          run: the name of the run that it trains; "" for the whole set.
+          **budgets: new budgets.
+        """
+        command = [sys.executable, "-c", _MAIN, str(root), run, json.dumps(budgets)]
+        variables = {"PYTHONPATH": module_path.for_children()}
+        self._running[name] = self._launch(command, variables, log), log
+
+    def ended(self) -> list[tuple[str, str]]:
+        """Returns the names and failures ("" for none) of processes that have ended since."""
+        now = time.monotonic()
+        found = []
+        for name, (process, log) in list(self._running.items()):
+            if (code := process.poll()) is not None:
+                del self._running[name]
+                self._kill_at.pop(name, None)
+                found.append((name, _failure(code, log)))
+            elif now > self._kill_at.get(name, math.inf):
+                process.kill()
+        return found
+
+    def stop(self, name: str) -> None:
+        """Asks a process to save and end; it is killed if it does not within a minute."""
+        if name not in self._kill_at:
+            self._running[name][0].terminate()
+            self._kill_at[name] = time.monotonic() + _GRACE
+
+    def close(self) -> None:
+        """Asks all processes to save and end, and waits for them."""
+        for name in self._running:
+            self.stop(name)
+        for name, (process, _) in self._running.items():
+            try:
+                process.wait(max(0.1, self._kill_at[name] - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
 def run(
-    root: Path, names: Sequence[str], budgets: Mapping[str, Any], jobs: int, out: TextIO
+    root: Path,
+    names: Sequence[str],
+    budgets: Mapping[str, Any],
+    jobs: int,
+    out: TextIO,
+    launch: Launch = here,
 ) -> Iterator[tuple[str, str]]:
     """Trains runs of a set in processes; yields the name and the failure ("" for none) of each.
 
@@ -38,64 +134,25 @@ def run(
       budgets: new budgets, by name.
       jobs: number of processes at the same time.
       out: receives a line when a run starts.
+      launch: starts a process.
 
     Raises:
       Interrupted: SIGINT or SIGTERM was received, and all processes have ended.
     """
     (root / "logs").mkdir(exist_ok=True)
-    waiting: list[str] = list(names)
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    waiting = list(names)
     with StopSignals() as stop:
-        try:
+        with contextlib.closing(Jobs(launch)) as running:
             while (waiting or running) and stop.received is None:
                 while waiting and len(running) < jobs:
                     name = waiting.pop(0)
                     log = root / "logs" / name
-                    running[name] = _start(root, name, budgets, log)
+                    running.start(name, log, root, name, **budgets)
                     print(f"{name}: started; its output is in {log}", file=out, flush=True)
                 time.sleep(_PERIOD)
-                for name in [n for n, process in running.items() if process.poll() is not None]:
-                    code = running.pop(name).returncode
-                    yield name, _failure(code, root / "logs" / name)
-        finally:
-            _end(list(running.values()))
+                yield from running.ended()
         if stop.received is not None:
             raise Interrupted(stop.received)
-
-
-def main() -> int:
-    """Trains one run of a set: its arguments are the set, the run and the budgets as JSON."""
-    root, name, budgets = sys.argv[1:4]
-    supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
-    signals.watch("train")
-    module_path.arrange()
-    from programs.sets import train  # after `watch`, because it takes seconds
-
-    try:
-        train.train_one(root, name, json.loads(budgets))
-    except Interrupted as end:
-        print(end, file=sys.stderr)
-        return end.exit_code
-    return 0
-
-
-def _start(root: Path, name: str, budgets: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
-    arguments = [str(root), name, json.dumps(dict(budgets))]
-    environment = {
-        **os.environ,
-        supervisor.PARENT: str(os.getpid()),
-        "PYTHONPATH": module_path.for_children(),
-    }
-    with open(log, "ab") as file:
-        # In a session of its own, because Ctrl-C in the terminal must not reach it twice.
-        return subprocess.Popen(
-            [sys.executable, "-c", _MAIN, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=environment,
-            start_new_session=True,
-        )
 
 
 def _failure(code: int, log: Path) -> str:
@@ -105,15 +162,3 @@ def _failure(code: int, log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     last = lines[-1] if lines else "there is no output"
     return f"{supervisor.describe(code)}: {last}"
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    until = time.monotonic() + _GRACE
-    for process in processes:
-        try:
-            process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TextIO
 
 from programs.env_config import Option
 from programs.experiment import Experiment
-from programs.run import report, train
+from programs.reports import report, tables
+from programs.run import train
 from programs.sets import members as sets
 from programs.sets import processes, together
 from programs.sets.members import Member, RunSet
@@ -38,6 +39,29 @@ class Ended(NamedTuple):
     error: str = ""
 
 
+class Part(NamedTuple):
+    """Every ``total``-th run of a set, from the ``number``-th on, which counts from 1."""
+
+    number: int = 1
+    total: int = 1
+
+    def of(self, members: Sequence[Member]) -> list[Member]:
+        """Returns the runs that belong to the part.
+
+        Raises:
+          ValueError: there is no such part.
+        """
+        if not 1 <= self.number <= self.total:
+            raise ValueError(
+                f"Set of runs: a part must be like 1/4, from 1/4 to 4/4; got {self.number}/"
+                f"{self.total}."
+            )
+        return list(members[self.number - 1 :: self.total])
+
+
+ALL = Part()
+
+
 class FailedRunsError(RuntimeError):
     """Runs of a set failed; the message names them and their errors. The others have finished."""
 
@@ -47,6 +71,7 @@ def run(
     directory: str | Path | None = None,
     *,
     jobs: int = 1,
+    launch: processes.Launch | None = None,
     stream: TextIO | None = None,
 ) -> list[Ended]:
     """Trains all runs of a set, each in a directory of its own, and writes a report.
@@ -56,6 +81,7 @@ def run(
       directory: a new or empty directory for the set; by default a new one under ``runs/``.
       jobs: the number of processes that train at the same time. With 1, this process trains: runs
         of the topology fused together where that is possible, others one after the other.
+      launch: starts processes, also for one job; by default `processes.here`.
       stream: receives the progress display; standard error by default.
 
     Raises:
@@ -63,13 +89,20 @@ def run(
       FailedRunsError: some runs failed, and the others have finished.
       Interrupted: SIGINT or SIGTERM was received; `resume` continues.
     """
-    run_set.members()  # all configs are checked before anything starts
+    path = create(run_set, directory)
+    with RunDir(path).claimed():
+        return _train(run_set, path, {}, jobs, stream, launch)
+
+
+def create(run_set: RunSet, directory: str | Path | None = None) -> Path:
+    """Makes the directory of a set for `resume`; arguments and errors are those of `run`."""
+    run_set.members()  # all configs are checked before anything is written
     if directory is None:
         directory = new_directory(_ROOT, f"{run_set.base.preset}-set")
     made = RunDir.create(directory, run_set.base.preset, run_set.base.seed)
     with made.claimed():
         run_set.write(made.path)
-        return _train(run_set, made.path, {}, jobs, stream)
+    return made.path
 
 
 def resume(
@@ -77,6 +110,9 @@ def resume(
     budgets: Mapping[str, Any] | None = None,
     *,
     jobs: int = 1,
+    launch: processes.Launch | None = None,
+    part: Part = ALL,
+    reports: bool = True,
     stream: TextIO | None = None,
 ) -> list[Ended]:
     """Continues a set of runs that was interrupted, or whose runs have finished.
@@ -88,7 +124,10 @@ def resume(
       directory: of the set.
       budgets: new budgets of all runs, by name: frames, updates or hours.
       jobs: see `run`.
-      stream: likewise.
+      launch: likewise.
+      part: which runs to train. Several commands may each train a part of a set at the same time.
+      reports: whether to write a report.
+      stream: see `run`.
 
     Raises:
       ValueError: there is no such set; otherwise as for `run`.
@@ -97,9 +136,11 @@ def resume(
     if budgets:
         run_set = dataclasses.replace(run_set, base=dataclasses.replace(run_set.base, **budgets))
     path = Path(directory).absolute()
+    if part != ALL:  # each run has a claim of its own
+        return _train(run_set, path, budgets, jobs, stream, launch, part, reports)
     with RunDir(path).claimed():
         run_set.write(path)
-        return _train(run_set, path, budgets, jobs, stream)
+        return _train(run_set, path, budgets, jobs, stream, launch, part, reports)
 
 
 def train_one(directory: str | Path, name: str, budgets: Mapping[str, Any]) -> Result:
@@ -116,11 +157,14 @@ def _train(
     budgets: Mapping[str, Any],
     jobs: int,
     stream: TextIO | None,
+    launch: processes.Launch | None,
+    part: Part = ALL,
+    reports: bool = True,
 ) -> list[Ended]:
     if jobs < 1:
         raise ValueError(f"Set of runs: jobs must be at least 1; got {jobs}.")
     out = sys.stderr if stream is None else stream
-    members = run_set.members()
+    members = part.of(run_set.members())
     ended: list[Ended] = []
 
     def take(member: Member, outcome: Result | str) -> None:
@@ -132,17 +176,20 @@ def _train(
         ended.append(one)
         print(f"{member.name}: {_text(one)}", file=out, flush=True)
 
-    if jobs > 1:
+    if jobs > 1 or launch is not None:
         names = [member.name for member in members]
         by_name = {member.name: member for member in members}
-        for name, failure in processes.run(root, names, budgets, jobs, out):
+        for name, failure in processes.run(
+            root, names, budgets, jobs, out, launch or processes.here
+        ):
             result = None if failure else read_result(RunDir(root / name))
             take(by_name[name], result or failure or "it left no result")
     else:
         for group, traced in _groups(run_set, members, out):
             for member, outcome in _train_group(root, group, traced, budgets, out):
                 take(member, outcome)
-    _report(root, out)
+    if reports:
+        _report(root, out)
     if failed := [one for one in ended if one.result is None]:
         errors = "\n".join(f"{one.member.name}: {one.error}" for one in failed)
         raise FailedRunsError(
@@ -166,7 +213,8 @@ def _groups(
 ) -> Iterator[tuple[list[Member], list[str]]]:
     """Yields the runs that one program trains, and the options that it traces."""
     base = run_set.base
-    if base.topology != "fused" or base.data or len(members) == 1:
+    alone = base.topology != "fused" or base.data or base.learner.devices
+    if alone or len(members) == 1:
         yield from (([member], []) for member in members)
         return
     varied = [name for name, values in run_set.vary.items() if len(values) > 1]
@@ -256,8 +304,11 @@ def _report(root: Path, out: TextIO) -> None:
     """Writes the report of the finished runs."""
     found = sets.finished(root)
     if found:
-        pictures = importlib.util.find_spec("matplotlib") is not None
+        pictures: report.Pictures = "png" if importlib.util.find_spec("matplotlib") else "none"
         path = root / "report.md"
         command = f"rlstack report {root}"
-        text = report.write_groups(found, path, command, pictures=pictures)
+        made = report.make([("", found)])
+        report.write_markdown(made, path, command, pictures)
+        report.write_page(made, path.with_suffix(".html"), command)
+        text = tables.markdown(tables.of_groups(made.groups))
         print(f"\n{text}\n\n{path}", file=out, flush=True)

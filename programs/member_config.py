@@ -1,0 +1,99 @@
+"""The policies of a policy set: who plays which seats of a game, and how each of them learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from typing import TYPE_CHECKING, Literal
+
+from agents import AGENTS
+from programs import own_modules
+from rlstack.checks import Checked
+from rlstack.exploration import PolicyConfig
+from rlstack.families.normalised import NormalisationConfig
+from rlstack.learning.learner import LearnerConfig
+from rlstack.networks import NetworkConfig
+from rlstack.references import Hook
+from rlstack.replay import ReplayConfig
+
+own_modules.load_entry_points(own_modules.AGENTS)
+
+# The config of any agent. The command line takes its options from this union. Its members are known
+# only at run time.
+if TYPE_CHECKING:
+    AgentConfig = object
+else:
+    AgentConfig = functools.reduce(operator.or_, AGENTS)
+
+
+def agents_changed() -> object:
+    """Returns the union of the configs of all agents, after modules have registered more."""
+    globals()["AgentConfig"] = functools.reduce(operator.or_, AGENTS)
+    return AgentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryConfig(Checked):
+    """Earlier versions of a learning policy, as a policy that plays against it."""
+
+    of: str = ""
+    """The learning policy of the set whose earlier versions play. Empty for no history."""
+    draw: Literal["latest", "uniform", "prioritised"] = "uniform"
+    """The version that plays an episode. latest: the newest one. uniform: each with the same
+    probability. prioritised: those that the policy often loses to more often, by
+    (1 - win rate)^2."""
+    period: int = 10_000
+    """Frames of the learning policy between two versions."""
+    max_versions: int = 16
+    """Number of versions that are kept. When there are more, one is dropped so that those that stay
+    are spread evenly over the history; the first and the newest always stay."""
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "period")
+        self.require_at_least(2, "max_versions")
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberConfig(Checked):
+    """One policy of a policy set. What is None is as in the experiment."""
+
+    seats: tuple[int | str, ...] = ()
+    """The seats that the policy plays in each game: numbers from 0, or names that the game gives
+    them. Empty for all seats that no other policy plays."""
+    run: str = ""
+    """Directory of a run, or of a checkpoint, whose agent plays without learning."""
+    run_policy: str = ""
+    """The policy of that run, if it trained several."""
+    history: HistoryConfig = HistoryConfig()
+    """Earlier versions of another policy of the set, which play without learning."""
+    greedy: bool = False
+    """Whether a policy that plays without learning takes its best action. Otherwise it samples."""
+    agent: AgentConfig | None = None
+    """The algorithm. A ScriptedConfig follows a rule, and a RandomConfig acts at random."""
+    replay: ReplayConfig | None = None
+    """The replay buffer of the policy."""
+    network: NetworkConfig | None = None
+    """The network of the agent."""
+    network_factory: Hook | None = None
+    """The network, as "module:callable"."""
+    observation_processor: Hook | None = None
+    """What the agent sees of an observation, as "module:callable"."""
+    policy: PolicyConfig | None = None
+    """Exploration."""
+    normalisation: NormalisationConfig | None = None
+    """Scaling of observations and rewards."""
+    learner: LearnerConfig | None = None
+    """Learning."""
+
+    def __post_init__(self) -> None:
+        given = {"run": self.run, "history.of": self.history.of, "agent": self.agent}
+        found = [name for name, value in given.items() if value]
+        rule = "at most one of run, history.of and agent: each says what plays"
+        self.require("run", len(found) <= 1, rule)
+        self.require("run_policy", bool(self.run) or not self.run_policy, "empty without run")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the policy plays params that it did not learn in this run."""
+        return bool(self.run or self.history.of)

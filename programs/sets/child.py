@@ -1,0 +1,31 @@
+"""The main function of a process that trains a run of a set, or a set; `processes` starts it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from programs import module_path
+from programs.nodes import supervisor
+from programs.tracking import signals
+from programs.tracking.signals import Interrupted
+
+
+def main() -> int:
+    """Trains runs: its arguments are a set, a run ("" for the whole set) and budgets as JSON."""
+    root, name, budgets = sys.argv[1:4]
+    supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
+    signals.watch("train")
+    module_path.arrange()
+    from programs.sets import train  # after `watch`, because it takes seconds
+
+    try:
+        if name:
+            train.train_one(root, name, json.loads(budgets))
+        else:
+            train.resume(root, json.loads(budgets), reports=False)
+    except Interrupted as end:
+        print(end, file=sys.stderr)
+        return end.exit_code
+    return 0

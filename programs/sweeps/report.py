@@ -1,0 +1,170 @@
+"""The table and the page of a sweep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from programs.env_config import Option
+from programs.experiment import to_json
+from programs.reports import page, tables
+from programs.reports.plots import Lines, Points
+from programs.reports.statistics import Curve
+from programs.reports.tables import Table
+from programs.sets.members import short_names
+from programs.sweeps.space import Choices
+from programs.sweeps.study import Row
+from programs.sweeps.sweep import Sweep
+from rlstack.math.intervals import Band
+from rlstack.storage import files
+
+FILE = "report.md"
+BEST = "best.json"
+_CURVES = 10  # of the best trials
+_ERROR = 160  # characters of an error in the table
+
+
+def write(sweep: Sweep, root: Path, rows: Sequence[Row]) -> str:
+    """Writes the table, the page and the best experiment of a sweep.
+
+    Args:
+      sweep: what is searched.
+      root: the directory of the sweep.
+      rows: its trials so far.
+
+    Returns:
+      The text of the table.
+    """
+    best = best_of(rows)
+    if best is not None:
+        files.write(root / BEST, to_json(sweep.with_values(best.values)))
+    summary, table = _summary(rows, best), _table(sweep, rows)
+    title = f"Sweep of {sweep.base.preset}"
+    parts = [f"# {title}\n", summary]
+    if best is not None:
+        parts.append(f"\n```sh\n{command(root)}\n```\n\nAs options: `{_options(best.values)}`")
+    text = "\n".join([*parts, "", tables.markdown(table)])
+    files.write(root / FILE, text + "\n")
+    intro = summary if best is None else f"{summary} To train its values: {command(root)}"
+    files.write(
+        (root / FILE).with_suffix(".html"),
+        page.html(title, intro, _plots(sweep, rows), [("Trials", table)]),
+    )
+    return text
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """Returns the complete trial with the highest return; None if no trial is complete."""
+    complete = [row for row in rows if row.state == "complete" and row.value is not None]
+    return max(complete, key=_value, default=None)
+
+
+def command(root: Path) -> str:
+    """Returns the command that trains the best values of a sweep."""
+    path = root / BEST
+    near = os.path.relpath(path)
+    return f"rlstack train {shlex.quote(near if not near.startswith('..') else str(path))}"
+
+
+def text_of(values: Mapping[str, Option]) -> str:
+    """Returns values in one line."""
+    return " ".join(
+        f"{name}={_text(value)}"
+        for name, value in zip(short_names(values), values.values(), strict=True)
+    )
+
+
+def _summary(rows: Sequence[Row], best: Row | None) -> str:
+    counts = Counter(row.state for row in rows)
+    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    text = f"{len(rows)} trial{'s' if len(rows) != 1 else ''}: {states or 'none has begun'}."
+    if best is not None:
+        text += f" The best is trial {best.number}, with return {_value(best):.1f}."
+    return text
+
+
+def _table(sweep: Sweep, rows: Sequence[Row]) -> Table:
+    """Returns the trials, those with the highest returns first."""
+    names = list(sweep.values)
+    columns = ["trial", *short_names(names), "return", "state", "seconds"]
+    cells = [
+        [
+            str(row.number),
+            *(_text(row.values[name]) if name in row.values else "" for name in names),
+            "" if row.value is None else f"{row.value:.1f}",
+            _state(row),
+            f"{row.seconds:.0f}" if row.seconds else "",
+        ]
+        for row in sorted(rows, key=lambda row: (row.state != "complete", -_value(row), row.number))
+    ]
+    return columns, cells
+
+
+def _state(row: Row) -> str:
+    """Returns the state of a trial, with the beginning of its error; its log has all of it."""
+    error = textwrap.shorten(row.error.replace("|", "/"), _ERROR, placeholder=" ...")
+    return f"{row.state}: {error}" if error else row.state
+
+
+def _plots(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Lines | Points]:
+    complete = [row for row in rows if row.state == "complete"]
+    if not complete:
+        return {}
+    best = np.maximum.accumulate([_value(row) for row in complete])
+    found: dict[str, Lines | Points] = {
+        "best": Lines(
+            "Best return so far",
+            "complete trials",
+            "return",
+            [_curve("best", np.arange(1, len(best) + 1), best)],
+        )
+    }
+    for name, values in sweep.values.items():
+        if isinstance(values, Choices):
+            continue
+        points = [
+            (f"trial {row.number}: {_text(row.values[name])}", float(row.values[name]), _value(row))
+            for row in complete
+        ]
+        found[name] = Points(f"Return by {name}", name, "return", points, values.log)
+    ranked = sorted(complete, key=lambda row: -_value(row))[:_CURVES]
+    curves = [
+        _curve(
+            f"trial {row.number}",
+            np.array(list(row.evaluations.keys())),
+            np.array(list(row.evaluations.values())),
+        )
+        for row in ranked
+        if row.evaluations and np.isfinite(list(row.evaluations.values())).all()
+    ]
+    if curves:
+        title = f"Evaluations of the best {len(curves)} trials"
+        found["evaluations"] = Lines(title, "evaluation", "return", curves)
+    return found
+
+
+def _curve(name: str, x: np.ndarray, y: np.ndarray) -> Curve:
+    return Curve(name, x, Band(y, y, y))
+
+
+def _value(row: Row) -> float:
+    return float("-inf") if row.value is None else row.value
+
+
+def _options(values: Mapping[str, Option]) -> str:
+    """Returns values as the command line takes them, without rounding."""
+    words = [
+        f"--{name} {shlex.quote(v if isinstance(v, str) else repr(v))}"
+        for name, v in values.items()
+    ]
+    return " ".join(words)
+
+
+def _text(value: Option) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
