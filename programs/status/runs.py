@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from programs.nodes.failures import cause, read_failures
-from programs.tracking.result import read_result
+from programs.status.curves import Curves
+from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import Holder, holder_of
 
@@ -29,6 +31,8 @@ STATES = {
 
 _TAIL = 1 << 17  # bytes of the metrics that are read at first: hundreds of lines
 _WINDOW = 8  # lines over which waits are measured
+_DEPTH = 4  # folder, sweep, trials, trial, run
+_LONG_WAIT = 0.1  # share of the time from which a wait is worth a word
 _NUMBERED = ("actor", "inferencer")  # groups of nodes whose names have a number
 
 
@@ -47,23 +51,82 @@ class RunStatus(NamedTuple):
     restarts: Mapping[str, int]  # of nodes, by name
     nodes: tuple[str, ...]  # those with a log
     holder: Holder | None  # the command that has the directory
+    config: Mapping[str, Any]  # as JSON
+    result: Result | None
+
+    @property
+    def active(self) -> bool:
+        """Whether a command has the run, here or elsewhere."""
+        return self.state in ("running", "starting", "elsewhere")
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second; 0 if they are not known."""
+        return self.logs.get("actor/frames_per_second", 0.0)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the budget is spent at this rate; NaN if they are not known."""
+        if not (self.active and self.rate):
+            return math.nan
+        return max(0, self.budget - self.frames) / self.rate
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts of all nodes."""
+        return sum(self.restarts.values()) or int(self.logs.get("program/restarts", 0))
+
+    @property
+    def actors_wait(self) -> float | None:
+        """The share of the time that actors wait for the learner; None if it is not known."""
+        return self._share("actor/")
+
+    @property
+    def learner_waits(self) -> float | None:
+        """The share of the time that the learner waits for batches; None if it is not known."""
+        return self._share("replay/sample")
+
+    def _share(self, prefix: str) -> float | None:
+        found = [share for name, share in self.waits.items() if name.startswith(prefix)]
+        return min(1.0, sum(found)) if found else None
+
+    @property
+    def bottleneck(self) -> str:
+        """One sentence on what limits the speed; "" if the run does not measure waits."""
+        actors, learner = self.actors_wait, self.learner_waits
+        if actors is None and learner is None:
+            return ""
+        actors, learner = actors or 0.0, learner or 0.0
+        if max(actors, learner) < _LONG_WAIT:
+            return "Actors and learner wait little."
+        if actors > learner:
+            return (
+                f"The learner is the bottleneck: actors wait {actors:.0%} of the time for space in "
+                "the replay."
+            )
+        return f"Acting is the bottleneck: the learner waits {learner:.0%} of the time for batches."
 
 
 class RunReader:
     """Reads the state of a run again and again; each time only the new lines of its metrics."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.time, curves: Curves | None = None
+    ) -> None:
         """Opens the directory of a run.
 
         Args:
           path: the directory.
           clock: returns Unix seconds.
+          curves: receives every line of the metrics. Without it, only the end of a long file is
+            read.
 
         Raises:
           RunDirError: it holds no run.
         """
         self._directory = RunDir.open(path)
         self._clock = clock
+        self._curves = curves
         self._config: Mapping[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             self._config = json.loads(self._directory.config.read_text())
@@ -82,12 +145,13 @@ class RunReader:
         last = self._lines[-1] if self._lines else {}
         failures = read_failures(directory.failures)
         restarts = Counter(str(failure["node"]) for failure in failures if failure["restarts"])
+        frames, result = int(last.get("env_frames", 0)), read_result(directory)
         return RunStatus(
             path=directory.path,
-            state=self._state(holder, int(last.get("env_frames", 0))),
+            state=self._state(holder, result, frames),
             preset=str(config.get("preset", "")),
             topology=str(config.get("topology", "")),
-            frames=int(last.get("env_frames", 0)),
+            frames=frames,
             budget=int(config.get("frames", 0)),
             logs=dict(self._logs),
             silence=self._clock() - last["wall_time"] if last else math.inf,
@@ -95,14 +159,15 @@ class RunReader:
             restarts=dict(restarts),
             nodes=_logged_nodes(directory.node_logs),
             holder=holder,
+            config=config,
+            result=result,
         )
 
-    def _state(self, holder: Holder | None, frames: int) -> str:
+    def _state(self, holder: Holder | None, result: Result | None, frames: int) -> str:
         if holder is not None and holder.alive:
             return "running" if self._lines else "starting"
         if holder is not None and holder.alive is None:
             return "elsewhere"
-        result = read_result(self._directory)
         if result is not None and result.env_frames >= frames:
             return "finished"
         if cause(read_failures(self._directory.failures)) is not None:
@@ -117,16 +182,19 @@ class RunReader:
                 if inode != self._inode or found < self._offset:  # a resumed run has rewritten it
                     self._inode, self._offset = inode, 0
                     self._lines.clear()
-                start = max(self._offset, found - _TAIL)
-                file.seek(start)
-                text = file.read(found - start)
+                    if self._curves is not None:
+                        self._curves.clear()
+                if self._curves is None:
+                    self._offset = max(self._offset, found - _TAIL)
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):  # it is being written
+                        break
+                    self._offset += len(line)
+                    with contextlib.suppress(ValueError, RecursionError):
+                        self._take(json.loads(line))
         except OSError:
             return
-        whole = text.rfind(b"\n") + 1
-        self._offset = start + whole
-        for line in text[:whole].splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                self._take(json.loads(line))
 
     def _take(self, line: Any) -> None:
         if not isinstance(line, dict) or not {"env_frames", "wall_time"} <= line.keys():
@@ -137,6 +205,8 @@ class RunReader:
                 numbers[name] = float(value)
         self._lines.append(numbers)
         self._logs.update(numbers)
+        if self._curves is not None:
+            self._curves.take(numbers)
 
     def _waits(self) -> dict[str, float]:
         """Returns the share of the time that nodes have waited, by the name of the log."""
@@ -150,14 +220,16 @@ class RunReader:
         return found
 
 
-def find_runs(path: Path) -> list[Path]:
-    """Returns the runs of a directory: itself, or those directly below it and below its folders."""
+def find_runs(path: Path, depth: int = _DEPTH) -> list[Path]:
+    """Returns the runs of a directory: itself, or those at most `depth` levels below it, sorted."""
     if (path / "config.json").is_file():
         return [path]
-    found = [
-        file.parent for pattern in ("*", "*/*") for file in path.glob(f"{pattern}/config.json")
-    ]
-    return sorted(found)
+    if not depth:
+        return []
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        below = sorted(entry.path for entry in entries if entry.is_dir())
+        return [run for name in below for run in find_runs(Path(name), depth - 1)]
+    return []
 
 
 def _logged_nodes(logs: Path) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from programs.status import processes
-from programs.status.processes import CpuMeter, NodeProcess
+from programs.status.node_rows import NodeRows
+from programs.status.processes import NodeProcess
 from programs.status.runs import RunReader, RunStatus, find_runs
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _COLUMNS = (
     *("actors wait", "learner waits", "restarts", "last line", "left"),
 )
 _NODE_COLUMNS = ("node", "state", "pid", "cores", "memory", "restarts")
-_ACTIVE = ("running", "starting", "elsewhere")
 
 
 class Top:
@@ -41,7 +41,7 @@ class Top:
         """
         self._paths, self._limit = paths, limit
         self._readers: dict[Path, RunReader] = {}
-        self._cpu = CpuMeter()
+        self._rows = NodeRows()
         self._find()
 
     def render(self) -> Group:
@@ -51,14 +51,14 @@ class Top:
 
         self._find()
         statuses = [reader.read() for reader in self._readers.values()]
-        statuses.sort(key=lambda status: (status.state not in _ACTIVE, status.silence))
+        statuses.sort(key=lambda status: (not status.active, status.silence))
         hidden = len(statuses) - self._limit
         found = processes.find()
         runs = Table(*_COLUMNS, box=None, padding=(0, 2, 0, 0))
         tables: list[Table | str] = [runs]
         for status in statuses[: self._limit]:
             runs.add_row(*_cells(status))
-            if status.state in _ACTIVE:
+            if status.active:
                 tables.append(self._nodes(status, found.get(str(status.path), {})))
         if hidden > 0:
             tables.append(f"{hidden} more runs; --limit shows more")
@@ -75,18 +75,13 @@ class Top:
 
         table = Table(*_NODE_COLUMNS, title=str(status.path), box=None, padding=(0, 2, 0, 0))
         table.title_justify = "left"
-        program = {name for name in found if name != "train"}
-        names = sorted({*status.nodes, *program}) if program or status.nodes else ["train"]
-        for name in names:
-            process = found.get(name)
-            restarts = str(status.restarts.get(name, 0))
-            if process is None:
-                elsewhere = status.state == "elsewhere" or not found
-                table.add_row(name, "?" if elsewhere else "down", "", "", "", restarts)
+        for row in self._rows.of(status, found):
+            if row.process is None:
+                table.add_row(row.name, row.state, "", "", "", str(row.restarts))
                 continue
-            cores = self._cpu.share(f"{status.path}:{name}", process)
-            memory = f"{process.memory / 2**20:,.0f} MiB"
-            table.add_row(name, "up", str(process.pid), f"{cores:.2f}", memory, restarts)
+            pid, cores = str(row.process.pid), f"{row.cores:.2f}"
+            memory = f"{row.process.memory / 2**20:,.0f} MiB"
+            table.add_row(row.name, row.state, pid, cores, memory, str(row.restarts))
         return table
 
 
@@ -115,32 +110,27 @@ def show(paths: Sequence[Path], console: Console, *, once: bool, limit: int) -> 
 
 
 def _cells(status: RunStatus) -> list[str]:
-    logs, waits = status.logs, status.waits
+    logs = status.logs
     done = status.frames / status.budget if status.budget else 0.0
-    active = status.state in _ACTIVE
-    rate = logs.get("actor/frames_per_second", 0.0)
-    left = max(0, status.budget - status.frames) / rate if active and rate else math.nan
-    restarts = sum(status.restarts.values()) or int(logs.get("program/restarts", 0))
     return [
         f"{status.path.name} ({status.preset}, {status.topology})",
         status.state,
         f"{status.frames:,}/{status.budget:,}",
         f"{min(1.0, done):.0%}",
-        f"{rate:,.0f}" if rate else "",
+        f"{status.rate:,.0f}" if status.rate else "",
         _number(logs.get(_RETURN)),
         _number(logs.get(_EVALUATION)),
         f"{int(logs['learner/steps']):,}" if "learner/steps" in logs else "",
-        _share(waits, "actor/"),
-        _share(waits, "replay/sample"),
-        str(restarts),
-        _duration(status.silence) if active else "",
-        _duration(left),
+        _share(status.actors_wait),
+        _share(status.learner_waits),
+        str(status.num_restarts),
+        _duration(status.silence) if status.active else "",
+        _duration(status.seconds_left),
     ]
 
 
-def _share(waits: Mapping[str, float], prefix: str) -> str:
-    found = [share for name, share in waits.items() if name.startswith(prefix)]
-    return f"{min(1.0, sum(found)):.0%}" if found else ""
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _number(value: float | None) -> str:

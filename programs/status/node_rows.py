@@ -1,0 +1,47 @@
+"""The nodes of a run with their processes, as tables show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from programs.status.processes import CpuMeter, NodeProcess
+from programs.status.runs import RunStatus
+
+
+class NodeRow(NamedTuple):
+    """A node at one moment."""
+
+    name: str
+    state: str  # up, down, or ? if it may be on another host
+    process: NodeProcess | None
+    cores: float  # that it keeps busy
+    restarts: int
+
+
+class NodeRows:
+    """Finds the nodes of runs again and again, to measure the processor time between two looks."""
+
+    def __init__(self) -> None:
+        """Has looked at nothing yet."""
+        self._cpu = CpuMeter()
+
+    def of(self, status: RunStatus, found: Mapping[str, NodeProcess]) -> list[NodeRow]:
+        """Returns the nodes of a run.
+
+        Args:
+          status: of the run.
+          found: the processes of the run, by node.
+        """
+        program = {name for name in found if name != "train"}
+        names = sorted({*status.nodes, *program}) if program or status.nodes else ["train"]
+        rows = []
+        for name in names:
+            process, restarts = found.get(name), status.restarts.get(name, 0)
+            if process is None:
+                elsewhere = status.state == "elsewhere" or not found
+                rows.append(NodeRow(name, "?" if elsewhere else "down", None, 0.0, restarts))
+                continue
+            cores = self._cpu.share(f"{status.path}:{name}", process)
+            rows.append(NodeRow(name, "up", process, cores, restarts))
+        return rows
