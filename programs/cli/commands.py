@@ -12,9 +12,9 @@ from typing import Annotated
 
 import tyro
 
-from programs.cli import component_options, env_options, finished
+from programs.cli import completion, env_options, experiment_options, finished, sweep
 from programs.cli.options import UsageError, parse
-from programs.experiment import Experiment, use_modules
+from programs.experiment import Experiment, Topology, use_modules
 from programs.presets import PRESETS, describe, preset
 from programs.run import train
 from programs.run.launch import ProgramError
@@ -28,24 +28,15 @@ from rlstack.references import nearest
 
 def main(command: str, args: list[str]) -> int:
     """Runs a command; returns the exit code."""
-    commands: dict[str, Callable[[list[str]], int]] = {
-        "train": _train,
-        "eval": finished.evaluate,
-        "diff": finished.diff,
-        "report": finished.report,
-        "record": finished.record,
-        "play": finished.play,
-        "watch": finished.watch,
-        "export": finished.export,
-        "list": _list,
-        "rerun": finished.rerun,
-    }
+    commands = _commands()
     if command not in commands:
         return _fail(f"rlstack: there is no command {command!r}{nearest(command, commands)}")
     try:
         modules, args = _take_modules(args)
         use_modules(modules)
-        return _train(args, modules) if command == "train" else commands[command](args)
+        if command == "train":
+            return _train(args, modules)
+        return sweep.main(args, modules) if command == "sweep" else commands[command](args)
     except Interrupted as stop:
         _fail(f"rlstack {command}: {stop}")
         return stop.exit_code
@@ -60,6 +51,24 @@ def main(command: str, args: list[str]) -> int:
         text = _describe(error)
         advice = "" if isinstance(error, ProgramError) else open_files.advice(text)
         return _fail(f"rlstack {command}: {text} {advice}".rstrip())
+
+
+def _commands() -> dict[str, Callable[[list[str]], int]]:
+    return {
+        "train": _train,
+        "sweep": sweep.main,
+        "eval": finished.evaluate,
+        "diff": finished.diff,
+        "report": finished.report,
+        "record": finished.record,
+        "play": finished.play,
+        "watch": finished.watch,
+        "export": finished.export,
+        "presets": _presets,
+        "list": _presets,  # the name of earlier versions
+        "rerun": finished.rerun,
+        "completion": _completion,
+    }
 
 
 def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -152,8 +161,9 @@ _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ra
 
 def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     if not args or args[0] in ("-h", "--help"):
-        print("usage: rlstack train PRESET [options] | --resume RUN_DIR\n\npresets:")
-        return _list([])
+        print("usage: rlstack train PRESET [options] | CONFIG.json [options] | --resume RUN_DIR")
+        print("\npresets:")
+        return _presets([])
     if args[0].startswith("-"):
         if not any(arg.startswith("--res") for arg in args):
             raise UsageError(
@@ -163,17 +173,9 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
         return _resume(parse(_ResumeOptions, "rlstack train", args))
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
-    base = dataclasses.replace(preset(name), modules=modules)
-    rest, experiment = env_options.join(_expand_short_options(rest), base)
-    if "-h" in rest or "--help" in rest:
-        experiment = component_options.fill_all(experiment)
-    rest, of_components = component_options.split(rest, experiment)
-    chosen = _parse_train(name, rest, _TrainOptions(experiment))
-    if of_components:
-        # They change a copy of the agent's optimizer, so they are read after its own options.
-        experiment = component_options.fill(chosen.experiment, of_components)
-        rest, experiment = env_options.join(of_components, experiment)
-        chosen = _parse_train(name, rest, dataclasses.replace(chosen, experiment=experiment))
+    chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
+    if chosen is None:
+        return 0
     if chosen.dry_run:
         if chosen.seeds or vary:
             raise UsageError("--dry-run shows a single run: leave out --seeds and --vary")
@@ -204,27 +206,6 @@ def _resume(chosen: _ResumeOptions) -> int:
     return 0
 
 
-def _parse_train(name: str, args: Sequence[str], default: _TrainOptions) -> _TrainOptions:
-    return parse(
-        _TrainOptions,
-        f"rlstack train {name}",
-        args,
-        description=describe(name),
-        default=default,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-    )
-
-
-def _expand_short_options(args: list[str]) -> list[str]:
-    expanded = []
-    for arg, following in zip(args, [*args[1:], "--"], strict=False):
-        option, equals, value = arg.partition("=")
-        expanded.append(_SHORT_OPTIONS.get(option, option) + equals + value)
-        if arg in ("--dry-run", "--dry_run") and following.startswith("-"):
-            expanded.append("True")
-    return expanded
-
-
 def _print_result(result: Result) -> int:
     print(
         f"greedy return {result.eval_return_mean:.1f} +- {result.eval_return_std:.1f} over "
@@ -233,16 +214,49 @@ def _print_result(result: Result) -> int:
     )
     for name, mean in result.eval_return_by_opponent.items():
         print(f"  {mean:.2f} against {name}")
+    for name, policy in result.policies.items():
+        print(f"  {name}: {policy['eval_return_mean']:.2f}")
     return 0
 
 
 @dataclasses.dataclass(frozen=True)
-class _ListOptions:
-    """List the presets, each with a description."""
+class _PresetsOptions:
+    """List the presets, each with a description. Options leave out those that do not match."""
+
+    agent: str = ""
+    """A part of the agent's name, such as ppo."""
+    env: str = ""
+    """A part of the environment's name, such as pong."""
+    topology: Topology | None = None
+    """fused: presets of environments written in JAX; the other topologies train all presets, these
+    included."""
+    max_frames: int | None = None
+    """The largest budget, in environment steps."""
 
 
-def _list(args: list[str]) -> int:
-    parse(_ListOptions, "rlstack list", args)
-    for name in PRESETS:
-        print(f"  {name:18} {describe(name)}")
+def _presets(args: list[str]) -> int:
+    chosen = parse(_PresetsOptions, "rlstack presets", args)
+    shown = [name for name in PRESETS if _matches(preset(name), chosen)]
+    if not shown:
+        raise UsageError("no preset matches. Without options all are listed")
+    width = max(map(len, shown))
+    for name in shown:
+        print(f"  {name:{width}} {describe(name)}")
     return 0
+
+
+def _matches(experiment: Experiment, chosen: _PresetsOptions) -> bool:
+    agent = type(experiment.agent).__name__.removesuffix("Config")
+    return (
+        chosen.agent.lower() in agent.lower()
+        and chosen.env.lower() in experiment.env.name.lower()
+        and (chosen.topology != "fused" or experiment.env.type == "jax")
+        and (chosen.max_frames is None or experiment.frames <= chosen.max_frames)
+    )
+
+
+def _completion(args: list[str]) -> int:
+    fields = dataclasses.fields(_TrainOptions)[1:]
+    own = [f"--{field.name.replace('_', '-')}" for field in fields]
+    others = ["--resume", "--vary", "--module", "--help", "--help-all", *_SHORT_OPTIONS]
+    return completion.main(args, [*_commands(), "top", "dashboard", "doctor"], [*own, *others])

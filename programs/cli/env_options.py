@@ -41,8 +41,14 @@ def join(args: Sequence[str], experiment: Experiment) -> tuple[list[str], Experi
     return left, experiment
 
 
-def take_vary(args: Sequence[str]) -> tuple[dict[str, list[Option]], list[str]]:
+def take_vary(
+    args: Sequence[str], flag: str = "--vary"
+) -> tuple[dict[str, list[Option]], list[str]]:
     """Returns the values of each option that ``--vary NAME VALUE ...`` names, and the other words.
+
+    Args:
+      args: of the command line.
+      flag: another name of ``--vary``.
 
     Raises:
       ValueError: a ``--vary`` has no name, no values, or a name that was given before.
@@ -51,7 +57,7 @@ def take_vary(args: Sequence[str]) -> tuple[dict[str, list[Option]], list[str]]:
     left: list[str] = []
     at = 0
     while at < len(args):
-        if args[at] != "--vary":
+        if args[at] != flag:
             left.append(args[at])
             at += 1
             continue
@@ -61,7 +67,7 @@ def take_vary(args: Sequence[str]) -> tuple[dict[str, list[Option]], list[str]]:
         name, *values = args[at + 1 : end] or [""]
         if not values or name in vary:
             raise ValueError(
-                "--vary: must be a new name of an option and its values, such as length 4 8; got "
+                f"{flag}: must be a new name of an option and its values, such as length 4 8; got "
                 f"{' '.join(args[at + 1 : end])!r}."
             )
         vary[name] = [_value(word) for word in values]

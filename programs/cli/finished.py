@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +14,15 @@ import tyro
 from programs.cli import env_options
 from programs.cli.options import parse
 from programs.env_config import Option
+from programs.policy_sets import tournament
+from programs.reports import normalisation
+from programs.reports import report as reports
+from programs.reports.runs import By
 from programs.run import compare, evaluation, train
 from programs.run import record as recording
-from programs.run import report as runs_report
-from programs.sets.members import finished, is_set
+from programs.sets import members
 from programs.tracking.signals import Interrupted
-from rlstack.acting.evaluator import Evaluation, by_opponent
+from rlstack.acting.evaluator import Evaluation, by_opponent, by_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +47,19 @@ class _EvalOptions:
     """Which params: the last ones, or those with the best return in an evaluation of the run."""
     by_index: bool | None = None
     """Whether episode i is the same for all params and runs. By default as in training."""
+    tournament: int = 0
+    """For a run of self-play: play this many games between each two of the policy's versions, and
+    print win rates and Elo ratings with 95% intervals."""
 
 
 def evaluate(args: list[str]) -> int:
     """Runs `rlstack eval`; returns the exit code, as all of these functions do."""
     vary, args = env_options.take_vary(args)
     chosen = parse(_EvalOptions, "rlstack eval", args, config=(tyro.conf.FlagConversionOff,))
+    if chosen.tournament:
+        played = tournament.tournament(chosen.run_dir, chosen.tournament, seed=chosen.seed)
+        print(json.dumps(played.summary()))
+        return 0
     settings = (chosen.episodes, chosen.seed, chosen.against, chosen.params, chosen.by_index)
     if not vary:
         print(json.dumps(_evaluated(evaluation.evaluate(chosen.run_dir, *settings))))
@@ -63,6 +74,9 @@ def _evaluated(found: Evaluation) -> dict[str, object]:
         "eval_return_std": float(found.returns.std()),
         "eval_episodes": len(found.returns),
     }
+    if found.policies:
+        means = {name: float(values.mean()) for name, values in by_policy(found).items()}
+        summary["eval_return_by_policy"] = means
     if found.opponents:
         summary["eval_return_by_opponent"] = by_opponent(found)
     return summary
@@ -94,26 +108,69 @@ def diff(args: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _ReportOptions:
-    """Write a table of finished runs in Markdown, and their learning curves as pictures."""
+    """Write a table of finished runs with statistics over seeds and tasks, in Markdown with
+    pictures, as an HTML page, as CSV, or in LaTeX."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of runs, or of sets of runs. Runs of one preset with different seeds share a
-    row."""
-    out: Path = Path("results.md")
-    """The Markdown file. The pictures go to the folder of the same name without suffix."""
+    """Directories of runs or of sets of runs, or folders of these. Runs of one preset with
+    different seeds share a row."""
+    out: Path | None = None
+    """The Markdown file. The pictures go to the folder of the same name without suffix. By default
+    results.md, if no other file is asked for."""
+    html: Path | None = None
+    """An HTML page with interactive plots. It needs no other file and no network."""
+    csv: Path | None = None
+    """A file with a line for each statistic."""
+    latex: Path | None = None
+    """A file with the statistics as tables in LaTeX."""
+    pictures: reports.Pictures = "png"
+    """Format of the pictures of --out; png and svg need the extra [report]."""
+    compare: bool = False
+    """Give the probability that one method is better than another, for each pair."""
+    by: By | None = None
+    """What the statistics compare: runs of one preset and values, of one agent, or of one
+    directory. By default directory with --compare, otherwise preset."""
+    normalise: tuple[str, ...] = ()
+    """How returns become scores that can be averaged over tasks: atari (0 is random play, 1 a
+    human), mujoco (0 is a random policy, 1 an expert), two numbers MIN MAX for all tasks, or a
+    JSON file {"TASK": [MIN, MAX]}. By default nothing is averaged over tasks."""
 
 
 def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
-    command = f"rlstack report RUN_DIR ... --out {chosen.out}"
-    groups = runs_report.by_preset([path for path in chosen.run_dirs if not is_set(path)])
-    for path in filter(is_set, chosen.run_dirs):
-        for name, found in finished(path).items():
-            groups.setdefault(name, []).extend(found)
-    runs_report.write_groups(groups, chosen.out, command)
-    print(f"{chosen.out}: {', '.join(sorted(groups))}")
+    made = reports.make(
+        [(name, members.find(path)) for name, path in _named(chosen.run_dirs)],
+        by=chosen.by or ("directory" if chosen.compare else "preset"),
+        normalisation=normalisation.from_words(chosen.normalise),
+        compare=chosen.compare,
+    )
+    command = "rlstack report RUN_DIR ..."
+    out = chosen.out
+    if out is None and not (chosen.html or chosen.csv or chosen.latex):
+        out = Path("results.md")
+    if out is not None:
+        reports.write_markdown(made, out, f"{command} --out {out}", chosen.pictures)
+    if chosen.html is not None:
+        reports.write_page(made, chosen.html, f"{command} --html {chosen.html}")
+    if chosen.csv is not None:
+        reports.write_csv(made, chosen.csv)
+    if chosen.latex is not None:
+        reports.write_latex(made, chosen.latex)
+    for path in filter(None, (out, chosen.html, chosen.csv, chosen.latex)):
+        print(f"{path}: {', '.join(method.name for method in made.statistics.methods)}")
+    for comparison in made.statistics.comparisons:
+        print(f"{comparison}.")
     return 0
+
+
+def _named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Returns directories with their last names, or their paths where these are equal."""
+    names = [path.resolve().name for path in paths]
+    return [
+        (str(path) if names.count(name) > 1 else name, path)
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

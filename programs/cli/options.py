@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -81,10 +81,16 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
 
 def _known(options: Any, prog: str, settings: dict[str, Any]) -> list[str]:
     """Returns the names of all options, as the help lists them."""
+    text = printed_help(lambda: tyro.cli(options, prog=prog, args=["--help"], **settings))
+    return re.findall(r"^[\s│|]*(?:-\w, )?(--[\w.-]+)", text, re.MULTILINE)
+
+
+def printed_help(print_help: Callable[[], object]) -> str:
+    """Returns what a function prints that ends as a command does after its help."""
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        tyro.cli(options, prog=prog, args=["--help"], **settings)
-    return re.findall(r"^[\s│|]*(?:-\w, )?(--[\w.-]+)", shown.getvalue(), re.MULTILINE)
+        print_help()
+    return shown.getvalue()
 
 
 def _unknown(args: Sequence[str], known: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ def test_help_lists_every_command(capsys):
         ("record", "write them to a dataset"),
         ("play", "entity environment"),
         ("watch", "probabilities and its value"),
-        ("list", "List the presets"),
+        ("presets", "List the presets"),
         ("rerun", "update that gave NaN"),
         ("doctor", "how to enable it"),
     ],
@@ -109,6 +109,8 @@ def test_a_wrong_option_states_the_rule(args, hint, capsys):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.one_lane
 @pytest.mark.timeout(180)
 def test_train_then_eval(tmp_path):

@@ -66,7 +66,7 @@ def test_arguments_join_those_of_the_agents_optimizer(trained):
 )
 def test_the_help_lists_the_components(name, components, capsys):
     with pytest.raises(SystemExit):
-        commands.main("train", [name, "--help"])
+        commands.main("train", [name, "--help-all"])
     shown = capsys.readouterr().out
     for component in components:
         assert f"--agent.{component}-optimizer.learning-rate FLOAT" in shown

@@ -82,7 +82,7 @@ def test_entry_points_add_agents_and_presets(tmp_path):
     points = site / "own-1.0.dist-info" / "entry_points.txt"
     points.write_text("[rlstack.presets]\nmine = own_things\n")
     (site / "own_things.py").write_text(OWN)
-    done = command("train", "cartpole-own", "--help", cwd=tmp_path / "here", path=[site])
+    done = command("train", "cartpole-own", "--help-all", cwd=tmp_path / "here", path=[site])
     assert done.returncode == 0, done.stderr
     assert "--agent.factor" in done.stdout and "My own experiment." in done.stdout
     points.write_text("[rlstack.agents]\nmine = no_such_module\n")

@@ -95,3 +95,15 @@ def test_diff_shows_what_differs(tmp_path, capsys):
     assert "the configs are equal" in capsys.readouterr().out
     assert main(["diff", runs[0], str(tmp_path / "c")]) == 1
     assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_device_that_does_not_exist_is_refused_before_anything_starts(tmp_path, capsys):
+    args = ["train", "cartpole-ppo", "--run-dir", str(tmp_path / "run"), "--learner.devices"]
+    for more in ([], ["--dry-run"]):
+        assert main([*args, "0", "77", *more]) != 0
+        error = capsys.readouterr().err.strip()
+        assert "\n" not in error and "learner.devices must name devices of this machine" in error
+        assert "got 77" in error and not (tmp_path / "run").exists()
+    assert main([*args, "0", "--inferencer.devices", "0", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "learner.devices 0, inferencer.devices 0 (of " in shown

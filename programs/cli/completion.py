@@ -1,0 +1,98 @@
+"""`rlstack completion SHELL`: a script that completes commands, presets and options in a shell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from programs.cli import component_options
+from programs.cli.options import parse
+from programs.experiment import Experiment
+from programs.presets import PRESETS, preset
+
+# zsh and bash have the same function: zsh's bashcompinit runs functions for bash.
+_SCRIPT = """\
+_rlstack() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} preset=${{COMP_WORDS[2]}}
+  local names=""
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    names="{commands}"
+  elif [[ $command = train || $command = sweep ]] && [ "$COMP_CWORD" -eq 2 ]; then
+    names="{presets} --resume"
+  elif [ "$command" = train ]; then
+    names="{options}"
+    case "$preset" in
+{cases}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$names" -- "$word"))
+  if [ "$COMP_CWORD" -gt 1 ] && [ ${{#COMPREPLY[@]}} -eq 0 ]; then
+    COMPREPLY=($(compgen -f -- "$word"))
+  fi
+}}
+complete -o filenames -F _rlstack rlstack
+"""
+_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionOptions:
+    """Print a script that completes commands, presets and options of rlstack in a shell.
+
+    For bash: eval "$(rlstack completion bash)", in ~/.bashrc. For zsh likewise, in ~/.zshrc.
+    """
+
+    shell: Positional[Literal["bash", "zsh"]]
+    """The shell that reads the script."""
+
+
+def main(args: Sequence[str], commands: Sequence[str], train_options: Sequence[str]) -> int:
+    """Prints the script; returns the exit code.
+
+    Args:
+      args: of the command.
+      commands: the names of all commands.
+      train_options: options of ``rlstack train`` that are not those of an experiment.
+    """
+    chosen = parse(CompletionOptions, "rlstack completion", args)
+    print(script(chosen.shell, commands, train_options), end="")
+    return 0
+
+
+def script(shell: str, commands: Sequence[str], train_options: Sequence[str]) -> str:
+    """Returns the script for "bash" or "zsh"; for the other arguments see `main`."""
+    names = {name: option_names(preset(name)) for name in PRESETS}
+    common = set.intersection(*map(set, names.values()))
+    own: dict[tuple[str, ...], list[str]] = {}  # presets by the options that only some have
+    for name, options in names.items():
+        own.setdefault(tuple(option for option in options if option not in common), []).append(name)
+    cases = "\n".join(
+        f'      {"|".join(presets)}) names="$names {" ".join(options)}" ;;'
+        for options, presets in own.items()
+    )
+    text = _SCRIPT.format(
+        commands=" ".join(commands),
+        presets=" ".join(PRESETS),
+        options=" ".join(sorted({*common, *train_options})),
+        cases=cases,
+    )
+    return _ZSH + text if shell == "zsh" else text
+
+
+def option_names(experiment: Experiment) -> list[str]:
+    """Returns the names of the options that change an experiment, as the parser makes them."""
+    return [f"--{name}" for name in _names(component_options.fill_all(experiment))]
+
+
+def _names(config: Any, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(config):
+        name, value = prefix + field.name.replace("_", "-"), getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _names(value, f"{name}.")
+        elif isinstance(value, dict) and value:
+            yield from (f"{name}.{key}".replace("_", "-") for key in value)
+        else:
+            yield name

@@ -1,0 +1,87 @@
+"""The options of a command that takes a preset, or a config file, and changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from programs.cli import component_options, env_options, help
+from programs.cli.options import parse
+from programs.experiment import Experiment, from_json
+from programs.presets import describe, preset
+
+T = TypeVar("T")  # a dataclass; its first field is the experiment
+_FLAGS = ("--dry-run", "--submit")  # without a value they mean True
+
+
+def read(
+    command: str,
+    name: str,
+    args: Sequence[str],
+    modules: tuple[str, ...],
+    options: type[T],
+    short: Mapping[str, str],
+) -> T | None:
+    """Returns the options; None if the arguments asked for help, which was printed.
+
+    Args:
+      command: of rlstack.
+      name: of the preset or of the config file.
+      args: behind it.
+      modules: those of the user that the experiment needs.
+      options: the dataclass of all options.
+      short: the names of options that have another one too.
+
+    Raises:
+      UsageError: an argument is wrong.
+      ValueError: there is no such preset or file, or an option does not take its value.
+    """
+    prog, about = f"rlstack {command} {name}", describe(name)
+
+    def parsed(args: Sequence[str], default: T) -> T:
+        return parse(
+            options,
+            prog,
+            args,
+            description=about,
+            default=default,
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+        )
+
+    made: Any = options  # its first argument is the experiment
+    rest, experiment = env_options.join(_expanded(args, short), _base(name, modules))
+    if help.asked(rest):
+        default = made(component_options.fill_all(experiment))
+        own = [field.name for field in dataclasses.fields(made)[1:]]
+        help.show(prog, about, rest, lambda: parsed(["--help"], default), own)
+        return None
+    rest, of_components = component_options.split(rest, experiment)
+    chosen: Any = parsed(rest, made(experiment))
+    if of_components:
+        # They change a copy of the agent's optimizer, so they are read after its own options.
+        experiment = component_options.fill(chosen.experiment, of_components)
+        rest, experiment = env_options.join(of_components, experiment)
+        chosen = parsed(rest, dataclasses.replace(chosen, experiment=experiment))
+    return chosen
+
+
+def _base(name: str, modules: tuple[str, ...]) -> Experiment:
+    """Returns the experiment that the options change: a preset, or that of a config file."""
+    if not name.endswith(".json"):
+        return dataclasses.replace(preset(name), modules=modules)
+    experiment = from_json(Path(name).read_text(), name)
+    return dataclasses.replace(experiment, modules=(*experiment.modules, *modules))
+
+
+def _expanded(args: Sequence[str], short: Mapping[str, str]) -> list[str]:
+    expanded = []
+    for arg, following in zip(args, [*args[1:], "--"], strict=False):
+        option, equals, value = arg.partition("=")
+        expanded.append(short.get(option, option) + equals + value)
+        if arg.replace("_", "-") in _FLAGS and following.startswith("-"):
+            expanded.append("True")
+    return expanded

@@ -1,0 +1,96 @@
+"""`rlstack train PRESET --help`, `--help GROUP`, `--help-all`, and the shell's completion."""
+
+import subprocess
+
+import pytest
+
+from programs.__main__ import main
+from programs.cli import completion, help
+from programs.cli.options import printed_help
+from programs.presets import preset
+
+
+def shown(capsys, *args):
+    try:
+        assert main(["train", *args]) == 0
+    except SystemExit as end:
+        assert end.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_explains_few_options_and_names_the_groups(capsys):
+    text = shown(capsys, "cartpole-ppo", "--help")
+    assert len(text.splitlines()) < 100
+    assert "--frames 150000" in text and "--agent.optimizer.learning-rate 0.001" in text
+    assert "Values: single_process, fused, heavy_env, light_env, distributed." in " ".join(
+        text.split()
+    )
+    for group in ("agent ", "agent.torso-optimizer ", "program.ray ", "general "):
+        assert f"\n  {group}" in text
+    assert "--agent.gae-lambda" not in text
+
+
+def test_help_of_a_group_has_the_groups_inside_it(capsys):
+    text = shown(capsys, "cartpole-ppo", "--help", "agent")
+    assert "--agent.gae-lambda 0.8" in text and "--agent.optimizer.warmup-steps 0" in text
+    assert "--env.num-envs" not in text
+    text = shown(capsys, "cartpole-ppo", "--help", "agent.optimizer")
+    assert "--agent.gae-lambda" not in text
+    assert "Values: linear, cosine, exponential, constant." in " ".join(text.split())
+
+
+def test_help_has_values_of_earlier_options(capsys):
+    assert "--env.name rlstack.entity.games:MineSweeper" in shown(
+        capsys, "entity-minesweeper-ppo", "--help", "env"
+    )
+
+
+def test_an_unknown_group_is_one_line(capsys):
+    assert main(["train", "cartpole-ppo", "--help", "agnet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "there is no group of options 'agnet'; did you mean 'agent'?" in line
+
+
+@pytest.mark.parametrize("name", ["cartpole-ppo", "pendulum-sac", "entity-multi-snake-ppo"])
+def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
+    text = shown(capsys, name, "--help-all")
+    groups = help.parse(text)
+    parsed = [f"--{option.name}" for group in groups for option in group.options]
+    own = ["--run-dir", "--seeds", "--jobs", "--dry-run"]
+    assert sorted(parsed) == sorted([*own, *completion.option_names(preset(name))])
+    lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert sorted(line for line in lines if line.strip("-")) == sorted(parsed)
+
+
+def completed(script, *words):
+    line = (
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _rlstack; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"{script}\n{line}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_presets_and_options(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert completed(script, "rlstack", "exp") == ["export"]
+    assert completed(script, "rlstack", "train", "cartpole-pp") == ["cartpole-ppo"]
+    assert completed(script, "rlstack", "train", "cartpole-ppo", "--agent.gae") == [
+        "--agent.gae-lambda"
+    ]
+    assert completed(script, "rlstack", "train", "cartpole-dqn", "--agent.gae") == []
+    assert completed(script, "rlstack", "train", "cartpole-dqn", "--see") == ["--seed", "--seeds"]
+    assert main(["completion", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out
+
+
+def test_printed_help_is_what_was_printed_until_the_command_ended():
+    def print_help():
+        print("text")
+        raise SystemExit(0)
+
+    assert printed_help(print_help) == "text\n"
