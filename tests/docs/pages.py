@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SECONDS = 120  # for one block; the slowest takes about 15 s on two idle cores
+SECONDS = 120  # for one block; the slowest takes about 35 s on two idle cores
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 # A block below such a comment does not run; the comment gives the reason.
 NOT_RUN = re.compile(r"<!-- not run: [^\n]+ -->\s*\Z")
