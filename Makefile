@@ -11,13 +11,13 @@ ARGS ?=
 PARALLEL := -n logical --maxprocesses 4
 INPUTS := pyproject.toml requirements.lock .ci/bootstrap
 
-.PHONY: help venv train test test-slow test-chosen test-core check coverage docs format bench \
-  doctor lock clean
+.PHONY: help venv train test test-slow test-chosen test-chosen-core test-core check coverage notebooks docs \
+  format bench gpu-check doctor lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | \
-	  while IFS=$$'\t' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+	  while IFS=$$'\t' read -r name what; do printf '  make %-16s %s\n' "$$name" "$$what"; done
 
 venv: $(VENV)/.ready  ## set up the reference environment in .venv (CPython 3.10)
 
@@ -39,6 +39,10 @@ test-slow: venv  ## run the tests that take minutes each
 test-chosen: venv  ## run the slow tests that continuous integration runs too
 	@$(BIN)/python -m pytest -o cache_dir=.pytest_cache/chosen $(PARALLEL) -m "slow and chosen" $(ARGS)
 
+test-chosen-core: $(CORE)/.ready  ## run those without the services (PYTHON=3.11, 3.12 or 3.13)
+	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/chosen-core $(PARALLEL) \
+	  -m "slow and chosen and not reference and not one_lane" $(ARGS)
+
 test-core: $(CORE)/.ready  ## run the quick tests without the services (PYTHON=3.11, 3.12 or 3.13)
 	@$(CORE)/bin/python -m pytest -o cache_dir=.pytest_cache/core $(PARALLEL) \
 	  -m "not slow and not reference and not one_lane" $(ARGS)
@@ -51,10 +55,12 @@ check: venv  ## check formatting, lint, types and the project's own laws
 
 coverage: venv  ## measure which lines the quick tests run, in all processes; pages in htmlcov/
 	@$(BIN)/python -m coverage erase
-	@$(BIN)/python -m coverage run -m pytest $(ARGS)
-	@$(BIN)/python -m coverage combine --quiet
-	@$(BIN)/python -m coverage html --quiet
-	@$(BIN)/python -m coverage report --skip-covered
+	@$(BIN)/python -m coverage run -m pytest $(PARALLEL) $(ARGS); status=$$?; \
+	  $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet && \
+	  $(BIN)/python -m coverage report --skip-covered && exit $$status
+
+notebooks: venv  ## run the notebooks of the documentation, and store their outputs
+	@$(BIN)/python -m tests.docs.notebooks
 
 docs: venv  ## build the documentation site in site/; a warning or a dead link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
@@ -65,6 +71,10 @@ format: venv  ## fix formatting and imports
 
 bench: venv  ## run a benchmark (ARGS="single_process --quick")
 	@$(BIN)/python -m benchmarks.$(or $(ARGS),single_process)
+
+# On a machine without a network, PYTHON_HERE names the Python that has JAX: it needs no .venv.
+gpu-check: $(if $(PYTHON_HERE),,venv)  ## check and measure JAX's default device (PYTHON_HERE=python3 takes that one)
+	@$(or $(PYTHON_HERE),$(BIN)/python) -m benchmarks.accelerator $(ARGS)
 
 doctor: venv  ## check which features work on this machine and how to enable the others
 	@$(BIN)/rlstack doctor $(ARGS)

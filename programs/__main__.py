@@ -17,19 +17,24 @@ USAGE = """\
 usage: rlstack COMMAND ...
 
 commands:
-  train PRESET [options]   train a preset; `rlstack train PRESET --help` lists the options
+  train PRESET [options]   train a preset; `rlstack train PRESET --help` explains the options
+  train FILE [options]     train the experiment of a config file, such as RUN_DIR/config.json
   train --resume RUN_DIR   continue a run from its newest checkpoint
+  sweep PRESET [options]   train a grid of values and seeds, or search values with Optuna
+  sweep --resume DIR       go on with a sweep
   eval RUN_DIR             evaluate the last or best params of a run with the greedy policy
   diff RUN_A RUN_B         show which options of two runs differ, and both results
-  report RUN_DIR ...       write a table and learning curves of finished runs
+  report DIR ...           compare finished runs: statistics, tables, pictures, an HTML page
   record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
   play ENV                 play an entity environment by hand, alone or guided by a run's agent
   watch RUN_DIR            show how a run's agent plays, in the terminal or as a video
   export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
   top [RUN_DIR ...]        show running and finished programs in a table that updates
-  list                     list the presets
+  dashboard [DIR]          show runs on a local web page: curves, nodes, waits, comparison
+  presets [options]        list the presets, all or those of an agent or environment
   doctor                   check which features work here and say how to enable the others
   rerun DUMP_DIR           repeat an update that gave NaN
+  completion SHELL         print a script that completes commands and options in bash or zsh
 
 options:
   --module NAME            import a module with agents and presets of your own first (any command)
@@ -52,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         the command: signals end it without a traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and args[:1] != ["top"]:  # which Ctrl-C ends as usual: it has nothing to save
+    # Ctrl-C ends some commands as usual: they have nothing to save.
+    if argv is None and args[:1] not in (["top"], ["dashboard"]):
         signals.watch(args[0] if args else "")
     # "module:callable" and --module find modules in the current directory, after the stack's own.
     module_path.arrange()
@@ -76,6 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import top
 
         return top.main(rest)
+    if command == "dashboard":  # without JAX
+        from programs.cli import dashboard
+
+        return dashboard.main(rest)
     try:
         from programs.cli import commands
     except ImportError as error:

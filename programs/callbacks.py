@@ -174,6 +174,7 @@ class EventLog:
 def received(kind: str, content: Any) -> Any:
     """Returns the content of an event as it was sent."""
     if kind == "evaluation":
-        fields = {**content, "opponents": tuple(content["opponents"])}
+        names = {name: tuple(content[name]) for name in ("opponents", "policies")}
+        fields = {**content, **names}
         return Evaluation(**fields)
     return tuple(content) if kind == "episode" else content

@@ -6,18 +6,18 @@ import dataclasses
 import functools
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS
-from programs import fused_config, own_modules
+from programs import fused_config, member_config, own_modules
 from programs.cluster_config import RayConfig
 from programs.env_config import EnvConfig
+from programs.member_config import AgentConfig, MemberConfig
 from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
@@ -32,15 +32,6 @@ from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY
 
-own_modules.load_entry_points(own_modules.AGENTS)
-
-# The config of any agent. The command line takes its options from this union. Its members are known
-# only at run time.
-if TYPE_CHECKING:
-    AgentConfig = object
-else:
-    AgentConfig = functools.reduce(operator.or_, AGENTS)
-
 
 def use_modules(names: Sequence[str]) -> None:
     """Imports modules with agents and presets of the user's own.
@@ -50,7 +41,7 @@ def use_modules(names: Sequence[str]) -> None:
     """
     for name in names:
         own_modules.load(name)
-    globals()["AgentConfig"] = functools.reduce(operator.or_, AGENTS)
+    globals()["AgentConfig"] = member_config.agents_changed()
 
 
 Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distributed"]
@@ -170,6 +161,13 @@ class Experiment(Checked):
     """The compiled loop of the topology fused."""
     service: ServiceConfig = ServiceConfig()
     """Acting in inference services (light_env and distributed)."""
+    policies: dict[str, MemberConfig] = dataclasses.field(default_factory=dict)
+    """Several policies that play the seats of one game, by name; see docs/policies.md. Empty for
+    one policy, the agent. env.num_envs is then the number of seats of all games, frames counts the
+    steps of the policies that learn, and updates counts those of each learner."""
+    seating: Literal["fixed", "drawn"] = "fixed"
+    """Which policy plays a seat, with several policies. fixed: the one that names the seat.
+    drawn: the policies of a game change seats in each episode, at random."""
     steps_per_update: int = 1
     """Steps of every environment between two attempts to learn, in a single process."""
     log_period: int = 2000
@@ -209,9 +207,17 @@ class Experiment(Checked):
                 )
         if self.topology == "fused" and not self.data:
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
+        if self.policies:
+            self._check_policies()
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
+        if self.network_factory and self.network.dtype != "float32":
+            raise ValueError(
+                "Experiment: network.dtype must be float32 with network_factory, because a network "
+                f"of your own computes in its own types; got {self.network.dtype}. Cast in your "
+                "factory, with hk.mixed_precision or astype."
+            )
         if self.policy_factory and self.policy.kind != "agent":
             raise ValueError(
                 "Experiment: policy.kind must be agent with policy_factory, because there is one "
@@ -235,6 +241,40 @@ class Experiment(Checked):
                 "Add --evaluator.period FRAMES."
             )
 
+    def _check_policies(self) -> None:
+        """Checks what several policies exclude."""
+        rule = "single_process with policies; the other topologies train one policy"
+        self.require("topology", self.topology == "single_process", rule)
+        self.require("data", not self.data, "empty with policies: nothing is acted")
+        if self.env.wait_num:
+            raise ValueError(
+                "Experiment: env.wait_num must be 0 with policies, because seats step "
+                f"together; got {self.env.wait_num}."
+            )
+        if self.env.opponents.runs or self.env.eval_opponents.runs:
+            raise ValueError(
+                "Experiment: env.opponents and env.eval_opponents must be empty with policies. Add "
+                "a policy with `run` for each of them instead."
+            )
+        for name in self.policies:
+            if not name.isidentifier():
+                raise ValueError(
+                    f"Experiment: policies must have names like Python's, such as left or team_2; "
+                    f"got {name!r}."
+                )
+            try:
+                self.of_policy(name)
+            except ValueError as error:
+                raise ValueError(f"policies.{name}: {error}") from error
+
+    def of_policy(self, name: str) -> Experiment:
+        """Returns the experiment of one of several policies, as if it played all seats."""
+        member = self.policies[name]
+        own = {field.name for field in dataclasses.fields(self)}
+        given = {field.name: getattr(member, field.name) for field in dataclasses.fields(member)}
+        changed = {k: v for k, v in given.items() if k in own and v is not None}
+        return dataclasses.replace(self, policies={}, **changed)
+
     @property
     def may_convolve(self) -> bool:
         """Whether the network may have convolutions. Assumed for a user's own network."""
@@ -246,8 +286,12 @@ class Experiment(Checked):
 
         It cannot compile products of large matrices with random numbers, as dropout has them.
         """
+        if self.policies:
+            return all(self.of_policy(name).older_runtime for name in self.policies)
         entry = AGENTS.get(type(self.agent))
-        small = not self.may_convolve and not self.network.dropout and self.topology != "fused"
+        network = self.network
+        small = not (self.may_convolve or network.dropout or network.dtype != "float32")
+        small = small and self.topology != "fused"
         return small and (entry is None or entry.older_runtime)
 
     @property
@@ -311,8 +355,13 @@ def _reason(error: BaseException, kind: type | None) -> str:
 
 
 def _converter() -> cattrs.Converter:
+    return _converter_for(tuple(AGENTS))
+
+
+@functools.lru_cache(maxsize=1)  # a report reads many configs, and each converter compiles code
+def _converter_for(agents: Sequence[type]) -> cattrs.Converter:
     converter = make_converter(forbid_extra_keys=True)
-    kinds = {kind.__name__: kind for kind in AGENTS}
+    kinds = {kind.__name__: kind for kind in agents}
 
     def structure_agent(value: Mapping[str, object], _: object) -> AgentConfig:
         fields = dict(value)
@@ -324,10 +373,28 @@ def _converter() -> cattrs.Converter:
                 require_component(kinds[name], field.removesuffix("_optimizer"))
         return converter.structure(fields, kinds[name])
 
-    # By predicate, because cattrs would try to disambiguate the union by its members' fields.
-    converter.register_structure_hook_func(lambda kind: kind == AgentConfig, structure_agent)
-    converter.register_unstructure_hook_func(
-        lambda kind: kind == AgentConfig,
-        lambda value: {"kind": type(value).__name__, **converter.unstructure(value, type(value))},
-    )
+    structure_fields = converter.get_structure_hook(LearnerConfig)
+
+    def structure_learner(value: Mapping[str, Any], kind: Any) -> LearnerConfig:
+        fields = dict(value)
+        count = fields.pop("num_devices", 1)  # of a run from before there was `devices`
+        return structure_fields({"devices": range(count) if count > 1 else (), **fields}, kind)
+
+    converter.register_structure_hook(LearnerConfig, structure_learner)
+
+    def structure_optional(value: Mapping[str, object] | None, kind: object) -> AgentConfig | None:
+        return None if value is None else structure_agent(value, kind)
+
+    def unstructure_agent(value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        return {"kind": type(value).__name__, **converter.unstructure(value, type(value))}
+
+    # By predicate, because cattrs would try to disambiguate the unions by their members' fields.
+    either = (AgentConfig, AgentConfig | None)
+    converter.register_structure_hook_func(lambda kind: kind == either[0], structure_agent)
+    converter.register_structure_hook_func(lambda kind: kind == either[1], structure_optional)
+    converter.register_unstructure_hook_func(lambda kind: kind in either, unstructure_agent)
+    seat = int | str
+    converter.register_structure_hook_func(lambda kind: kind == seat, lambda value, _: value)
     return converter

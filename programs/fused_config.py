@@ -63,8 +63,13 @@ def _limits(
     for name in ("frame_stack", "min_actors"):
         if getattr(replay, name):
             yield f"replay.{name}", getattr(replay, name), "0", other
-    if learner.num_devices > 1:
-        yield "learner.num_devices", learner.num_devices, "1", other
+    for name, divided in (
+        ("env.num_envs", env.num_envs),
+        ("replay.batch_size", replay.batch_size),
+    ):
+        if divided % max(1, len(learner.devices)):
+            rule = f"a multiple of the {len(learner.devices)} devices of learner.devices"
+            yield name, divided, rule, "Change one of them."
     if learner.minibatches == "calls":
         yield "learner.minibatches", "calls", "auto or scan", other
     if replay.sampler == "fifo":

@@ -235,6 +235,14 @@ class EpochAgent(Agent):
         """Takes one `gradient_step` on rows ``[minibatch_size, ...]``."""
         return gradient_step(self, params, learner_state, minibatch)
 
+    def batch_logs(self, rows: PyTree) -> Logs:
+        """Returns what to log of a whole batch, from the rows of `prepare`; nothing by default.
+
+        Logs of minibatches cannot be averaged to statistics of the batch, such as a variance.
+        """
+        del rows
+        return {}
+
     may_stop: bool = False  # whether `stops_at` decides; drivers do not call it otherwise
 
     def stops_at(self, logs: Logs) -> Array:
@@ -285,4 +293,4 @@ class EpochAgent(Agent):
             after, logs = jax.lax.scan(update, start, schedule)
             means = jax.tree.map(jnp.mean, logs)
         params, learner_state = self.finish(*after)
-        return params, learner_state, LearnerOutput(means)
+        return params, learner_state, LearnerOutput({**means, **self.batch_logs(rows)})

@@ -23,9 +23,9 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from programs.components import xla
+from tests.scheduling import ByFile
 
 # The same as in `rlstack train`, because the suite acts and learns with small networks.
 xla.configure(convolutions=False)
@@ -33,22 +33,6 @@ xla.configure(convolutions=False)
 # A suite in the background, or in a worker, may ignore Ctrl-C, and its children would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class _ByFile(LoadFileScheduling):
-    """A worker takes one file at a time, since the tests of a file share fixtures and compilations.
-
-    One worker gets all files that start Ray: two clusters at once would have port conflicts. One
-    gets all tests of pages, so that the blocks of a page run once. Each case of the table of faults
-    starts a program of its own and mostly waits, so any worker may take it.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        if file.endswith("/test_node_faults.py"):
-            return nodeid
-        together = {"/test_ray": "ray", "tests/docs/": "docs"}
-        return next((scope for part, scope in together.items() if part in file), file)
 
 
 def pytest_configure(config):
@@ -68,7 +52,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    return _ByFile(config, log)
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -26,10 +26,11 @@ ONE_FILE_EACH = {"agents", "programs/presets", "rlstack/entity/games", "tests/ag
 # I/O, threads, processes or a clock.
 MAY_IMPORT = re.compile(r"May import: ([\w., \n]+)\.\s*$")
 # The packages that the pure half and the agents may import, besides the standard library.
-PURE_PACKAGES = {"jax", "numpy", "haiku", "optax", "dm_env", "equinox"}
+PURE_PACKAGES = {"jax", "numpy", "haiku", "jmp", "optax", "dm_env", "equinox"}
 IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess", "time", "queue"}
 # Heavy packages, and the only files that may import them.
 HEAVY = {
+    "brax": r"rlstack/jax_envs/from_brax\.py",
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"(programs/launchers/launchpad/\w+|rlstack/rpc/courier)\.py",
@@ -38,6 +39,7 @@ HEAVY = {
     "equinox": r"rlstack/networks/adapters\.py",
     "flax": r"(?!)",
     "gymnax": r"rlstack/jax_envs/from_gymnax\.py",
+    "optuna": r"programs/sweeps/study\.py",
     "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
     "tensorflow": r"(?!)",
@@ -201,6 +203,7 @@ def test_envpool_and_the_services_are_imported_lazily():
         for module in ([node.module] if isinstance(node, ast.ImportFrom) else _aliases(node))
         if module.split(".")[0]
         in (
+            "brax",
             "envpool",
             "reverb",
             "courier",
@@ -209,6 +212,7 @@ def test_envpool_and_the_services_are_imported_lazily():
             "tensorflow",
             "orbax",
             "tensorboardX",
+            "optuna",
             "ray",
         )
     ]

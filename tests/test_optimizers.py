@@ -242,3 +242,24 @@ def test_an_agent_names_its_components():
         require_component(DQNConfig, "critics")
     with pytest.raises(ValueError, match="RandomConfig: the agent has no components"):
         require_component(RandomConfig, "torso")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in catalogue.optimizers() if catalogue.takes_schedule(name)]
+)
+def test_the_learning_rates_of_a_step_are_logged(name):
+    falling = OptimizerConfig(name, learning_rate=0.1, anneal_steps=4)
+    optimizer = component_optimizer(falling, {("policy_head", "value_head"): SGD}, 0.5)
+    params = {"torso/linear": {"w": jnp.ones((2, 2))}, "policy_head": {"w": jnp.ones((2, 2))}}
+    opt_state = optimizer.init(params)
+    for rate in (0.1, 0.075, 0.05):
+        params, opt_state, logs = optimizer_step(optimizer, params, opt_state, params)
+        assert logs.keys() == {"learning_rate", "learning_rate/policy_head"}
+        np.testing.assert_allclose(logs["learning_rate"], rate, rtol=1e-6)
+        np.testing.assert_allclose(logs["learning_rate/policy_head"], 0.1, rtol=1e-6)
+
+
+def test_an_optimizer_of_optax_has_no_learning_rate_to_log():
+    optimizer = optax.sgd(0.1)
+    *_, logs = optimizer_step(optimizer, PARAMS, optimizer.init(PARAMS), PARAMS)
+    assert logs == {}

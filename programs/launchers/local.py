@@ -30,12 +30,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from setproctitle import setproctitle
-
 from programs import timing
 from programs.launchers import compiled, node_process, signs
 from programs.launchers.forks import Forked
 from programs.nodes import supervisor
+from programs.titles import set_title
 
 _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
 
@@ -97,7 +96,7 @@ def begin() -> TextIO:
     signal.signal(signal.SIGTERM, _leave)
     supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
     os.environ[supervisor.PARENT] = str(os.getpid())
-    setproctitle(signs.title("launcher", sys.argv[1]))
+    set_title(signs.title("launcher", sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

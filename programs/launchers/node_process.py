@@ -16,10 +16,9 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from setproctitle import setproctitle
-
 from programs.launchers import signs
 from programs.nodes import supervisor
+from programs.titles import set_title
 from programs.tracking import signals
 
 
@@ -31,7 +30,7 @@ def run(name: str, run_dir: str, program: bytes) -> None:
       run_dir: for the title of the process.
       program: the `programs.launchers.wiring.Program`, pickled.
     """
-    setproctitle(signs.title(name, run_dir))
+    set_title(signs.title(name, run_dir))
     signals.give_handlers_a_stack()
     signs.give()
     stop = threading.Event()

@@ -64,7 +64,7 @@ def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
         run_dir=str(setup.directory.path),
         record=str(setup.directory.failures),
         log=str(setup.directory.node_logs / node.group / str(index)),
-        variables=environment(node.group),
+        variables=environment(node.group, setup.experiment),
         niceness=getattr(node.cls, "niceness", 0),
         grace=grace_of(node),
         silence=cfg.silence_seconds,

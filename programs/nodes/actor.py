@@ -13,6 +13,7 @@ import numpy as np
 
 from programs import timing
 from programs.components.agent import make_agent
+from programs.components.devices import actor_device
 from programs.components.environments import Pool, make_env
 from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay, ReplayWriter
@@ -183,7 +184,9 @@ class ActorNode:
         key = acting_key(experiment.seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))
         cfg, num_envs = experiment.inferencer, len(ids_here)
-        return Inferencer(cfg, self._agent, params, num_envs, key, ids_here), has_newer, close
+        device = actor_device(experiment, self._rank)
+        inferencer = Inferencer(cfg, self._agent, params, num_envs, key, ids_here, device)
+        return inferencer, has_newer, close
 
     def _service_has_newer(self, version: int, seconds: float) -> bool:
         assert self._service is not None

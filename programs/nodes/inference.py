@@ -9,6 +9,7 @@ import numpy as np
 
 from programs import timing
 from programs.components.agent import make_agent
+from programs.components.devices import service_device
 from programs.components.seeds import acting_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
@@ -62,7 +63,8 @@ class InferenceNode:
         if program.pacing == "lock_step" and not experiment.env.wait_num and waits_for_all:
             # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
-        inferencer = Inferencer(cfg, agent, self._params, len(ids), key, ids)
+        device = service_device(experiment, index)
+        inferencer = Inferencer(cfg, agent, self._params, len(ids), key, ids, device)
         self._service = InferenceService(cfg, inferencer)
         self._program.gauges = self._service.stats
 

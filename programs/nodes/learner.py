@@ -22,6 +22,7 @@ from programs.nodes.lock_step import LockStepBarrier
 from programs.nodes.replay import program_replay
 from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
+from rlstack.acting.on_host import OnHost
 from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
@@ -62,7 +63,10 @@ class LearnerNode:
         if setup.restored is not None:
             with self._program.phase(f"restoring {setup.restored.name}"):
                 self._load(setup.restored)
-        self._publisher = ParamsPublisher(self._learner, codec.encode)
+        on_host = OnHost()
+        self._publisher = ParamsPublisher(
+            self._learner, lambda params: codec.encode(on_host(params))
+        )
         self._updated = threading.Condition()  # notified after each update
         self._first_update = contextlib.ExitStack()  # ends the line that explains the wait for it
         cfg = experiment.replay
@@ -204,7 +208,8 @@ class LearnerNode:
         # Not in lock-step while actors write: reading would decide the order of the items.
         if self._setup.experiment.program.pacing != "lock_step":
             self._read_replay_stats()
-        return {**self._replay_gauges, **self._publisher.stats()}
+        waits = {f"learner/{name}": value for name, value in self._learner.stats().items()}
+        return {**self._replay_gauges, **self._publisher.stats(), **waits}
 
     def _read_replay_stats(self) -> None:
         with contextlib.suppress(ReplayTimeoutError, ReplayClosedError):  # a server that has ended

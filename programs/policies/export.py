@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ from programs.policies.greedy import (
     without_unused,
 )
 from programs.policies.policy import Policy, load
+from rlstack.storage import files
 from rlstack.types import EnvSpec
 
 Format = Literal["npz", "stablehlo", "onnx"]
@@ -86,15 +87,17 @@ def export(
         named = jax.tree_util.tree_leaves_with_path(policy.params)
         arrays = {path_name(place): np.asarray(leaf) for place, leaf in named}
         description["params"] = {k: [str(v.dtype), list(v.shape)] for k, v in arrays.items()}
-        _write(path, lambda partial: _save_npz(partial, arrays))
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        content = buffer.getvalue()
     else:
         function = greedy_function(policy)
         content, batch = _converted(policy, function, format)
         description |= _ports(function, batch)
-        _write(path, lambda partial: partial.write_bytes(content))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, content)
     beside = path.with_name(f"{path.name}.json")
-    text = json.dumps(description, indent=2) + "\n"
-    _write(beside, lambda partial: partial.write_text(text))
+    files.write(beside, json.dumps(description, indent=2) + "\n")
     return Exported(path, beside, batch)
 
 
@@ -315,20 +318,3 @@ def _random(rng: np.random.Generator, spec: specs.Array, rows: int) -> np.ndarra
     if np.issubdtype(dtype, np.integer):
         return np.floor(rng.uniform(low, high + 1, shape)).astype(dtype)
     return rng.uniform(low, np.minimum(high, low + 6), shape).astype(dtype)
-
-
-def _save_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with open(path, "wb") as file:
-        np.savez(file, **arrays)
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()

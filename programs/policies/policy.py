@@ -17,7 +17,9 @@ from programs.components.environments import environment_spec
 from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
 from programs.experiment import Experiment
+from programs.policy_sets.members import of_one
 from programs.tracking.run_dir import RunDir
+from rlstack.acting.inferencer import acting_options
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.distributions import Categorical, Joint, MultiCategorical
@@ -90,8 +92,11 @@ class Policy:
         self._state: AgentState = ()
         self._first = np.zeros(0, bool)  # the rows whose next step begins an episode; [] at first
         has_values = issubclass(AGENTS[type(experiment.agent)].agent, TargetNetworkAgent)
-        self._act = jax.jit(functools.partial(_act, self.agent))
-        self._predict = jax.jit(functools.partial(_predict, self.agent, has_values))
+        options = acting_options(self.agent)
+        self._act = jax.jit(functools.partial(_act, self.agent), compiler_options=options)
+        self._predict = jax.jit(
+            functools.partial(_predict, self.agent, has_values), compiler_options=options
+        )
 
     def act(self, observation: PyTree, reward: Array | float = 0.0) -> PyTree:
         """Returns the action for one observation, or the actions for a batch of them.
@@ -217,6 +222,7 @@ def load(
     greedy: bool = True,
     seed: int = 0,
     spec: EnvSpec | None = None,
+    policy: str = "",
 ) -> Policy:
     """Returns the policy of a run, to act in a loop of your own.
 
@@ -227,19 +233,20 @@ def load(
       seed: of the random actions.
       spec: of the environments. By default one environment of the run is made to read it, and
         closed.
+      policy: which of the policies that learned, if the run trained several.
 
     Raises:
       ValueError: there is no run or no checkpoint, or it was trained on another spec.
     """
     directory = RunDir.open(run_dir)
-    experiment = read_config(directory)
+    experiment = of_one(read_config(directory, several=True), policy, directory.path)
     path = chosen_checkpoint(directory, experiment, params)
     if spec is None:
         spec = environment_spec(experiment)
     return Policy(
         experiment,
         spec,
-        read_params(path, experiment, spec),
+        read_params(path, experiment, spec, policy=policy),
         greedy=greedy,
         seed=seed,
         env_frames=int(checkpoint.read_metadata(path)["env_frames"]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from rlstack.storage import files
 
 _CODECS = {".mp4": "libx264", ".webm": "libvpx-vp9"}
 _SUFFIXES = (".gif", *_CODECS)
@@ -56,17 +57,13 @@ def open_video(path: Path, fps: float) -> Any:
       ValueError: as `check_video`.
     """
     check_video(path)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix.lower()}")
-    video: Video = _Gif(partial, fps) if partial.suffix == ".gif" else _Encoded(partial, fps)
-    try:
+    with files.replacing(path) as partial:
+        made = _Gif if path.suffix.lower() == ".gif" else _Encoded
+        video: Video = made(partial, fps)
         try:
             yield video
         finally:
             video.close()
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 class _Gif:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 
 from programs.components.replay import ReverbReplay, SharedMemory
+from programs.experiment import Experiment
 from programs.graph import Graph, Handle
 from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup
@@ -96,11 +97,21 @@ def graph_of(setup: Setup) -> Graph:
     return _TOPOLOGIES[setup.experiment.topology](setup)
 
 
-def environment(group: str) -> dict[str, str]:
+def environment(group: str, experiment: Experiment | None = None) -> dict[str, str]:
     """Returns the environment variables of the processes of a group of nodes.
 
-    On a machine with an accelerator, the learner and the inference services use it.
+    On a machine with an accelerator, the learner and the inference services use it, and actors too
+    if the config names devices for them. JAX takes most of the memory of all devices that a process
+    sees, so only a learner that shares none may do so.
+
+    Args:
+      group: of nodes.
+      experiment: that runs; None where a process sees only the devices that are its own.
     """
-    if group in _CPU_GROUPS:
+    acting = () if experiment is None else experiment.inferencer.devices
+    names_devices = experiment is not None and bool(acting or experiment.service.devices)
+    acts_there = bool(acting) and experiment is not None and experiment.topology == "heavy_env"
+    if group in _CPU_GROUPS and not (group == "actor" and acts_there):
         return {"JAX_PLATFORMS": "cpu"}
-    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if group == "inferencer" else {}
+    shares = group != "learner" or names_devices
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shares else {}

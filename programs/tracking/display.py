@@ -29,7 +29,7 @@ _MAX_SHOWN = 8  # returns and losses
 
 
 class ProgressDisplay:
-    """A logger that shows frames, frames/s, time left, episode returns and losses.
+    """A logger that shows frames, frames/s, times, episode returns and losses.
 
     On a terminal it draws one display that updates in place; other output appears above it.
     Elsewhere it prints a line at most every `line_period` seconds. `close` restores the terminal;
@@ -77,7 +77,8 @@ class ProgressDisplay:
         self._logs: dict[str, Scalar] = {}
         self._nodes: Mapping[str, NodeState] = {}
         self._activity = ""
-        self._history: deque[tuple[float, int]] = deque([(clock(), start_frames)])
+        self._began = clock()
+        self._history: deque[tuple[float, int]] = deque([(self._began, start_frames)])
         self._shown_at: float | None = None
         self._pending = False
         self._live: Live | None = None
@@ -171,7 +172,7 @@ class ProgressDisplay:
             f"frames {self._frames:,}/{self._total:,} ({self._fraction():.0%})",
             f"{self.frames_per_second():,.0f} frames/s",
             *(f"{name} {_number(value)}" for name, value in self._shown_logs()),
-            f"{self._time_left()} left",
+            f"{self._elapsed()} elapsed, {self._time_left()} left",
             *([self._activity] if self._activity else []),
             *self._problems(),
         ]
@@ -211,9 +212,10 @@ class ProgressDisplay:
         head = Table.grid(padding=(0, 2))
         head.add_row(
             ProgressBar(total=self._total, completed=min(self._frames, self._total), width=30),
+            f"{self._fraction():.0%}",
             f"{self._frames:,}/{self._total:,} frames",
             f"{self.frames_per_second():,.0f} frames/s",
-            f"{self._time_left()} left",
+            f"{self._elapsed()} elapsed, {self._time_left()} left",
         )
         if self._activity:
             head.add_row("", self._activity)
@@ -228,8 +230,7 @@ class ProgressDisplay:
         columns = list(dict.fromkeys(name for node in self._nodes.values() for name in node))
         table = Table("node", *columns, box=None, padding=(0, 2, 0, 0))
         for name, node in self._nodes.items():
-            cells = (node.get(column, "") for column in columns)
-            table.add_row(name, *(c if isinstance(c, str) else _number(c) for c in cells))
+            table.add_row(name, *(_cell(column, node.get(column, "")) for column in columns))
         return table
 
     def _problems(self) -> list[str]:
@@ -249,9 +250,10 @@ class ProgressDisplay:
             return "0:00"
         if rate <= 0:
             return "?"
-        minutes, seconds = divmod(round(left / rate), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        return _duration(left / rate)
+
+    def _elapsed(self) -> str:
+        return _duration(self._clock() - self._began)
 
     def _shown_logs(self) -> list[tuple[str, Scalar]]:
         """Returns the logs to show: episode returns first, then losses."""
@@ -261,6 +263,16 @@ class ProgressDisplay:
         ]
         names = list(dict.fromkeys(name for group in order for name in group))
         return [(name, self._logs[name]) for name in names[:_MAX_SHOWN]]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _cell(column: str, value: float | str) -> str:
+    return str(value) if column == "pid" or isinstance(value, str) else _number(value)
 
 
 def _number(value: Scalar) -> str:

@@ -17,7 +17,9 @@ _FILE = "update.pkl"
 class Counting(Protocol):
     """What makes updates."""
 
-    version: int  # number of updates
+    @property
+    def version(self) -> int:
+        """The number of updates."""
 
 
 @contextlib.contextmanager

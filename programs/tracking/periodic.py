@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,10 +18,11 @@ from programs.experiment import Experiment
 from programs.tracking.endings import StopRules, spent_budget
 from programs.tracking.progress import Progress
 from programs.tracking.result import Result, git_commit
-from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent
+from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)
+_FRAMES, _UPDATES = "actor/frames_per_second", "learner/updates_per_second"
 
 
 class PeriodicActions:
@@ -69,7 +71,8 @@ class PeriodicActions:
         start_frames = start.env_frames
         self._start_time = time.monotonic()
         self._end_time: float | None = None
-        self._last_log = (start_frames, self._start_time)
+        first = {_FRAMES: start_frames, **({} if start_frames else {_UPDATES: 0.0})}
+        self._last_log: tuple[float, dict[str, float]] = (self._start_time, first)
         self._saved_frames = start_frames
         self._next_log = _next_multiple(start_frames, experiment.log_period)
         self._next_checkpoint = _next_multiple(start_frames, experiment.checkpoint_period)
@@ -132,13 +135,26 @@ class PeriodicActions:
         """Ends training: writes the last logs and, unless it exists, the last checkpoint."""
         self._end_time = time.monotonic()
         # A learner may report its last updates after the logs of the last frames were written.
-        if frames > self._last_log[0] or self._averages:
+        if frames > self._last_log[1][_FRAMES] or self._averages:
             self._write(frames, counters)
         if frames != self._saved_frames:
             self._save(frames)
 
-    def result(self, evaluation: Evaluation, env_frames: int, learner_steps: int) -> Result:
-        """Returns the result of the run; call it after `finish`."""
+    def result(
+        self,
+        evaluation: Evaluation,
+        env_frames: int,
+        learner_steps: int,
+        policies: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> Result:
+        """Returns the result of the run; call it after `finish`.
+
+        Args:
+          evaluation: the last one.
+          env_frames: frames so far, of this run and of those that it resumes.
+          learner_steps: updates of the learner, counted likewise; with several the fewest.
+          policies: the counters of each policy, if there are several.
+        """
         experiment, progress = self._experiment, self.progress(env_frames)
         return Result(
             eval_return_mean=float(evaluation.returns.mean()),
@@ -154,6 +170,10 @@ class PeriodicActions:
             git_commit=git_commit(),
             eval_return_by_opponent=by_opponent(evaluation),
             ended_by=self.ended_by(env_frames, learner_steps),
+            policies={
+                name: {**_of_returns(returns), **policies.get(name, {})}
+                for name, returns in by_policy(evaluation).items()
+            },
         )
 
     def progress(self, frames: int) -> Progress:
@@ -167,15 +187,32 @@ class PeriodicActions:
         self._saved_frames = frames
 
     def _write(self, frames: int, counters: Mapping[str, object]) -> None:
-        now = time.monotonic()
-        last_frames, last_time = self._last_log
-        self._last_log = (frames, now)
         self._next_log = _next_multiple(frames, self._experiment.log_period)
-        logs = {**self._averages.flush(), **counters}
-        if frames > last_frames:
-            logs["actor/frames_per_second"] = (frames - last_frames) / max(now - last_time, 1e-9)
+        logs = {**self._averages.flush(), **counters, **self._rates(frames, counters)}
         self._logger.write(frames, logs)
         self._rules.see(frames, logs)
+
+    def _rates(self, frames: int, counters: Mapping[str, object]) -> dict[str, float]:
+        """Returns the frames and updates per second since the last line, of those that there were.
+
+        A resumed run has no updates per second in its first line, where the last are not known.
+        """
+        then, last = self._last_log
+        now, totals = time.monotonic(), {_FRAMES: float(frames)}
+        if isinstance(updates := counters.get("learner/steps"), int | float):
+            totals[_UPDATES] = updates
+        self._last_log = (now, totals)
+        seconds = max(now - then, 1e-9)
+        rates = {name: (totals[name] - last[name]) / seconds for name in totals if name in last}
+        return {name: rate for name, rate in rates.items() if rate > 0}
+
+
+def _of_returns(returns: np.ndarray) -> dict[str, float]:
+    return {
+        "eval_return_mean": float(returns.mean()),
+        "eval_return_std": float(returns.std()),
+        "eval_episodes": len(returns),
+    }
 
 
 class _Averages:

@@ -31,6 +31,8 @@ class Result(NamedTuple):
     git_commit: str
     eval_return_by_opponent: Mapping[str, float] = MappingProxyType({})  # empty without opponents
     ended_by: str = "frames"  # the budget that was spent, or what a stop rule says
+    # The evaluation, env_frames and learner_steps of each policy that learns; empty for one policy.
+    policies: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
 
 def read_result(directory: RunDir) -> Result | None:

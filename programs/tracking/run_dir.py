@@ -28,8 +28,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from programs.tracking.run_lock import Claim, ClaimLostError, RunLock
+from rlstack.storage import files
 from rlstack.storage.loggers import to_json
 
 
@@ -222,15 +224,9 @@ class RunDir:
         self._write(self.result, json.dumps(to_json(result), indent=2, allow_nan=False) + "\n")
 
     def _write(self, path: Path, text: str) -> None:
-        """Writes a text file under a temporary name, flushes it to disk and renames it."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        """Writes a text file, which survives a loss of power."""
         try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            self.check_claim()
-            os.replace(partial, path)
+            files.write(path, text, to_disk=True, check=self.check_claim)
         except ClaimLostError:
             raise
         except OSError as error:
@@ -239,9 +235,17 @@ class RunDir:
                 f"{path} could not be written: {error.strerror}. Free space there (df) or make it "
                 "writable, or choose another --run-dir",
             ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+
+
+def option_values(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the entries of a config as JSON by their names as options, such as agent.discount."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            found |= option_values(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
 
 
 def new_directory(root: Path, name: str) -> Path:

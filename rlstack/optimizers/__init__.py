@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlstack.optimizers.components import (
+    ComponentOptimizer,
     Components,
     component_fields,
     component_optimizer,
@@ -12,6 +13,7 @@ from rlstack.optimizers.components import (
 from rlstack.optimizers.config import OptimizerConfig, make_optimizer
 
 __all__ = [
+    "ComponentOptimizer",
     "Components",
     "OptimizerConfig",
     "component_fields",

@@ -4,18 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from rlstack.optimizers.config import OptimizerConfig, make_optimizer
+from rlstack.optimizers.config import OptimizerConfig, learning_rate, make_optimizer
 from rlstack.stateful_params import weights_of, with_weights
 from rlstack.types import Logs, Params, PyTree
 
 _SUFFIX = "_optimizer"
 
 Components = Mapping[tuple[str, ...], OptimizerConfig | None]
+
+
+class ComponentOptimizer(optax.GradientTransformation):
+    """A gradient transformation that knows its learning rates.
+
+    Attributes:
+      rates: the learning rate of each component, and under "" that of all others: a number, or a
+        function of the number of steps made.
+    """
+
+    rates: Mapping[str, float | optax.Schedule]
+
+    def __new__(
+        cls,
+        init: Callable[[Params], optax.OptState],
+        update: Callable[..., Any],
+        rates: Mapping[str, float | optax.Schedule],
+    ) -> ComponentOptimizer:
+        """Makes an optimizer of these functions of optax."""
+        made = super().__new__(cls, init, update)
+        made.rates = rates
+        return made
+
+    def learning_rates(self, opt_state: optax.OptState) -> Logs:
+        """Returns the learning rates of the next step, by the name of their log.
+
+        A component whose optimizer counts no steps has a log only if its rate is constant.
+        """
+        counts = optax.tree_utils.tree_get_all_with_path(opt_state, "count")
+        logs: Logs = {}
+        for component, rate in self.rates.items():
+            name = f"learning_rate/{component}" if component else "learning_rate"
+            if not callable(rate):
+                logs[name] = jnp.asarray(rate, jnp.float32)
+            elif counts:  # all of them are equal, because every step takes all components
+                logs[name] = jnp.asarray(rate(counts[0][1]), jnp.float32)
+        return logs
 
 
 def optimizer_step(
@@ -26,18 +65,21 @@ def optimizer_step(
 ) -> tuple[Params, optax.OptState, Logs]:
     """Applies gradients to params; returns the same as `rlstack.agent.Agent.apply_gradients`.
 
-    The optimizer sees only the weights; states of networks stay as they are.
+    The optimizer sees only the weights; states of networks stay as they are. The logs are the
+    learning rates of this step, if the optimizer is a `component_optimizer`.
     """
+    known = isinstance(optimizer, ComponentOptimizer)
+    logs = optimizer.learning_rates(opt_state) if known else {}
     weights = weights_of(params)
     updates, opt_state = optimizer.update(grads, opt_state, weights)
-    return with_weights(params, optax.apply_updates(weights, updates)), opt_state, {}
+    return with_weights(params, optax.apply_updates(weights, updates)), opt_state, logs
 
 
 def component_optimizer(
     default: OptimizerConfig,
     components: Components,
     max_grad_norm: float,
-) -> optax.GradientTransformation:
+) -> ComponentOptimizer:
     """Clips all gradients by their global norm, then gives each component its own optimizer.
 
     Its ``init`` takes params; of networks with state it takes only the weights.
@@ -65,8 +107,10 @@ def component_optimizer(
         )
     if max_grad_norm:
         optimizer = optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+    rates = {"": learning_rate(default)}
+    rates |= {names[0]: learning_rate(cfg) for names, cfg in own.items()}
     first = optimizer.init
-    return optimizer._replace(init=lambda params: first(weights_of(params)))
+    return ComponentOptimizer(lambda params: first(weights_of(params)), optimizer.update, rates)
 
 
 def component_fields(config: type) -> tuple[str, ...]:

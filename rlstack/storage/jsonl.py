@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstack.storage import files
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,16 +82,7 @@ def move_lines(path: Path, target: Path, which: Callable[[Mapping[str, Any]], bo
         file.write(_text(moved))
         file.flush()
         os.fsync(file.fileno())
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "wb") as file:
-            file.write(_text([line for line in lines if not which(line)]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+    files.write(path, _text([line for line in lines if not which(line)]), to_disk=True)
     return len(moved)
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -167,6 +167,7 @@ class TensorBoardLogger:
         )
         events = self._writer.file_writer.event_writer
         self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
+        self._file = self._thread._record_writer = _EventFile(self._thread._record_writer)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds one point to each scalar.
@@ -179,12 +180,13 @@ class TensorBoardLogger:
         if self._writer is None:
             raise ValueError("TensorBoardLogger.write: the logger must be open; it was closed.")
         if not self._thread.is_alive():
+            error = self._file.error or OSError(errno.EIO, "Events could not be written")
             raise OSError(
-                errno.EIO,
-                "events could not be written; free space there and go on from the last checkpoint "
-                "with --resume. The directory of event files is",
+                error.errno,
+                f"{error.strerror}; free space there and go on from the last checkpoint with "
+                "--resume. The directory of event files is",
                 str(self._directory),
-            )
+            ) from error
         for name, value in logs.items():
             number = float(to_scalar("TensorBoardLogger.write", name, value))
             self._writer.add_scalar(name, number, int(step))
@@ -199,6 +201,30 @@ class TensorBoardLogger:
                 return
             with contextlib.suppress(OSError):
                 writer.close()
+
+
+class _EventFile:
+    """Keeps the error that ended the thread of a `TensorBoardLogger`, which has no caller."""
+
+    def __init__(self, writer: Any):
+        self._writer = writer
+        self.error: OSError | None = None
+
+    def write_event(self, event: Any) -> None:
+        with self._kept():
+            self._writer.write_event(event)
+
+    def flush(self) -> None:
+        with self._kept():
+            self._writer.flush()
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = error
+            raise
 
 
 class InMemoryLogger:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlstack.storage import files
+
 _IDS = "trackers.json"
 _lock = threading.Lock()  # each logger has a thread
 _MAX_PARAM = 500  # characters of a value of the config, the least that MLflow's servers take
@@ -145,9 +147,7 @@ def _ids(run_dir: Path) -> dict[str, str]:
 def _keep(run_dir: Path, ids: Mapping[str, str]) -> None:
     """Adds ids to those of the run; other trackers may have added theirs since."""
     with _lock:
-        partial = run_dir / f".{_IDS}.{os.getpid()}"
-        partial.write_text(json.dumps({**_ids(run_dir), **ids}))
-        os.replace(partial, run_dir / _IDS)
+        files.write(run_dir / _IDS, json.dumps({**_ids(run_dir), **ids}))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

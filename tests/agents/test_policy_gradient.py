@@ -16,7 +16,7 @@ from agents.a2c import A2C, A2CConfig
 from agents.impala import Impala, ImpalaConfig
 from agents.reinforce import Reinforce, ReinforceConfig
 from rlstack.exploration import Sample
-from rlstack.families.policy_gradient import PolicyGradientOutput
+from rlstack.families.policy_gradient import PolicyGradientOutput, explained_variance
 from rlstack.networks import ActorCriticOutput, Network
 from rlstack.types import Batch, TimeStep, Trajectory
 from tests.agent_cases import (
@@ -362,3 +362,16 @@ def test_the_learner_unrolls_from_the_stored_state(name):
     assert np.abs(other.log_rhos[0]).max() > 1e-3
     # Column 2 begins an episode inside the unroll, with a reset state.
     assert_close(other.value[3:, 2], said.value[3:, 2], atol=1e-6)
+
+
+def test_explained_variance_is_the_share_of_the_targets_variance():
+    targets, mask = jnp.array([[1.0, 2.0], [3.0, 100.0]]), jnp.array([[True, True], [True, False]])
+
+    def explained(values):
+        return float(explained_variance(jnp.asarray(values), targets, mask))
+
+    assert explained(targets + 5.0) == pytest.approx(1.0)  # a constant error explains all
+    assert explained(jnp.full((2, 2), 7.0)) == pytest.approx(0.0)
+    assert explained(-targets) == pytest.approx(-3.0)  # Var(2 x targets) = 4 Var(targets)
+    still = jnp.ones((2, 2))
+    assert float(explained_variance(targets, still, mask)) == 0.0

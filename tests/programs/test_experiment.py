@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 
@@ -81,3 +82,12 @@ def test_a_policy_factory_chooses_the_actions_of_training_alone():
     with make_env(experiment.env, 0) as env:
         assert type(make_agent(experiment, env.spec).policy).__name__ == "Sample"
         assert type(make_agent(experiment, env.spec, greedy=True).policy).__name__ == "Greedy"
+
+
+def test_a_config_with_a_number_of_devices_names_the_first_ones():
+    experiment = preset("cartpole-ppo")
+    for count, devices in ((1, ()), (2, (0, 1))):
+        tree = json.loads(to_json(experiment))
+        del tree["learner"]["devices"]
+        tree["learner"]["num_devices"] = count
+        assert from_json(json.dumps(tree)).learner.devices == devices

@@ -132,7 +132,7 @@ def test_a_disk_that_cannot_be_written_ends_training(disk, topology, fault):
     else:
         disk.protect(disk.folder / "run" / "checkpoints")
     last = check_end(process, disk, run)
-    assert "No space left" in last if fault == "full" else "Read-only" in last
+    assert ("No space left" if fault == "full" else "Read-only") in last, last
     assert before.exists() or checkpoint.paths(run / "checkpoints")[0] > before
     if fault == "full":  # and the run goes on when there is room
         (disk.seen / "filler").unlink()

@@ -45,7 +45,7 @@ def commands_of(setup: Setup) -> tuple[list[dict[str, Any]], str]:
     program, coordinator = build(graph_of(setup), setup)
     for label, nodes in program.groups.items():
         for node in nodes:
-            process = PythonProcess(env=environment(label))
+            process = PythonProcess(env=environment(label, setup.experiment))
             node._initialize_context(context.LaunchType.LOCAL_MULTI_PROCESSING, process)
     for label, nodes in program.groups.items():
         for node in nodes:

@@ -10,15 +10,14 @@ import os
 import runpy
 import sys
 
-from setproctitle import setproctitle
-
 from programs.launchers import signs
+from programs.titles import set_title
 from programs.tracking import signals
 
 
 def main() -> None:
     """Runs the script of the command line as Python would."""
-    setproctitle(sys.argv[1])
+    set_title(sys.argv[1])
     signals.give_handlers_a_stack()
     signs.give()
     sys.argv = sys.argv[2:]

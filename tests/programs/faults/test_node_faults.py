@@ -114,4 +114,5 @@ def go_on(program, run_dir, target, fault):
         failures = [f for f in program.failures() if f["node"] == target]
         assert failures, program.stderr
         assert all(f["restarts"] for f in failures)
-        assert f"{target}: " in program.stderr  # the line on the restart
+        # The line on the restart comes when the command next looks at the record of failures.
+        program.wait_for(lambda: f"{target}: " in program.stderr, "a line on the restart", 30)

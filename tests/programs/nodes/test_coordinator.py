@@ -180,6 +180,7 @@ def test_the_learners_last_updates_are_logged_though_no_frames_came_since(desk):
     assert desk.logged("learner/loss") == [3.0]
     assert desk.logged("learner/steps") == [1, 3]
     assert len(desk.logged("actor/frames_per_second")) == 1
+    assert len(desk.logged("learner/updates_per_second")) == 2
 
 
 def test_logs_and_gauges_are_averaged_over_nodes(desk):

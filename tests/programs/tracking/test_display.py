@@ -32,7 +32,7 @@ def test_plain_lines_show_progress_speed_returns_losses_and_time_left():
     )
     assert stream.getvalue() == (
         "frames 2,000/10,000 (20%) | 1,000 frames/s | actor/episode_return 21.5 | "
-        "learner/loss 0.1235 | 0:08 left\n"
+        "learner/loss 0.1235 | 0:02 elapsed, 0:08 left\n"
     )
 
 
@@ -48,7 +48,7 @@ def test_plain_lines_come_once_a_period_and_at_the_end():
     assert len(lines) == 4  # 11 s: at 0, 5 and 10, and at the end
     assert lines[-1].startswith("frames 1,000/1,000 (100%)")
     assert "return 1,000" in lines[-1]
-    assert lines[-1].endswith("0:00 left")
+    assert lines[-1].endswith("0:11 elapsed, 0:00 left")
 
 
 def test_an_activity_is_shown_when_it_begins_and_once_a_period():
@@ -93,6 +93,15 @@ def test_speed_is_measured_over_the_last_seconds():
         frames += 10 if second < 50 else 1_000
         display.write(frames, {})
     assert display.frames_per_second() == pytest.approx(1_000.0)
+
+
+def test_process_ids_have_no_separators():
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    with ProgressDisplay(10, stream) as display:
+        display.write_nodes({"actor/0": {"state": "up", "pid": 123456, "frames/s": 1234.5}})
+        display.write(1, {})
+    assert "123456" in stream.getvalue() and "1234" in stream.getvalue()
 
 
 def test_bad_arguments():

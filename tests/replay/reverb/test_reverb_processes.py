@@ -123,6 +123,8 @@ def test_a_writer_that_is_killed_leaves_whole_items(processes):
     buffer.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_server_that_is_killed_is_named_and_found_again(processes, tmp_path):
     fields = {"sampler": "prioritized", "max_size": 40, "timeout_seconds": 1.0, "batch_size": 2}
     server, address = processes.serve(fields, 2, None, str(tmp_path))

@@ -1,0 +1,54 @@
+"""Files that have their name only once they are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path to write to, in the same folder; its file then replaces the one at `path`.
+
+    After an error in the block the old file stays. Several processes may write the same file.
+
+    Raises:
+      OSError: the file cannot be renamed.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def write(
+    path: Path,
+    content: str | bytes,
+    *,
+    to_disk: bool = False,
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Writes a file.
+
+    Args:
+      path: of the file, which is replaced.
+      content: of the file; text is encoded in UTF-8.
+      to_disk: whether to wait until the content is on the disk, to survive a loss of power.
+      check: called just before the old file is replaced, which an error prevents.
+
+    Raises:
+      OSError: the file cannot be written; the old one stays.
+    """
+    with replacing(path) as partial:
+        with open(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if to_disk:
+                file.flush()
+                os.fsync(file.fileno())
+        if check is not None:
+            check()
