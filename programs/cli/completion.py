@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -88,11 +89,18 @@ def option_names(experiment: Experiment) -> list[str]:
 
 
 def _names(config: Any, prefix: str = "") -> Iterator[str]:
+    types = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         name, value = prefix + field.name.replace("_", "-"), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             yield from _names(value, f"{name}.")
         elif isinstance(value, dict) and value:
-            yield from (f"{name}.{key}".replace("_", "-") for key in value)
-        else:
+            for key, entry in value.items():
+                inner = f"{name}.{key}".replace("_", "-")
+                if dataclasses.is_dataclass(entry):
+                    yield from _names(entry, f"{inner}.")
+                else:
+                    yield inner
+        elif value or not any(map(dataclasses.is_dataclass, typing.get_args(types[field.name]))):
+            # The parser makes no options of a config that is None, or of no configs by name.
             yield name

@@ -51,7 +51,9 @@ def test_an_unknown_group_is_one_line(capsys):
     assert "there is no group of options 'agnet'; did you mean 'agent'?" in line
 
 
-@pytest.mark.parametrize("name", ["cartpole-ppo", "pendulum-sac", "entity-multi-snake-ppo"])
+@pytest.mark.parametrize(
+    "name", ["cartpole-ppo", "pendulum-sac", "entity-multi-snake-ppo", "supply-chain-policies"]
+)
 def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
     groups = help.parse(text)

@@ -53,7 +53,7 @@ def test_the_best_params_are_kept_and_used(run_dir, capsys):
     assert main("eval", [str(run_dir), "--params", "best"]) == 0
     assert json.loads(capsys.readouterr().out)["eval_return_mean"] == told["eval_return_mean"]
     # An opponent may be the best checkpoint.
-    assert opponents._checkpoint(run_dir / "checkpoints" / "best", "opponents") == path
+    assert opponents.checkpoint_of(run_dir / "checkpoints" / "best", "opponents") == path
     assert opponents._names((str(run_dir / "checkpoints" / "best"),)) == [
         f"run@{told['env_frames']}"
     ]
