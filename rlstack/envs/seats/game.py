@@ -88,7 +88,7 @@ class Seats:
         key = (id(self.game), repr(sorted(options.items())))
         reference = _OPEN.tables.pop(key, None)
         table = None if reference is None else reference()
-        if table is None or table.is_full or seed in table.seeds:
+        if table is None or not table.waits_for(seed):
             seeded = "seed" in inspect.signature(self.game).parameters
             made = self.game(**options, seed=seed) if seeded else self.game(**options)
             table = _Table(made, self.name)
@@ -127,6 +127,14 @@ class _Table:
     @property
     def is_full(self) -> bool:
         return len(self.seeds) >= len(self.game.seats)
+
+    def waits_for(self, seed: int) -> bool:
+        """Returns whether the next environment of a pool, with this seed, is a seat of this game.
+
+        It is not if the game's own pool is closed, such as one that was made to read the specs:
+        the garbage collector may free such a game late.
+        """
+        return not (self._closed or self.is_full or seed in self.seeds)
 
     def announce(self, seat: int, action: Tree | None) -> None:
         """Takes the next action of a seat, None for a new game."""

@@ -6,7 +6,7 @@ import pytest
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.seats.game import Seats
-from tests.envs.seats.echo import EchoSeats, UnequalSeats
+from tests.envs.seats.echo import Echo, EchoSeats, UnequalSeats
 
 pytestmark = pytest.mark.timeout(60)
 NAME = "tests.envs.seats.echo:EchoSeats"
@@ -58,6 +58,15 @@ def test_pools_of_parts_of_games_are_refused():
         pool.send(ids, np.zeros(1, np.int64))
         for _ in range(3):
             pool.recv()
+
+
+def test_seats_never_join_a_game_of_a_pool_that_was_closed():
+    builder = Seats(Echo)
+    closed = builder(seed=0)
+    closed.close()  # and still referred to, as by garbage that was not collected
+    envs = [builder(seed=seed) for seed in (3, 4)]
+    assert [env.seat for env in envs] == [0, 1]
+    assert envs[0].game is envs[1].game is not closed.game
 
 
 def test_a_builder_names_the_seats_and_adds_a_seed():

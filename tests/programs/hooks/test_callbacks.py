@@ -59,10 +59,11 @@ def check(seen, result, directory):
     assert len(seen.checkpoints) >= 2
 
 
-@pytest.mark.parametrize("topology", ["single_process", "heavy_env"])
-def test_callbacks_see_updates_episodes_evaluations_and_checkpoints(topology, tmp_path):
+# Nodes find out what is due a few times in a second, in which they may make thousands of frames.
+@pytest.mark.parametrize(("topology", "frames"), [("single_process", 3000), ("heavy_env", 15_000)])
+def test_callbacks_see_updates_episodes_evaluations_and_checkpoints(topology, frames, tmp_path):
     seen = Recorder()
-    made = experiment(topology)
+    made = experiment(topology, frames)
     result = train.run(made, tmp_path / "run", callbacks=[seen], stream=io.StringIO())
     check(seen, result, tmp_path / "run")
 

@@ -13,7 +13,7 @@ from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run
 
 # Programs in threads handle signals, so the time limit must not need one.
 pytestmark = pytest.mark.timeout(120, method="thread")
-_UPDATES, _RATE = 20, 1e-3
+_UPDATES, _RATE = 60, 1e-3  # so many that a program logs more than one line
 
 
 def of_topology(topology):

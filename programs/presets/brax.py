@@ -1,0 +1,85 @@
+"""Presets of Brax (Freeman et al. 2021, arXiv:2106.13281): its robots, in one program.
+
+The backend is ``spring``, which is the fastest on CPUs. Returns of different backends are not
+comparable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents.ppo import PPOConfig
+from agents.sac import SACConfig
+from programs.experiment import EnvConfig, Experiment
+from programs.presets.registry import on_policy, preset, transitions
+from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.families.normalised import NormalisationConfig
+from rlstack.networks import NetworkConfig
+from rlstack.optimizers import OptimizerConfig
+
+_EVALUATOR = EvaluatorConfig(episodes=32, num_envs=32)
+
+
+def _env(name: str, num_envs: int) -> EnvConfig:
+    return EnvConfig(f"brax/{name}", num_envs=num_envs, type="jax", options={"backend": "spring"})
+
+
+def _ppo(name: str, env: str, frames: int, **changes: Any) -> Experiment:
+    """Returns PPO with the constants of halfcheetah-ppo, and more environments."""
+    return on_policy(
+        name,
+        PPOConfig(entropy_cost=0.0, num_epochs=10, num_minibatches=32, **changes),
+        _env(env, num_envs=64),
+        unroll_length=64,
+        frames=frames,
+        topology="fused",
+        network=NetworkConfig(policy_log_std=-0.5),
+        normalisation=NormalisationConfig(observations=True, rewards="return", reward_clip=10.0),
+        evaluator=_EVALUATOR,
+    )
+
+
+def _sac(name: str, env: str, frames: int) -> Experiment:
+    """Returns SAC with the constants of halfcheetah-sac, and normalised observations."""
+    return Experiment(
+        preset=name,
+        agent=SACConfig(target_rate=0.01, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        env=_env(env, num_envs=16),
+        topology="fused",
+        network=NetworkConfig(hidden_sizes=(256, 256), activation="relu"),
+        normalisation=NormalisationConfig(observations=True),
+        replay=transitions(128, max_size=300_000, min_size=5_000, updates_per_frame=0.25),
+        evaluator=_EVALUATOR,
+        frames=frames,
+        checkpoint_replay=False,
+    )
+
+
+@preset
+def brax_inverted_double_pendulum_ppo(name: str) -> Experiment:
+    """Brax's inverted double pendulum by PPO, in one compiled program."""
+    return _ppo(name, "inverted_double_pendulum", frames=1_000_000)
+
+
+@preset
+def brax_halfcheetah_ppo(name: str) -> Experiment:
+    """Brax's half cheetah by PPO, in one compiled program."""
+    return _ppo(name, "halfcheetah", frames=3_000_000, normalise_advantages=False, value_cost=0.25)
+
+
+@preset
+def brax_ant_ppo(name: str) -> Experiment:
+    """Brax's ant by PPO, in one compiled program."""
+    return _ppo(name, "ant", frames=10_000_000)
+
+
+@preset
+def brax_inverted_double_pendulum_sac(name: str) -> Experiment:
+    """Brax's inverted double pendulum by SAC, in one compiled program."""
+    return _sac(name, "inverted_double_pendulum", frames=200_000)
+
+
+@preset
+def brax_halfcheetah_sac(name: str) -> Experiment:
+    """Brax's half cheetah by SAC, in one compiled program."""
+    return _sac(name, "halfcheetah", frames=300_000)
