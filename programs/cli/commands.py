@@ -134,6 +134,9 @@ class _TrainOptions:
     jobs: int = 1
     """With --seeds or --vary: number of runs at the same time, each in a process of its own. 1
     trains in this process."""
+    profile: str = ""
+    """Updates to measure, such as 20..30: prints where each node spends its time and what limits
+    the speed, and writes traces for Perfetto and TensorBoard to profile/ in the run directory."""
     dry_run: bool = False
     """Check everything and print the config, the nodes, the memory of the replay and the files of
     the run; train and write nothing. `--dry-run` alone means True."""
@@ -183,10 +186,12 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
+    if chosen.profile and (chosen.seeds or vary):
+        raise UsageError("--profile measures a single run: leave out --seeds and --vary")
     if not (chosen.seeds or vary):
         if chosen.jobs != 1:
             raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
-        return _print_result(train.run(chosen.experiment, chosen.run_dir))
+        return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
     from programs.sets import train as sets
 
     values = {option: tuple(found) for option, found in vary.items()}

@@ -23,6 +23,7 @@ from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
 from programs.nodes.replay import program_replay
+from programs.profiling.profile import Profile
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
 from rlstack.acting.inference_client import InferenceClient
@@ -68,6 +69,7 @@ class ActorNode:
         setup.configure_jax(single_thread=True)
         self._agent = make_agent(setup.experiment, setup.spec)
         setup.register_records(self._agent)
+        self._profile = Profile(setup.profiled, setup.directory, f"actor/{rank}")
         self._round = -1  # of lock-step, as the learner counts
 
     def run(self) -> None:
@@ -90,6 +92,8 @@ class ActorNode:
             # In threads, the pool's own warning is on the terminal already.
             shows = experiment.program.launch != "threads"
             program.gauges = _Gauges(program, replay, env, shows=shows)
+            self._profile.time_acting(env, inferencer, replay)
+            replay.on_step = self._profile.observe
             try:
                 with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
                     actor = Actor(env, inferencer, replay, step_processor=processor)
@@ -109,6 +113,7 @@ class ActorNode:
             except (StoppedError, ReplayClosedError):
                 pass  # the learner closes the replay when it ends
             finally:
+                self._profile.close()
                 program.gauges = replay.gauges  # the last report comes after the pool is closed
                 close()
                 writer.close()
@@ -249,6 +254,7 @@ class _WaitingReplay:
         self._all = np.arange(env_ids.start, env_ids.stop, dtype=np.int32)
         self._waited = 0.0
         self._versions: Array | None = None  # of the params that acted last
+        self.on_step: Callable[[int], None] | None = None  # called with this version
         self.gate: RoundGate | None = None
         self.reports: Reports | None = None
         self._reported = False
@@ -279,6 +285,8 @@ class _WaitingReplay:
                     raise StoppedError from None
                 if time.monotonic() > started + self._timeout:
                     raise
+        if self.on_step is not None:
+            self.on_step(int(transition.params_version[0]))
         if self.gate is not None:
             self.gate.added(env_ids, transition)
         elif self.reports is not None:

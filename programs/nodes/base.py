@@ -22,6 +22,7 @@ from programs.components.agent import make_agent
 from programs.experiment import Experiment
 from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
+from programs.profiling.profile import Updates
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import Inference
@@ -54,6 +55,7 @@ class Setup:
     spec: EnvSpec  # of one environment
     restored: Path | None = None  # the checkpoint from which the program starts
     listens: bool = False  # whether the command has callbacks, which read the coordinator's events
+    profiled: Updates | None = None  # that nodes measure
 
     @functools.cached_property
     def step(self) -> Transition:

@@ -13,6 +13,7 @@ from programs.components.devices import service_device
 from programs.components.seeds import acting_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
+from programs.profiling.profile import ACTING, SERVING, Profile
 from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inferencer
@@ -66,6 +67,9 @@ class InferenceNode:
         device = service_device(experiment, index)
         inferencer = Inferencer(cfg, agent, self._params, len(ids), key, ids, device)
         self._service = InferenceService(cfg, inferencer)
+        name = f"inferencer/{index}"
+        self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)
+        self._profile.time(inferencer, inference=ACTING)
         self._program.gauges = self._service.stats
 
     @remote(idempotent=True)
@@ -87,7 +91,9 @@ class InferenceNode:
         """
         own = self._env_ids[rank]
         ids = own if env_ids is None else own[env_ids]
-        return self._service.inference(rank, incarnation, ids, timestep)
+        answer = self._service.inference(rank, incarnation, ids, timestep)
+        self._profile.observe(int(answer.params_version[0]))
+        return answer
 
     @remote(idempotent=True)
     def has_newer_params(self, version: int, seconds: float) -> bool:
@@ -103,5 +109,6 @@ class InferenceNode:
             while self._program.poll().phase != OVER:
                 self._stop.wait(timing.PHASE_POLL)
         finally:
+            self._profile.close()
             self._service.close()
             self._close_params()

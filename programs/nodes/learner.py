@@ -20,6 +20,7 @@ from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, 
 from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
 from programs.nodes.replay import program_replay
+from programs.profiling.profile import DRAWING, LEARNING, Profile
 from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
 from rlstack.acting.on_host import OnHost
@@ -73,6 +74,12 @@ class LearnerNode:
         self._barrier = LockStepBarrier(
             experiment.program.num_actors, cfg.min_actors, cfg.grace_seconds
         )
+        self._profile = Profile(setup.profiled, setup.directory, "learner")
+        self._profile.time(self._learner, step=LEARNING)
+        if experiment.program.pacing == "lock_step":
+            self._profile.time(self._replay, sample=DRAWING)
+        else:
+            self._profile.read(DRAWING, lambda: self._learner.stats()["draw_seconds"])
         self._checkpoints = 0  # due so far
         self._saved_frames = -1
         self._replay_gauges: Mapping[str, Any] = {}
@@ -92,6 +99,7 @@ class LearnerNode:
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Takes the logs of an update, and tells waiting actors of it."""
+        self._profile.observe(step)
         self._program.write(step, logs)
         self._first_update.close()
         with self._updated:
@@ -133,6 +141,7 @@ class LearnerNode:
             while self._poll().phase != OVER:
                 time.sleep(timing.LEARNER_PHASE_POLL)
         finally:
+            self._profile.close()
             self._first_update.close()
             heartbeat.close()
             self._barrier.close()
@@ -197,6 +206,7 @@ class LearnerNode:
     def _update(self, sample: Sample) -> None:
         with saved_on_failure(self._setup.directory, self._learner):
             self._program.log(self._learner.step(sample), "learner/")
+        self._profile.observe(self._learner.version)
         self._first_update.close()
         self._replay.set_params_version(self._learner.version)
 

@@ -101,7 +101,7 @@ class Fused(FusedRun):
             due = min(experiment.frames, periodic.next_due) - self.env_frames
             frames = int(min(due, NO_LIMIT // 2))
             with compiling:
-                report = self._call(Limits(self._pace.iterations, frames, most))
+                report = self.call(Limits(self._pace.iterations, frames, most))
             if not isinstance(compiling, contextlib.nullcontext):
                 compiling = contextlib.nullcontext()
             else:
@@ -109,7 +109,8 @@ class Fused(FusedRun):
             self.log(periodic, report)
             periodic.tick(self.env_frames, self.stats)
 
-    def _call(self, limits: Limits) -> Report:
+    def call(self, limits: Limits) -> Report:
+        """Runs the compiled program until one of the limits."""
         started = time.perf_counter()
         self._state, report = self._run(self._state, limits)
         report = jax.block_until_ready(report)

@@ -11,6 +11,7 @@ from programs.components.replay import announce_replay
 from programs.experiment import Experiment, ProgramConfig
 from programs.nodes.base import Setup
 from programs.nodes.failures import cause, read_failures, release_record, reserve_record
+from programs.profiling.profile import Updates
 from programs.tracking import open_files
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.result import Result, read_result
@@ -27,7 +28,11 @@ class ProgramError(RuntimeError):
 
 
 def run_program(
-    experiment: Experiment, directory: RunDir, start_from: Path | None, display: ProgressDisplay
+    experiment: Experiment,
+    directory: RunDir,
+    start_from: Path | None,
+    display: ProgressDisplay,
+    profiled: Updates | None = None,
 ) -> Result:
     """Runs a topology of several nodes until all of them have ended.
 
@@ -36,6 +41,7 @@ def run_program(
       directory: the run directory.
       start_from: the checkpoint to resume from; None for a new run.
       display: shows the progress of all nodes.
+      profiled: the updates that nodes measure.
 
     Raises:
       ValueError: a package is missing, or the config contradicts itself or the environment.
@@ -45,7 +51,9 @@ def run_program(
     check_packages(experiment)
     # An agent that does not fit, or a replay that is too large, fails here, before any launch.
     listens = display.listener is not None
-    setup = Setup(experiment, directory, environment_spec(experiment), start_from, listens)
+    setup = Setup(
+        experiment, directory, environment_spec(experiment), start_from, listens, profiled
+    )
     announce_replay(experiment, setup.step, display.stream)
     reserve_record(str(directory.failures))
     before = read_result(directory)  # of the run until now, if this command resumes one

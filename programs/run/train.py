@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, TextIO
 import jax
 import jax.numpy as jnp
 
-from programs.callbacks import Callbacks, Events, check_callback
+from programs.callbacks import Callbacks, check_callback
 from programs.components import opponents, xla
 from programs.components.agent import make_agent
-from programs.components.best import BestCheckpoint
 from programs.components.devices import check_devices
 from programs.components.environments import check_opponents, environment_spec
 from programs.components.hooks import check_hooks
@@ -26,9 +25,11 @@ from programs.components.restored import (
 from programs.experiment import Experiment, to_json
 from programs.policy_sets import members
 from programs.policy_sets.loop import SeveralPolicies
+from programs.profiling.profile import Profile, Updates, chosen_updates
+from programs.profiling.summary import summary
+from programs.run.books import Books, Loop
 from programs.run.evaluation import evaluate as evaluate
 from programs.run.fused import Fused
-from programs.run.fused_run import FusedRun
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
@@ -36,21 +37,16 @@ from programs.titles import set_title
 from programs.tracking import failed_update, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.endings import BUDGETS, is_complete
-from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs, resume_point
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
-from rlstack.acting.evaluator import Evaluation
-from rlstack.checks import EnvCrash, EnvError
 from rlstack.references import Hook
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
 
 _log = logging.getLogger(__name__)
-
-Loop = SingleProcess | Offline | Fused | SeveralPolicies
 
 
 def run(
@@ -59,6 +55,7 @@ def run(
     *,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Hook] = (),
+    profile: str = "",
     stream: TextIO | None = None,
 ) -> Result:
     """Trains, evaluates, and writes everything to the run directory.
@@ -68,6 +65,7 @@ def run(
       run_dir: an empty or new directory; by default a new one under ``runs/``.
       callbacks: objects with methods of `programs.callbacks.Callback`, which are called here.
       loggers: further loggers, in addition to those of the experiment.
+      profile: updates to measure, such as ``20..30``; see `programs.profiling.profile`.
       stream: receives the progress display; standard error by default.
 
     Returns:
@@ -83,8 +81,9 @@ def run(
     experiment = dataclasses.replace(experiment, loggers=(*experiment.loggers, *loggers))
     for callback in callbacks:
         check_callback(callback)
+    updates = chosen_updates(profile, experiment)
     with new_run(experiment, run_dir) as opened:
-        return train_opened(opened, stream, callbacks)
+        return train_opened(opened, stream, callbacks, updates)
 
 
 class Opened(NamedTuple):
@@ -202,7 +201,10 @@ def rerun(dump_dir: str | Path) -> Logs:
 
 
 def train_opened(
-    opened: Opened, stream: TextIO | None = None, callbacks: Sequence[Any] = ()
+    opened: Opened,
+    stream: TextIO | None = None,
+    callbacks: Sequence[Any] = (),
+    profiled: Updates | None = None,
 ) -> Result:
     """Runs an experiment, from a checkpoint if one is given, in one process or in several."""
     experiment, directory, start_from, _ = opened
@@ -217,13 +219,19 @@ def train_opened(
     ) as display:
         if callbacks:
             display.listener = Callbacks(callbacks, display.write_line)
-        if experiment.in_one_process:
-            return _run_in_process(experiment, directory, start_from, display)
-        return run_program(experiment, directory, start_from, display)
+        run = _run_in_process if experiment.in_one_process else run_program
+        result = run(experiment, directory, start_from, display, profiled)
+        if profiled is not None:
+            display.write_line(summary(directory))
+        return result
 
 
 def _run_in_process(
-    experiment: Experiment, directory: RunDir, start_from: Path | None, display: ProgressDisplay
+    experiment: Experiment,
+    directory: RunDir,
+    start_from: Path | None,
+    display: ProgressDisplay,
+    profiled: Updates | None,
 ) -> Result:
     """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
@@ -236,7 +244,10 @@ def _run_in_process(
             loop.announce(display.stream)
             if start_from is not None:
                 loop.load(checkpoint.restore(start_from, loop.template()))
-            result = _train(experiment, directory, loop, logger, display, start)
+            profile = Profile(profiled, directory, experiment.topology)
+            profile.time_loop(loop)
+            with contextlib.closing(profile):
+                result = _train(experiment, directory, loop, logger, display, start, profile)
         finally:
             loop.close()
     finally:
@@ -262,117 +273,21 @@ def _train(
     logger: Fanout,
     display: ProgressDisplay,
     start: Progress,
+    profile: Profile,
 ) -> Result:
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
     with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
+
+        def stop() -> bool:
+            profile.observe(loop.learner.version)
+            return stop_signals.received is not None
+
         with books.kept_on_failure():
-            loop.train(books.periodic, stop=lambda: stop_signals.received is not None)
+            loop.train(books.periodic, stop)
+        profile.close()
         books.end()
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
     return books.result()
-
-
-class Books:
-    """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
-
-    Attributes:
-      periodic: writes, evaluates and saves what is due.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        directory: RunDir,
-        loop: Loop | FusedRun,
-        logger: Fanout,
-        start: Progress,
-        display: ProgressDisplay,
-    ) -> None:
-        """Starts the clock.
-
-        Args:
-          experiment: what runs.
-          directory: of the run, to write to.
-          loop: what trains.
-          logger: the sink of the logs.
-          start: where the run continues.
-          display: shows evaluations and messages.
-        """
-        self._directory, self._loop, self._display = directory, loop, display
-        self._listener = display.listener
-        self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
-        self._best = BestCheckpoint(directory)
-        self.periodic = PeriodicActions(
-            experiment,
-            logger,
-            start=start,
-            evaluate=self._evaluate,
-            checkpoint=self._save,
-            tell=display.write_line,
-            earlier=directory.metrics,
-            events=None if self._listener is None else Events(self._listener, self._position),
-        )
-        if self._listener is not None:
-            self._listener.end = self.periodic.end
-
-    def _position(self) -> tuple[int, int]:
-        return self._loop.env_frames, self._loop.learner.version
-
-    def end(self) -> None:
-        """Ends training: writes the last logs and the last checkpoint."""
-        self.periodic.finish(self._loop.env_frames, self._loop.stats())
-
-    def result(self) -> Result:
-        """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
-        loop = self._loop
-        if loop.env_frames not in self._judged:
-            self._evaluate(loop.env_frames)
-        found = self._judged[loop.env_frames]
-        several = loop.by_policy() if isinstance(loop, SeveralPolicies) else {}
-        return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
-
-    @contextlib.contextmanager
-    def kept_on_failure(self) -> Iterator[None]:
-        """Saves what is needed after an update that gave NaN, or a failure of an environment.
-
-        Raises:
-          NonFiniteError, EnvError, EnvCrash: the failure; its message says how to go on.
-        """
-        with failed_update.saved_on_failure(self._directory, self._loop.learner):
-            try:
-                yield
-            except (EnvError, EnvCrash) as error:
-                self.end()
-                if checkpoint.latest(self._directory.checkpoints) is None:
-                    raise
-                raise type(error)(
-                    f"{error}\nThe run is saved at frame {self._loop.env_frames:,}. To continue "
-                    f"it: rlstack train --resume {self._directory.path}"
-                ) from error
-
-    def _save(self, frames: int) -> None:
-        path = checkpoint.save(
-            self._directory.checkpoints,
-            frames,
-            self._loop.save(),
-            self.periodic.progress(frames).metadata(),
-            before_rename=self._directory.check_claim,
-        )
-        if self._listener is not None:
-            self._listener("checkpoint", frames, path)
-
-    def _evaluate(self, frames: int) -> None:
-        def show(ended: int, total: int) -> None:
-            self._display.write_activity(f"evaluating, {ended}/{total} episodes")
-
-        self._display.write_activity("evaluating")
-        try:
-            found = self._loop.evaluate(show)
-        finally:
-            self._display.write_activity("")
-        self._best.offer(frames, self._loop.learner.params, found)
-        self.periodic.judged(frames, found)
-        self._judged = {frames: found}

@@ -23,9 +23,10 @@ from programs.components.evaluation import make_evaluator
 from programs.components.seeds import role_key
 from programs.env_config import Option
 from programs.experiment import Experiment
+from programs.run.books import Books
 from programs.run.fused import QUICKLY, Pace
 from programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
-from programs.run.train import Books, Opened
+from programs.run.train import Opened
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress, open_logs
 from programs.tracking.result import Result

@@ -191,6 +191,11 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def profile(self) -> Path:
+        """The directory of what nodes measured with ``--profile``, and of their traces."""
+        return self.path / "profile"
+
+    @property
     def replay(self) -> Path:
         """The directory of the replay service's checkpoints."""
         return self.path / "replay"

@@ -58,7 +58,7 @@ def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
     groups = help.parse(text)
     parsed = [f"--{option.name}" for group in groups for option in group.options]
-    own = ["--run-dir", "--seeds", "--jobs", "--dry-run"]
+    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run"]
     assert sorted(parsed) == sorted([*own, *completion.option_names(preset(name))])
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     assert sorted(line for line in lines if line.strip("-")) == sorted(parsed)

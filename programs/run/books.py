@@ -1,0 +1,130 @@
+"""What a run in this process leaves behind: logs, evaluations, checkpoints, the result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from programs.callbacks import Events
+from programs.components.best import BestCheckpoint
+from programs.experiment import Experiment
+from programs.policy_sets.loop import SeveralPolicies
+from programs.run.fused import Fused
+from programs.run.fused_run import FusedRun
+from programs.run.offline import Offline
+from programs.run.single_process import SingleProcess
+from programs.tracking import failed_update
+from programs.tracking.display import ProgressDisplay
+from programs.tracking.periodic import PeriodicActions
+from programs.tracking.progress import Progress
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
+from rlstack.acting.evaluator import Evaluation
+from rlstack.checks import EnvCrash, EnvError
+from rlstack.storage import checkpoint
+from rlstack.storage.loggers import Fanout
+
+Loop = SingleProcess | Offline | Fused | SeveralPolicies
+
+
+class Books:
+    """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
+
+    Attributes:
+      periodic: writes, evaluates and saves what is due.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDir,
+        loop: Loop | FusedRun,
+        logger: Fanout,
+        start: Progress,
+        display: ProgressDisplay,
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          experiment: what runs.
+          directory: of the run, to write to.
+          loop: what trains.
+          logger: the sink of the logs.
+          start: where the run continues.
+          display: shows evaluations and messages.
+        """
+        self._directory, self._loop, self._display = directory, loop, display
+        self._listener = display.listener
+        self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
+        self._best = BestCheckpoint(directory)
+        self.periodic = PeriodicActions(
+            experiment,
+            logger,
+            start=start,
+            evaluate=self._evaluate,
+            checkpoint=self._save,
+            tell=display.write_line,
+            earlier=directory.metrics,
+            events=None if self._listener is None else Events(self._listener, self._position),
+        )
+        if self._listener is not None:
+            self._listener.end = self.periodic.end
+
+    def _position(self) -> tuple[int, int]:
+        return self._loop.env_frames, self._loop.learner.version
+
+    def end(self) -> None:
+        """Ends training: writes the last logs and the last checkpoint."""
+        self.periodic.finish(self._loop.env_frames, self._loop.stats())
+
+    def result(self) -> Result:
+        """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
+        loop = self._loop
+        if loop.env_frames not in self._judged:
+            self._evaluate(loop.env_frames)
+        found = self._judged[loop.env_frames]
+        several = loop.by_policy() if isinstance(loop, SeveralPolicies) else {}
+        return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
+
+    @contextlib.contextmanager
+    def kept_on_failure(self) -> Iterator[None]:
+        """Saves what is needed after an update that gave NaN, or a failure of an environment.
+
+        Raises:
+          NonFiniteError, EnvError, EnvCrash: the failure; its message says how to go on.
+        """
+        with failed_update.saved_on_failure(self._directory, self._loop.learner):
+            try:
+                yield
+            except (EnvError, EnvCrash) as error:
+                self.end()
+                if checkpoint.latest(self._directory.checkpoints) is None:
+                    raise
+                raise type(error)(
+                    f"{error}\nThe run is saved at frame {self._loop.env_frames:,}. To continue "
+                    f"it: rlstack train --resume {self._directory.path}"
+                ) from error
+
+    def _save(self, frames: int) -> None:
+        path = checkpoint.save(
+            self._directory.checkpoints,
+            frames,
+            self._loop.save(),
+            self.periodic.progress(frames).metadata(),
+            before_rename=self._directory.check_claim,
+        )
+        if self._listener is not None:
+            self._listener("checkpoint", frames, path)
+
+    def _evaluate(self, frames: int) -> None:
+        def show(ended: int, total: int) -> None:
+            self._display.write_activity(f"evaluating, {ended}/{total} episodes")
+
+        self._display.write_activity("evaluating")
+        try:
+            found = self._loop.evaluate(show)
+        finally:
+            self._display.write_activity("")
+        self._best.offer(frames, self._loop.learner.params, found)
+        self.periodic.judged(frames, found)
+        self._judged = {frames: found}
