@@ -146,6 +146,11 @@ class Group:
         return self._loop.log_names
 
     @property
+    def frames(self) -> int:
+        """The largest number of frames of a run in one iteration."""
+        return self._loop.frames
+
+    @property
     def called(self) -> bool:
         """Whether the first call has ended."""
         return self._called
