@@ -14,6 +14,7 @@ from programs.cli.commands import main
 from programs.populations import lineage, selection, train
 from programs.populations.population import PbtConfig, Population, draw, fitted, read
 from programs.populations.selection import Copy
+from programs.presets import preset
 from programs.sets import loops
 from programs.sweeps.space import Choices, Range
 from programs.tracking.signals import Interrupted
@@ -265,3 +266,26 @@ def test_members_apart_copy_each_other_by_their_checkpoints(tmp_path, jobs):
         again = train.resume(root, {"frames": 1_200}, stream=io.StringIO())
         assert all(one.result.env_frames >= 1_200 for one in again)
         assert lineage.read(root, read(root)).selections == 3
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(500)
+def test_a_population_with_a_far_too_small_learning_rate_solves_cartpole(tmp_path):
+    pytest.importorskip("gymnax")
+    tuned = preset("gymnax-cartpole-ppo")
+    optimizer = dataclasses.replace(tuned.agent.optimizer, learning_rate=1e-7)  # 1e-3 is right
+    base = dataclasses.replace(
+        tuned,
+        agent=dataclasses.replace(tuned.agent, optimizer=optimizer),
+        frames=60_000,
+        loggers=("jsonl",),
+    )
+    space = {RATE: Range(1e-7, 1e-1, log=True)}
+    cfg = PbtConfig(period=4_000, resample=0.5, start="given")
+    root = tmp_path / "population"
+    ended = train.run(Population(base, 8, space, cfg), root, stream=io.StringIO())
+    assert {values[RATE] for values in Population(base, 8, space, cfg).first_values()} == {1e-7}
+    returns = [one.result.eval_return_mean for one in ended]
+    assert np.median(returns) >= 475  # what the tuned preset reaches
+    assert all(one.result.env_frames < 62_000 for one in ended)
