@@ -287,7 +287,8 @@ def _matches(experiment: Experiment, chosen: _PresetsOptions) -> bool:
 
 
 def _completion(args: list[str]) -> int:
-    fields = dataclasses.fields(_TrainOptions)[1:]
-    own = [f"--{field.name.replace('_', '-')}" for field in fields]
+    fields = [field.name for field in dataclasses.fields(_TrainOptions)[1:] if field.name != "pbt"]
+    fields += [f"pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
+    own = [f"--{name.replace('_', '-')}" for name in fields]
     others = ["--resume", "--vary", "--module", "--help", "--help-all", *_SHORT_OPTIONS]
     return completion.main(args, [*_commands(), "top", "dashboard", "doctor"], [*own, *others])

@@ -16,14 +16,14 @@ def connect_four_selfplay(name: str) -> Experiment:
 
     Returns are undiscounted, because a game has at most 42 stones and half of a seat's steps wait.
     """
-    games, unroll, epochs, frames = 128, 16, 4, 1_500_000
+    games, unroll, epochs, frames = 128, 16, 4, 800_000
     updates = frames // (games * unroll)
     return Experiment(
         preset=name,
         agent=PPOConfig(
             discount=1.0,
             gae_lambda=0.9,
-            entropy_cost=0.02,
+            entropy_cost=0.01,
             num_epochs=epochs,
             num_minibatches=4,
             optimizer=falling(1e-3, updates * epochs * 4),
@@ -36,7 +36,9 @@ def connect_four_selfplay(name: str) -> Experiment:
             "past": MemberConfig(
                 seats=("second",),
                 # Each version that plays costs a call of the network in every step.
-                history=HistoryConfig(of="learner", draw="uniform", period=50_000, max_versions=12),
+                history=HistoryConfig(
+                    of="learner", draw="prioritised", period=80_000, max_versions=8
+                ),
             ),
         },
         seating="drawn",
