@@ -216,7 +216,7 @@ def _report(
     made = report.make([("", {f"{population.base.preset} population": paths})])
     report.write_markdown(made, path, f"rlstack train --resume {root}", pictures)
     members = tables.markdown(_members(population, ended))
-    text = f"\n## Members\n\n{members}\n"
+    text = f"\n## Members\n\nThey copied each other, so none can be repeated alone.\n\n{members}\n"
     if state.copies:
         text += f"\n## Lineage\n\n{tables.markdown(_copies(population, state))}\n"
     with open(path, "a") as file:
