@@ -148,10 +148,10 @@ class _TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class _ResumeOptions:
-    """Continue a run from its newest checkpoint, or a set of runs."""
+    """Continue a run from its newest checkpoint, or a set of runs or a population."""
 
     resume: Path
-    """The directory of the run or of the set of runs."""
+    """The directory of the run, of the set of runs or of the population."""
     frames: int | None = None
     """A new budget in environment steps, counted from the start of the first run. By default the
     budget stays."""
@@ -160,7 +160,7 @@ class _ResumeOptions:
     hours: float | None = None
     """A new budget in hours of training, counted likewise. 0 is no limit."""
     jobs: int = 1
-    """Number of runs of a set at the same time, each in a process of its own."""
+    """Number of runs of a set, or members, at the same time, each in a process of its own."""
 
 
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}

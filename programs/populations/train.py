@@ -111,11 +111,12 @@ def resume(
     path = Path(directory).absolute()
     with RunDir(path).claimed():
         population.write(path)
-        if budgets is None or not budgets:
-            results = [read_result(RunDir(path / name)) for name in population.names]
-            state = lineage.read(path, population)
-            if all(result and result.env_frames >= population.base.frames for result in results):
-                return _ended(population, state, path, [r for r in results if r is not None])
+        results = [read_result(RunDir(path / name)) for name in population.names]
+        finished = [r for r in results if r is not None and r.env_frames >= population.base.frames]
+        if len(finished) == population.size:
+            out = sys.stderr if stream is None else stream
+            print(f"{path} has finished, and stays as it is. Give more --frames.", file=out)
+            return _ended(population, lineage.read(path, population), path, finished)
         return _train(population, path, jobs, launch, stream)
 
 

@@ -165,6 +165,8 @@ def test_members_copy_each_other_in_one_program(trained):
             line["population/score"] for line in metrics(one.path) if "population/score" in line
         ]
         assert logged
+    out = io.StringIO()
+    assert train.resume(root, stream=out) == ended and "has finished" in out.getvalue()
     newest = found.copies[-1]
     assert newest.score < newest.source_score and 1e-5 <= newest.after[RATE] <= 1e-1
 
