@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,14 @@ import tyro
 
 from programs.cli import completion, env_options, experiment_options, finished, sweep
 from programs.cli.options import UsageError, parse
+from programs.env_config import Option
 from programs.experiment import Experiment, Topology, use_modules
+from programs.populations.population import PbtConfig, Population, is_population
 from programs.presets import PRESETS, describe, preset
 from programs.run import train
 from programs.run.launch import ProgramError
 from programs.sets.members import RunSet, is_set
+from programs.sweeps import space
 from programs.tracking import open_files
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
@@ -131,9 +134,13 @@ class _TrainOptions:
     """Train one run with each of these seeds, and report on all. The topology fused trains them in
     one program; others one after the other, or with --jobs. `--vary NAME VALUE ...`, which may be
     repeated, trains runs with each of these values of an option, such as agent.discount."""
+    population: int = 0
+    """Train a population of so many members, which copy better ones and change the options that
+    `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
+    pbt: PbtConfig = PbtConfig()
     jobs: int = 1
-    """With --seeds or --vary: number of runs at the same time, each in a process of its own. 1
-    trains in this process."""
+    """With --seeds, --vary or --population: number of runs at the same time, each in a process of
+    its own. 1 trains in this process."""
     profile: str = ""
     """Updates to measure, such as 20..30: prints where each node spends its time and what limits
     the speed, and writes traces for Perfetto and TensorBoard to profile/ in the run directory."""
@@ -144,10 +151,10 @@ class _TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class _ResumeOptions:
-    """Continue a run from its newest checkpoint, or a set of runs."""
+    """Continue a run from its newest checkpoint, or a set of runs or a population."""
 
     resume: Path
-    """The directory of the run or of the set of runs."""
+    """The directory of the run, of the set of runs or of the population."""
     frames: int | None = None
     """A new budget in environment steps, counted from the start of the first run. By default the
     budget stays."""
@@ -156,7 +163,7 @@ class _ResumeOptions:
     hours: float | None = None
     """A new budget in hours of training, counted likewise. 0 is no limit."""
     jobs: int = 1
-    """Number of runs of a set at the same time, each in a process of its own."""
+    """Number of runs of a set, or members, at the same time, each in a process of its own."""
 
 
 _SHORT_OPTIONS = {"--launch": "--program.launch", "--ray-address": "--program.ray.address"}
@@ -180,14 +187,22 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     if chosen is None:
         return 0
     if chosen.dry_run:
-        if chosen.seeds or vary:
-            raise UsageError("--dry-run shows a single run: leave out --seeds and --vary")
+        if chosen.seeds or vary or chosen.population:
+            raise UsageError(
+                "--dry-run shows a single run: leave out --seeds, --vary and --population"
+            )
         from programs.run import plan  # needs the nodes, which a run imports in their processes
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
-    if chosen.profile and (chosen.seeds or vary):
-        raise UsageError("--profile measures a single run: leave out --seeds and --vary")
+    if chosen.profile and (chosen.seeds or vary or chosen.population):
+        raise UsageError(
+            "--profile measures a single run: leave out --seeds, --vary and --population"
+        )
+    if chosen.population:
+        return _train_population(chosen, vary)
+    if chosen.pbt != PbtConfig():
+        raise UsageError("--pbt needs --population: it says how members copy each other")
     if not (chosen.seeds or vary):
         if chosen.jobs != 1:
             raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
@@ -200,13 +215,31 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     return 0
 
 
+def _train_population(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> int:
+    """Trains a population; `vary` has the words behind each ``--vary NAME``."""
+    if chosen.seeds:
+        raise UsageError("--population takes one seed, --seed: leave out --seeds")
+    base = chosen.experiment
+    spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
+    made = Population(base, chosen.population, spaces, chosen.pbt)
+    from programs.populations import train as populations
+
+    populations.run(made, chosen.run_dir, jobs=chosen.jobs)
+    return 0
+
+
 def _resume(chosen: _ResumeOptions) -> int:
     budgets = {name: getattr(chosen, name) for name in ("frames", "updates", "hours")}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if is_population(chosen.resume):
+        from programs.populations import train as populations
+
+        populations.resume(chosen.resume, given, jobs=chosen.jobs)
+        return 0
     if not is_set(chosen.resume):
         return _print_result(train.resume(chosen.resume, **budgets))
     from programs.sets import train as sets
 
-    given = {name: value for name, value in budgets.items() if value is not None}
     sets.resume(chosen.resume, given, jobs=chosen.jobs)
     return 0
 
@@ -261,7 +294,8 @@ def _matches(experiment: Experiment, chosen: _PresetsOptions) -> bool:
 
 
 def _completion(args: list[str]) -> int:
-    fields = dataclasses.fields(_TrainOptions)[1:]
-    own = [f"--{field.name.replace('_', '-')}" for field in fields]
+    fields = [field.name for field in dataclasses.fields(_TrainOptions)[1:] if field.name != "pbt"]
+    fields += [f"pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
+    own = [f"--{name.replace('_', '-')}" for name in fields]
     others = ["--resume", "--vary", "--module", "--help", "--help-all", *_SHORT_OPTIONS]
     return completion.main(args, [*_commands(), "top", "dashboard", "doctor"], [*own, *others])

@@ -77,6 +77,10 @@ class Books:
         """Ends training: writes the last logs and the last checkpoint."""
         self.periodic.finish(self._loop.env_frames, self._loop.stats())
 
+    def save(self) -> None:
+        """Saves a checkpoint now."""
+        self.periodic.save(self._loop.env_frames)
+
     def result(self) -> Result:
         """Evaluates, unless these params were evaluated when it was due; call it after `end`."""
         loop = self._loop

@@ -18,8 +18,8 @@ from programs.env_config import Option
 from programs.experiment import Experiment
 from programs.reports import report, tables
 from programs.run import train
+from programs.sets import loops, processes, together
 from programs.sets import members as sets
-from programs.sets import processes, together
 from programs.sets.members import Member, RunSet
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress
@@ -145,9 +145,13 @@ def resume(
 
 def train_one(directory: str | Path, name: str, budgets: Mapping[str, Any]) -> Result:
     """Trains or continues one run of a set, in this process."""
-    root = Path(directory)
-    (member,) = (m for m in sets.read(root).members() if m.name == name)
-    with _opened(root, member, budgets) as opened:
+    path = Path(directory) / name
+    if RunDir(path).config.is_file():
+        opening = train.earlier_run(path, budgets, may_restart=True)
+    else:
+        (member,) = (m for m in sets.read(directory).members() if m.name == name)
+        opening = train.new_run(dataclasses.replace(member.experiment, **budgets), path)
+    with opening as opened:
         return opened.result or train.train_opened(opened)
 
 
@@ -218,7 +222,7 @@ def _groups(
         yield from (([member], []) for member in members)
         return
     varied = [name for name, values in run_set.vary.items() if len(values) > 1]
-    traced = [name for name in varied if together.can_trace(base, name, run_set.vary[name])]
+    traced = [name for name in varied if loops.can_trace(base, name, run_set.vary[name])]
     compiled = [name for name in varied if name not in traced]
     same = ["the seed", *traced]
     text = f"{len(members)} runs; one program trains those that differ in {', '.join(same)} only"

@@ -55,7 +55,9 @@ class Choices:
 Values = Range | Choices
 
 
-def from_words(name: str, words: Sequence[Option], base: Experiment) -> Values:
+def from_words(
+    name: str, words: Sequence[Option], base: Experiment, flag: str = "--space"
+) -> Values:
     """Returns the values that the words behind ``--space NAME`` describe.
 
     Two numbers are a range. Other values are choices; the word ``choice`` before them makes two
@@ -65,6 +67,7 @@ def from_words(name: str, words: Sequence[Option], base: Experiment) -> Values:
       name: of the option.
       words: behind it.
       base: the experiment that has the option.
+      flag: another name of ``--space``.
 
     Raises:
       ValueError: the words describe no values, or the option does not take them.
@@ -72,22 +75,22 @@ def from_words(name: str, words: Sequence[Option], base: Experiment) -> Values:
     try:
         values = _parsed(words)
     except ValueError as error:
-        raise ValueError(f"--space {name}: {error}. Give {_FORMS}.") from None
+        raise ValueError(f"{flag} {name}: {error}. Give {_FORMS}.") from None
     if isinstance(values, Range) and not values.whole and _takes_integers(name, values, base):
         try:
             values = dataclasses.replace(values, whole=True)
         except ValueError as error:
-            raise ValueError(f"--space {name}: {error}.") from None
-    check(name, values, base)
+            raise ValueError(f"{flag} {name}: {error}.") from None
+    check(name, values, base, flag)
     return values
 
 
-def check(name: str, values: Values, base: Experiment) -> None:
+def check(name: str, values: Values, base: Experiment, flag: str = "--space") -> None:
     """Raises a ValueError if the experiment has no such option, or it does not take the values."""
     ends = (values.low, values.high) if isinstance(values, Range) else values.values
     for value in ends:
         whole = isinstance(values, Range) and values.whole
-        with_option(base, name, int(value) if whole else value, "--space")
+        with_option(base, name, int(value) if whole else value, flag)
 
 
 def to_tree(values: Values) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class PeriodicActions:
             self._evaluate(frames)
         if frames >= self._next_checkpoint:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
-            self._save(frames)
+            self.save(frames)
 
     @property
     def next_due(self) -> float:
@@ -138,7 +138,7 @@ class PeriodicActions:
         if frames > self._last_log[1][_FRAMES] or self._averages:
             self._write(frames, counters)
         if frames != self._saved_frames:
-            self._save(frames)
+            self.save(frames)
 
     def result(
         self,
@@ -182,7 +182,8 @@ class PeriodicActions:
         timed = frames - self._start.env_frames + self._start.timed_frames
         return Progress(frames, self._start.train_seconds + seconds, timed)
 
-    def _save(self, frames: int) -> None:
+    def save(self, frames: int) -> None:
+        """Saves a checkpoint, whether or not one is due."""
         self._checkpoint(frames)
         self._saved_frames = frames
 

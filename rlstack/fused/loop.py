@@ -163,7 +163,11 @@ class FusedLoop:
             return jax.lax.while_loop(goes_on, iterate, (state, self._nothing(state)))
 
     def run_all(
-        self, state: LoopState, iterations: Array | int, version: Array | int
+        self,
+        state: LoopState,
+        iterations: Array | int,
+        version: Array | int,
+        returns: Array | float = 0.0,
     ) -> tuple[LoopState, Report]:
         """Makes this number of iterations, whatever happens; for several loops under vmap.
 
@@ -174,14 +178,20 @@ class FusedLoop:
           state: of the loop.
           iterations: their number, the same for all loops.
           version: the number of updates, ever, after which no update is made.
+          returns: a sum of returns, to which those of episodes that end are added one after the
+            other. With that of the call before, the sum does not depend on where calls end.
         """
         most = jnp.asarray(version, jnp.int32)
 
         def iterate(_: Any, carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, most)
 
+        report = self._nothing(state)
+        report = report._replace(
+            tally=report.tally._replace(returns=jnp.asarray(returns, jnp.float32))
+        )
         with convolution.in_loop():
-            return jax.lax.fori_loop(0, iterations, iterate, (state, self._nothing(state)))
+            return jax.lax.fori_loop(0, iterations, iterate, (state, report))
 
     def _nothing(self, state: LoopState) -> Report:
         """Returns the report of no iterations."""

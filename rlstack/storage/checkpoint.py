@@ -107,7 +107,7 @@ def save(
     leaves, arrays = flatten("save", tree)
     text = checkpoint_record.encode(step, leaves, metadata)
     directory = Path(directory).absolute()
-    path = _publish(directory, step, text, arrays, before_rename)
+    path = publish(directory, step, text, arrays, before_rename)
     for _, old in _listed(directory)[:-keep]:
         # Rename it first, so that an interrupted removal does not leave half a checkpoint in the
         # list.
@@ -191,9 +191,9 @@ def verify(path: str | os.PathLike[str], *, part: str = "") -> None:
             group[number] = leaf
             size += leaf.num_bytes
         if size > _VERIFIED_AT_ONCE:
-            _read_arrays(path, group, "verify")
+            read_arrays(path, group, "verify")
             group, size = {}, 0
-    _read_arrays(path, group, "verify")
+    read_arrays(path, group, "verify")
 
 
 def set_aside(path: Path) -> Path:
@@ -252,7 +252,7 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
         if not partial or leaf.path in named
     }
     check_same(path, wanted, list(saved.values()))
-    arrays = _read_arrays(path, saved, "restore")
+    arrays = read_arrays(path, saved, "restore")
     likes, treedef = jax.tree_util.tree_flatten(target, is_leaf=is_empty)
     found = [
         as_target(leaf, arrays.get(number), like)
@@ -261,7 +261,7 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
     return jax.tree_util.tree_unflatten(treedef, found)
 
 
-def _publish(
+def publish(
     directory: Path,
     step: int,
     text: str,
@@ -311,7 +311,7 @@ def _write(partial: Path, text: str, arrays: dict[int, np.ndarray]) -> None:
         _sync(Path(folder))
 
 
-def _read_arrays(path: Path, saved: Mapping[int, Leaf], where: str) -> dict[int, np.ndarray]:
+def read_arrays(path: Path, saved: Mapping[int, Leaf], where: str) -> dict[int, np.ndarray]:
     """Returns the saved arrays by leaf number.
 
     Raises:

@@ -6,10 +6,11 @@ facilities. The game classes are in the modules; their docstrings state the rule
 
 from __future__ import annotations
 
-from rlstack.envs.seats import rock_paper_scissors, supply_chain
+from rlstack.envs.seats import connect_four, rock_paper_scissors, supply_chain
 from rlstack.envs.seats.game import Seats
 
-__all__ = ["RockPaperScissors", "SupplyChain"]
+__all__ = ["ConnectFour", "RockPaperScissors", "SupplyChain"]
 
+ConnectFour = Seats(connect_four.ConnectFour)
 RockPaperScissors = Seats(rock_paper_scissors.RockPaperScissors)
 SupplyChain = Seats(supply_chain.SupplyChain)

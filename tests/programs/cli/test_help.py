@@ -1,5 +1,6 @@
 """`rlstack train PRESET --help`, `--help GROUP`, `--help-all`, and the shell's completion."""
 
+import dataclasses
 import subprocess
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from programs.__main__ import main
 from programs.cli import completion, help
 from programs.cli.options import printed_help
+from programs.populations.population import PbtConfig
 from programs.presets import preset
 
 
@@ -58,7 +60,8 @@ def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
     groups = help.parse(text)
     parsed = [f"--{option.name}" for group in groups for option in group.options]
-    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run"]
+    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population"]
+    own += [f"--pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
     assert sorted(parsed) == sorted([*own, *completion.option_names(preset(name))])
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     assert sorted(line for line in lines if line.strip("-")) == sorted(parsed)

@@ -11,7 +11,7 @@ import pytest
 
 from agents.ppo import PPOConfig
 from programs.run import train as single
-from programs.sets import together, train
+from programs.sets import loops, train
 from programs.sets.members import RunSet
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
@@ -119,12 +119,12 @@ def test_dqn_runs_learn_what_they_learn_alone(tmp_path):
 @pytest.mark.chosen
 def test_options_that_cannot_be_traced_have_programs_of_their_own(tmp_path):
     base = ppo(updates=3)
-    assert together.can_trace(base, RATE, (1e-3, 1e-2))
-    assert together.can_trace(base, "agent.gae_lambda", (0.9, 0.95))
-    assert not together.can_trace(base, "agent.num_epochs", (1, 2))  # the length of a schedule
-    assert not together.can_trace(base, "agent.max_grad_norm", (0.5, 1.0))  # a condition in Python
-    assert not together.can_trace(base, "network.norm", ("none", "layer"))
-    assert not together.can_trace(base, "env.num_envs", (4, 8))
+    assert loops.can_trace(base, RATE, (1e-3, 1e-2))
+    assert loops.can_trace(base, "agent.gae_lambda", (0.9, 0.95))
+    assert not loops.can_trace(base, "agent.num_epochs", (1, 2))  # the length of a schedule
+    assert not loops.can_trace(base, "agent.max_grad_norm", (0.5, 1.0))  # a condition in Python
+    assert not loops.can_trace(base, "network.norm", ("none", "layer"))
+    assert not loops.can_trace(base, "env.num_envs", (4, 8))
     out = io.StringIO()
     run_set = RunSet(base, (1, 2), {"agent.num_epochs": (1, 2)})
     ended = train.run(run_set, tmp_path / "set", stream=out)
@@ -149,17 +149,17 @@ def test_a_run_that_gives_nan_does_not_end_the_others(tmp_path):
 @pytest.mark.chosen
 def test_an_interrupted_set_is_resumed_where_it_was(tmp_path, monkeypatch):
     calls = []
-    call = together._Group.call
+    call = loops.Group.call
 
     def interrupting(self, kept):
         calls.append(kept)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        call(self, kept)
+        return call(self, kept)
 
     base = ppo(updates=40)
     with monkeypatch.context() as patch:
-        patch.setattr(together._Group, "call", interrupting)
+        patch.setattr(loops.Group, "call", interrupting)
         with pytest.raises(Interrupted):
             go(RunSet(base, (1, 2)), tmp_path / "set")
     saved = [tmp_path / "set" / f"seed={seed}" for seed in (1, 2)]

@@ -1,0 +1,146 @@
+"""A population whose members are runs of their own, which copy each other by their checkpoints.
+
+All members train to the frames of the next selection, one after the other or as processes. A copy
+is then a new checkpoint of the member, with the params and the learner state of its source, from
+which it goes on with new values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from programs.experiment import to_json
+from programs.populations import selection
+from programs.populations.lineage import Lineage
+from programs.populations.population import Population
+from programs.run import train as runs
+from programs.sets import processes
+from programs.tracking.result import Result, read_result
+from programs.tracking.run_dir import RunDir
+from programs.tracking.signals import Interrupted
+from rlstack.storage import checkpoint, checkpoint_parts, jsonl
+
+_RETURN = "actor/episode_return"
+_LEARNED = ("['learner']['params']", "['learner']['learner_state']")
+
+
+def train(
+    population: Population,
+    lineage: Lineage,
+    root: Path,
+    jobs: int,
+    launch: processes.Launch | None,
+    out: TextIO,
+) -> list[Result | str]:
+    """Trains all members to their ends.
+
+    Args:
+      population: what trains.
+      lineage: where it goes on; kept up to date.
+      root: the directory of the population, with those of its members.
+      jobs: number of members that train at the same time; 1 trains in this process.
+      launch: starts processes, also for one job; see `processes.here`.
+      out: receives what happens.
+
+    Returns:
+      The result of each member, or what made it fail since the last selection.
+
+    Raises:
+      Interrupted: SIGINT or SIGTERM was received; everything is saved.
+    """
+    total = population.base.frames
+    while True:
+        if not lineage.copied:
+            _copy(population, lineage, root)
+        begin = lineage.selections * population.period
+        end = min(begin + population.period, total)
+        found = dict(_trained(population.names, root, end, jobs, launch, out))
+        outcomes = [found[name] for name in population.names]
+        if end >= total:
+            return outcomes
+        scores = [
+            -math.inf if isinstance(outcome, str) else _score(root / name, begin, before)
+            for name, outcome, before in zip(
+                population.names, outcomes, lineage.scores, strict=True
+            )
+        ]
+        frames = [begin if isinstance(outcome, str) else outcome.env_frames for outcome in outcomes]
+        copies = selection.select(
+            population,
+            lineage.selections + 1,
+            scores,
+            frames,
+            lineage.values,
+            range(population.size),
+        )
+        lineage.take(copies, scores)
+        lineage.copied = False
+        lineage.write(root)
+        for copy in copies:
+            print(
+                f"member-{copy.member} copies member-{copy.source} at frame {copy.frames:,}",
+                file=out,
+                flush=True,
+            )
+
+
+def _trained(
+    names: Sequence[str],
+    root: Path,
+    frames: int,
+    jobs: int,
+    launch: processes.Launch | None,
+    out: TextIO,
+) -> Iterator[tuple[str, Result | str]]:
+    """Trains each member to a number of frames; yields its name and what came of it."""
+    if jobs > 1 or launch is not None:
+        for name, failure in processes.run(
+            root, names, {"frames": frames}, jobs, out, launch or processes.here
+        ):
+            result = None if failure else read_result(RunDir(root / name))
+            yield name, result or failure or "it left no result"
+        return
+    for name in names:
+        try:
+            with runs.earlier_run(root / name, {"frames": frames}, may_restart=True) as opened:
+                yield name, opened.result or runs.train_opened(opened, out)
+        except Interrupted:
+            raise
+        except Exception as error:  # it ends this member only
+            yield name, f"{type(error).__name__}: {error}"
+
+
+def _score(path: Path, begin: int, before: float) -> float:
+    """Returns the mean of the logged episode returns after a frame.
+
+    Without any it is the score before, or -inf if there is none.
+    """
+    metrics = RunDir(path).metrics
+    lines = jsonl.read(metrics) if metrics.is_file() else []
+    found = [line[_RETURN] for line in lines if line["env_frames"] > begin and _RETURN in line]
+    score = float(np.mean(found)) if found else before
+    return score if math.isfinite(score) else -math.inf
+
+
+def _copy(population: Population, lineage: Lineage, root: Path) -> None:
+    """Makes the copies of the last selection; repeating it changes nothing."""
+    for copy in lineage.newest:
+        with RunDir.open(root / population.names[copy.member]).claimed() as member:
+            source = RunDir(root / population.names[copy.source])
+            mine = checkpoint.latest(member.checkpoints)
+            theirs = checkpoint.latest(source.checkpoints)
+            # A member that failed before its first checkpoint starts again with the new values.
+            if mine is not None and theirs is not None:
+                checkpoint_parts.copy(mine, theirs, _LEARNED, member.check_claim)
+            experiment = population.experiment(copy.member, lineage.values[copy.member])
+            done = lineage.selections * population.period
+            experiment = dataclasses.replace(experiment, frames=max(1, done))
+            member.write_config(to_json(experiment))
+    lineage.copied = True
+    lineage.write(root)

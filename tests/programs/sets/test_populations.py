@@ -1,0 +1,293 @@
+"""Populations: selection, copies, lineage, and exact resume in one compiled program."""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from programs.cli.commands import main
+from programs.populations import lineage, selection, train
+from programs.populations.population import PbtConfig, Population, draw, fitted, read
+from programs.populations.selection import Copy
+from programs.presets import preset
+from programs.sets import loops
+from programs.sweeps.space import Choices, Range
+from programs.tracking.signals import Interrupted
+from rlstack.storage import checkpoint, checkpoint_parts
+from tests.fused.test_fused_run import dqn, ppo
+from tests.programs.running import metrics, nothing_left, params
+
+RATE = "agent.optimizer.learning_rate"
+RATES = {RATE: Range(1e-5, 1e-1, log=True)}
+
+
+def population(base=None, size=4, vary=RATES, **pbt):
+    base = base or ppo(updates=0, frames=2_000, checkpoint_period=600)
+    return Population(base, size, vary, PbtConfig(**{"period": 300, **pbt}))
+
+
+def select(scores, values=None, found=None, number=1):
+    found = found or population(size=len(scores))
+    values = values or [{RATE: 1e-3} for _ in scores]
+    return selection.select(found, number, scores, [100] * len(scores), values, range(len(scores)))
+
+
+def test_the_worst_quarter_copies_the_best_quarter():
+    values = [{RATE: 10.0 ** -(1 + i / 2)} for i in range(8)]
+    scores = [3.0, -math.inf, 8.0, 5.0, 1.0, 7.0, 4.0, 6.0]
+    chosen = population(size=8, resample=0.0)
+    sources, factors = set(), set()
+    for number in range(1, 30):
+        copies = select(scores, values, chosen, number)
+        assert [copy.member for copy in copies] == [1, 4]
+        for copy in copies:
+            assert (copy.selection, copy.frames, copy.score) == (number, 100, scores[copy.member])
+            assert copy.before == values[copy.member]
+            sources.add(copy.source)
+            factors.add(round(copy.after[RATE] / values[copy.source][RATE], 6))
+        assert copies == select(scores, values, chosen, number)
+    assert sources == {2, 5} and factors == {0.8, 1.2}
+
+
+def test_equal_members_copy_nothing():
+    assert select([500.0] * 4) == []
+    assert select([-math.inf] * 4) == []
+
+
+def test_changed_values_stay_in_their_ranges():
+    spaces = {
+        RATE: Range(1e-3, 2e-3),
+        "agent.num_epochs": Range(1, 4, whole=True),
+        "agent.gae_lambda": Choices((0.5, 0.9)),
+    }
+    found = population(vary=spaces, resample=0.3)
+    before = {RATE: 2e-3, "agent.num_epochs": 1, "agent.gae_lambda": 0.5}
+    seen = [select([0.0, 1.0, 2.0, 3.0], [before] * 4, found, n)[0].after for n in range(1, 80)]
+    assert all(1e-3 <= values[RATE] <= 2e-3 for values in seen)
+    assert {type(values["agent.num_epochs"]) for values in seen} == {int}
+    assert {values["agent.num_epochs"] for values in seen} == {1, 2, 3, 4}
+    assert {values["agent.gae_lambda"] for values in seen} == {0.5, 0.9}
+    assert fitted(Range(0, 10, step=2.5), 6.0) == 5.0
+    rng = np.random.default_rng(1)
+    drawn = [math.log10(draw(Range(1e-6, 1e-2, log=True), rng)) for _ in range(2_000)]
+    assert abs(np.mean(drawn) + 4) < 0.15 and min(drawn) < -5.9 and max(drawn) > -2.1
+
+
+def test_members_begin_with_their_own_values_or_with_the_given_one():
+    drawn = population().first_values()
+    assert len({values[RATE] for values in drawn}) == 4 and drawn == population().first_values()
+    base = population().base
+    given = population(start="given").first_values()
+    assert given == [{RATE: base.agent.optimizer.learning_rate}] * 4
+    assert [population().experiment(i, drawn[i]).seed for i in (0, 3)] == [1, 4]
+
+
+def test_what_cannot_be_a_population_is_refused(capsys):
+    with pytest.raises(ValueError, match="at least 2"):
+        population(size=1)
+    with pytest.raises(ValueError, match="one or more options must vary"):
+        population(vary={})
+    with pytest.raises(ValueError, match=r"got network\.dropout"):
+        population(vary={"network.dropout": Range(0.0, 0.5)})
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 0\.5\]"):
+        PbtConfig(fraction=0.6)
+    for words, text in (
+        (["--population", "4"], "Add --vary NAME LOW HIGH"),
+        (["--pbt.period", "100"], "--pbt needs --population"),
+        (["--population", "4", "--seeds", "1", "2"], "leave out --seeds"),
+        (["--population", "4", "--vary", RATE, "1e-2", "1e-5"], "the lower one first"),
+        (["--population", "4", "--vary", "agent.discont", "0.9", "1"], "did you mean"),
+    ):
+        assert main("train", ["cartpole-ppo", *words]) != 0
+        assert text in capsys.readouterr().err
+
+
+def test_a_lineage_is_read_as_it_was_written(tmp_path):
+    found = lineage.Lineage.new(population())
+    copy = Copy(1, 300, 0, 3, -math.inf, 0.5, found.values[0], {RATE: 1e-4})
+    found.take([copy], [-math.inf, 0.0, 0.25, 0.5])
+    found.write(tmp_path)
+    assert lineage.read(tmp_path, population()) == found
+    assert found.values[0] == {RATE: 1e-4} and found.newest == [copy]
+
+
+def test_a_part_of_a_checkpoint_is_copied(tmp_path):
+    def tree(x):
+        learner = {"params": {"w": np.full(3, x)}, "learner_state": (x, np.zeros((0, 2)))}
+        return {"learner": {**learner, "version": np.int64(x)}, "replay": np.full(2, x)}
+
+    mine = checkpoint.save(tmp_path / "a", 5, tree(1.0), {"env_frames": 5})
+    theirs = checkpoint.save(tmp_path / "b", 6, tree(2.0), {"env_frames": 6})
+    parts = ("['learner']['params']", "['learner']['learner_state']")
+    made = checkpoint_parts.copy(mine, theirs, parts)
+    assert checkpoint.latest(tmp_path / "a") == made
+    found = checkpoint.restore(made, tree(0.0))
+    assert found["learner"]["params"]["w"].tolist() == [2.0] * 3
+    assert found["learner"]["learner_state"][0] == 2.0
+    assert found["learner"]["version"] == 1 and found["replay"].tolist() == [1.0] * 2
+    assert checkpoint.read_metadata(made)["env_frames"] == 5
+    other = checkpoint.save(tmp_path / "b", 7, {"learner": {"params": np.zeros(4)}}, {})
+    with pytest.raises(checkpoint.CheckpointError, match="structure, shapes and dtypes"):
+        checkpoint_parts.copy(mine, other, parts)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Four members on Catch, in one program."""
+    root = tmp_path_factory.mktemp("populations") / "population"
+    out = io.StringIO()
+    with nothing_left():
+        ended = train.run(population(), root, stream=out)
+    return root, ended, out.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_members_copy_each_other_in_one_program(trained):
+    root, ended, text = trained
+    found = lineage.read(root, read(root))
+    # An iteration has 64 steps, of which some begin an episode and are no frames, and a period 5.
+    assert found.selections == 7 and 1 <= len(found.copies) <= 7
+    assert {copy.selection for copy in found.copies} <= set(range(1, 8))
+    report = (root / "report.md").read_text()
+    assert "## Lineage" in report and "| member-3 |" in report
+    assert "the best is" in text
+    for i, one in enumerate(ended):
+        config = json.loads((one.path / "config.json").read_text())
+        assert config["agent"]["optimizer"]["learning_rate"] == found.values[i][RATE]
+        assert one.values == found.values[i] and one.result.seed == 1 + i
+        logged = [
+            line["population/score"] for line in metrics(one.path) if "population/score" in line
+        ]
+        assert logged
+    out = io.StringIO()
+    assert train.resume(root, stream=out) == ended and "has finished" in out.getvalue()
+    newest = found.copies[-1]
+    assert newest.score < newest.source_score and 1e-5 <= newest.after[RATE] <= 1e-1
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("interrupted_at", [3, 8])
+def test_a_resumed_population_is_the_same_bit_for_bit(
+    trained, tmp_path, monkeypatch, interrupted_at
+):
+    calls = []
+    call = loops.Group.call
+
+    def interrupting(self, *args):
+        calls.append(args)
+        if len(calls) == interrupted_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return call(self, *args)
+
+    root = tmp_path / "population"
+    short = population(ppo(updates=0, frames=2_000, checkpoint_period=600))
+    with monkeypatch.context() as patch:
+        patch.setattr(loops.Group, "call", interrupting)
+        with pytest.raises(Interrupted):
+            train.run(short, root, stream=io.StringIO())
+    ended = train.resume(root, stream=io.StringIO())
+    whole, others, _ = trained
+    assert lineage.read(root, short).copies == lineage.read(whole, short).copies
+    for one, other in zip(ended, others, strict=True):
+        assert one.result.env_frames == other.result.env_frames
+        for x, y in zip(params(one.path), params(other.path), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_a_killed_population_goes_on_from_what_all_members_have(trained, tmp_path, monkeypatch):
+    saved = lineage.Lineage.write
+
+    def killed(self, directory):
+        if self.selections > 3:  # members have saved, and the lineage is not written
+            raise KeyboardInterrupt
+        saved(self, directory)
+
+    root = tmp_path / "population"
+    with monkeypatch.context() as patch:
+        patch.setattr(lineage.Lineage, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(population(), root, stream=io.StringIO())
+    assert lineage.read(root, population()).selections == 3
+    ended = train.resume(root, stream=io.StringIO())
+    for one, other in zip(ended, trained[1], strict=True):
+        for x, y in zip(params(one.path), params(other.path), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_members_that_diverge_copy_others(tmp_path):
+    found = population(vary={RATE: Choices((1e-3, 1e30))}, resample=0.0)
+    rates = [values[RATE] for values in found.first_values()]
+    assert set(rates) == {1e-3, 1e30}
+    ended = train.run(found, tmp_path / "population", stream=io.StringIO())
+    assert all(one.result.env_frames >= 2_000 for one in ended)
+    assert {one.values[RATE] for one in ended} == {1e-3}
+
+
+@pytest.mark.slow
+def test_dqn_in_a_population(tmp_path):
+    found = population(dqn(updates=0, frames=2_000), size=2, fraction=0.5)
+    ended = train.run(found, tmp_path / "population", stream=io.StringIO())
+    assert all(one.result.env_frames >= 2_000 for one in ended)
+
+
+def apart(**changes):
+    base = ppo("single_process", updates=0, frames=900, log_period=100)
+    return population(dataclasses.replace(base, **changes), size=2, fraction=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_members_apart_copy_each_other_by_their_checkpoints(tmp_path, jobs):
+    root = tmp_path / "population"
+    with nothing_left():
+        ended = train.run(apart(), root, jobs=jobs, stream=io.StringIO())
+    found = lineage.read(root, read(root))
+    assert found.selections == 2 and found.copied
+    assert all(one.result.env_frames >= 900 for one in ended)
+    assert "## Members" in (root / "report.md").read_text()
+    for copy in found.copies:
+        assert copy.score < copy.source_score and copy.frames >= 300
+    for i, one in enumerate(ended):
+        config = json.loads((one.path / "config.json").read_text())
+        assert config["frames"] == 900
+        assert config["agent"]["optimizer"]["learning_rate"] == found.values[i][RATE]
+    if jobs == 1:
+        again = train.resume(root, {"frames": 1_200}, stream=io.StringIO())
+        assert all(one.result.env_frames >= 1_200 for one in again)
+        assert lineage.read(root, read(root)).selections == 3
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(500)
+def test_a_population_with_a_far_too_small_learning_rate_solves_cartpole(tmp_path):
+    pytest.importorskip("gymnax")
+    tuned = preset("gymnax-cartpole-ppo")
+    optimizer = dataclasses.replace(tuned.agent.optimizer, learning_rate=1e-7)  # 1e-3 is right
+    base = dataclasses.replace(
+        tuned,
+        agent=dataclasses.replace(tuned.agent, optimizer=optimizer),
+        frames=60_000,
+        loggers=("jsonl",),
+    )
+    space = {RATE: Range(1e-7, 1e-1, log=True)}
+    cfg = PbtConfig(period=4_000, resample=0.5, start="given")
+    root = tmp_path / "population"
+    ended = train.run(Population(base, 8, space, cfg), root, stream=io.StringIO())
+    assert {values[RATE] for values in Population(base, 8, space, cfg).first_values()} == {1e-7}
+    returns = [one.result.eval_return_mean for one in ended]
+    assert np.median(returns) >= 475  # what the tuned preset reaches
+    assert all(one.result.env_frames < 62_000 for one in ended)
