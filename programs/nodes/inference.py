@@ -43,7 +43,8 @@ class InferenceNode:
         """
         setup.configure_jax(single_thread=True)
         experiment, self._stop = setup.experiment, stop
-        self._program = CoordinatorClient(coordinator, f"inferencer/{index}", stop)
+        name = f"{setup.node('inferencer')}/{index}"
+        self._program = CoordinatorClient(coordinator, name, stop, setup.prefix)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
         program = experiment.program

@@ -149,6 +149,6 @@ def test_options_of_a_policy_are_set_on_the_command_line(tmp_path, capsys):
     options = ["--policies.distributor.agent.discount", "0.5", "--dry-run"]
     assert commands.main("train", [str(path), *options]) == 0
     assert '"discount": 0.5' in capsys.readouterr().out
-    assert commands.main("train", [str(path), "--topology", "heavy_env"]) == 1
-    assert "topology must be single_process with policies" in capsys.readouterr().err
+    assert commands.main("train", [str(path), "--topology", "fused"]) == 1
+    assert "topology must not be fused with policies" in capsys.readouterr().err
     assert RULE.rule in path.read_text()

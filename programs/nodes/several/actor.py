@@ -1,0 +1,193 @@
+"""The node of an actor whose games several policies play."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from programs.components.hooks import make_step_processor
+from programs.components.replay import ProgramReplay
+from programs.components.seeds import acting_key
+from programs.nodes.actor import (
+    EnvGauges,
+    LearningPart,
+    WaitingReplay,
+    env_config,
+    env_seed,
+    may_act,
+)
+from programs.nodes.base import RUNNING, CoordinatorClient, Setup
+from programs.nodes.lock_step import ACT, STOP, WAIT
+from programs.policy_sets.members import divide, share_games
+from programs.policy_sets.player import fixed_inferencer
+from rlstack.acting.actor import Actor
+from rlstack.acting.inference import InferencerLike
+from rlstack.envs.seats.views import SharedPool
+from rlstack.replay import ReplayClosedError
+from rlstack.rpc import RemoteObject, StoppedError
+
+
+class SeveralActorNode:
+    """Acts with all policies in one pool of games until the coordinator ends the program.
+
+    Policies that learn have replays, learners and perhaps inference services in other nodes. The
+    others act here.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        rank: int,
+        replays: Mapping[str, ProgramReplay | RemoteObject],
+        learners: Mapping[str, RemoteObject],
+        services: Mapping[str, RemoteObject],
+        coordinator: RemoteObject,
+        stop: threading.Event,
+    ) -> None:
+        """Makes the agents; `run` makes the games.
+
+        Args:
+          setup: of the program.
+          rank: of this actor.
+          replays: where to write the steps of each policy that learns, as for `ActorNode`.
+          learners: a client of each policy's learner.
+          services: a client of each policy's inference service; empty to infer here.
+          coordinator: a client of the coordinator.
+          stop: set by the launcher to end this node.
+        """
+        self._setup, self._rank = setup, rank
+        self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
+        setup.configure_jax(single_thread=True)
+        self._division = divide(setup.experiment)
+        self._parts = {
+            own.policy: LearningPart(
+                own,
+                rank,
+                replays[own.policy],
+                learners[own.policy],
+                services.get(own.policy),
+                self._program,
+            )
+            for own in setup.learning
+        }
+        key = [rank, self._program.incarnation]
+        self._fixed = {
+            member.name: fixed_inferencer(
+                member, setup.spec, acting_key(member.experiment.seed, *key)
+            )
+            for member in self._division.members.values()
+            if member.kind != "learning"
+        }
+
+    def run(self) -> None:
+        """Acts until the program ends training."""
+        experiment, program = self._setup.experiment, self._program
+        for part in self._parts.values():
+            part.wait()
+        number = f"{experiment.env.num_envs:,} environments"
+        with program.phase(f"making {number}"):
+            shared = self._share_games()
+        replays: dict[str, WaitingReplay] = {}
+
+        def gauges() -> dict[str, float]:
+            return {
+                f"{policy}/{name}": value
+                for policy, replay in replays.items()
+                for name, value in replay.gauges().items()
+            }
+
+        with shared, contextlib.ExitStack() as closing:
+            for name, part in self._parts.items():
+                replays[name] = part.begin()
+                closing.callback(part.close)
+            program.gauges = EnvGauges(program, gauges, shared.pool, experiment)
+            try:
+                with program.phase(f"resetting {number}"):
+                    actors = self._make_actors(shared, replays)
+                if experiment.program.pacing == "lock_step":
+                    self._act_in_lock_step(actors, replays)
+                else:
+                    self._act(actors)
+            except (StoppedError, ReplayClosedError):
+                pass  # a learner closes its replay when it ends
+            finally:
+                program.gauges = gauges  # the last report comes after the pool is closed
+        program.report_end()
+
+    def _share_games(self) -> SharedPool:
+        experiment, at = self._setup.experiment, (self._rank, self._program.incarnation)
+        return share_games(
+            experiment,
+            self._division,
+            env_config(experiment),
+            env_seed(experiment, *at),
+            env_seed(experiment, *at, role="seating"),
+        )
+
+    def _make_actors(
+        self, shared: SharedPool, replays: Mapping[str, WaitingReplay]
+    ) -> dict[str, Actor]:
+        def inferencer(name: str) -> InferencerLike:
+            return self._parts[name].inferencer if name in self._parts else self._fixed[name]
+
+        return {
+            name: Actor(
+                shared.views[name],
+                inferencer(name),
+                replays.get(name),
+                step_processor=make_step_processor(member.experiment) if name in replays else None,
+            )
+            for name, member in self._division.members.items()
+        }
+
+    def _step(self, actors: Mapping[str, Actor]) -> int:
+        """Acts once with every policy; returns the frames of those that learn."""
+        for name, actor in actors.items():
+            logs = actor.act()
+            self._program.log(logs, f"{name}/")
+            if name in self._parts:
+                self._program.log(logs)
+        for actor in actors.values():
+            actor.receive()
+        return sum(actors[name].env_frames for name in self._parts)
+
+    def _act(self, actors: Mapping[str, Actor]) -> None:
+        with self._program.phase("compiling the agents' steps, and acting"):
+            frames = self._step(actors)
+        while may_act(self._program, frames):
+            frames = self._step(actors)
+
+    def _act_in_lock_step(
+        self, actors: Mapping[str, Actor], replays: Mapping[str, WaitingReplay]
+    ) -> None:
+        """Acts, and waits at the barriers of the learners, which learn at the same time."""
+        due: set[str] = set()  # policies that have reported since their learners learned
+        go_on = True
+        with ThreadPoolExecutor(len(self._parts), "barrier") as pool:
+            while go_on and self._program.poll().phase == RUNNING:
+                for _ in range(self._setup.experiment.steps_per_update):
+                    frames = self._step(actors)
+                due |= {name for name, replay in replays.items() if replay.has_reported()}
+                if not due:
+                    continue
+                for name in due:
+                    replays[name].flush()
+                answers = self._wait_for_learners(pool, due, frames)
+                if answers == {STOP}:
+                    self._program.dismiss()
+                # A learner whose updates are spent says STOP; the others may go on.
+                go_on = ACT in answers
+                self._program.count(env_frames=frames)
+
+    def _wait_for_learners(self, pool: ThreadPoolExecutor, due: set[str], frames: int) -> set[str]:
+        """Waits at the barriers of these policies and removes them; returns the answers."""
+        answers: set[str] = set()
+        while due and self._program.poll().phase == RUNNING:
+            waits = {name: pool.submit(self._parts[name].arrive, frames) for name in due}
+            for name, wait in waits.items():
+                if (answer := wait.result()) != WAIT:
+                    answers.add(answer)
+                    due.remove(name)
+        return answers
