@@ -121,11 +121,6 @@ def check(experiment: Experiment) -> None:
         )
     if topology == "single_process":
         return
-    if any(member.history.of for member in policies.values()):
-        raise ValueError(
-            "Experiment: topology must be single_process with a policy of earlier versions "
-            f"(history), which only a single process keeps; got {topology}."
-        )
     replays = [experiment.replay, *(member.replay for member in policies.values())]
     if experiment.updates and any(replay and replay.min_actors for replay in replays):
         raise ValueError(

@@ -50,6 +50,9 @@ LEARNER_SAMPLE = 0.2
 # A learner that asks another one for its part of a checkpoint, in one call: an answer takes no
 # computation, and the learner that asks has more to do.
 ASK_PART = 1.0
+# Between two requests of an actor for new earlier versions of a policy. Nodes learn of everything
+# else with this delay too.
+EXCHANGE_PERIOD = REPORT_PERIOD
 # Between two checks for the parts; they are small next to what writing a checkpoint takes.
 PARTS_POLL = 0.02
 # An actor whose replay is full.

@@ -20,6 +20,7 @@ from programs import timing
 from programs.components import xla
 from programs.components.agent import make_agent
 from programs.experiment import Experiment
+from programs.member_config import HistoryConfig
 from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
 from programs.policy_sets.members import divide
@@ -59,18 +60,29 @@ class Setup:
     listens: bool = False  # whether the command has callbacks, which read the coordinator's events
     policy: str = ""  # of several; the experiment is then that of this policy alone
     older_runtime: bool | None = None  # of XLA, in all nodes; None for what suits the experiment
+    rows: int = 0  # of one actor, of all policies that learn, with several
+    # The policies that play earlier versions of this one.
+    histories: Mapping[str, HistoryConfig] = dataclasses.field(default_factory=dict)
 
     @property
     def learning(self) -> list[Setup]:
         """The setup of each policy that learns; with one policy, this one."""
         if not self.experiment.policies:
             return [self]
+        division = divide(self.experiment)
         older = self.experiment.older_runtime
+        rows = sum(member.experiment.env.num_envs for member in division.learning)
+        histories = {name: member.cfg.history for name, member in division.members.items()}
         return [
             dataclasses.replace(
-                self, experiment=member.experiment, policy=member.name, older_runtime=older
+                self,
+                experiment=member.experiment,
+                policy=member.name,
+                older_runtime=older,
+                rows=rows,
+                histories={n: cfg for n, cfg in histories.items() if cfg.of == member.name},
             )
-            for member in divide(self.experiment).learning
+            for member in division.learning
         ]
 
     @property

@@ -179,6 +179,9 @@ class LearnerNode:
     def _between_rounds(self) -> None:
         """Passes no time in lock-step while actors act or wait for another policy."""
 
+    def _end_round(self, env_frames: int) -> None:
+        """Does nothing at the end of a round of lock-step, at these frames of the program."""
+
     def _discard(self) -> None:
         """Does nothing with the steps of lock-step's last round; the program ends with it."""
 
@@ -202,6 +205,7 @@ class LearnerNode:
                 self._discard()
             if frames is None:
                 continue
+            self._end_round(start + frames)
             self._read_replay_stats()
             self._save_if_due(state)
             self._poll(now=self._has_learned_enough())

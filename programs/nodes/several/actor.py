@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from programs import timing
+from programs.components.agent import make_agent
 from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay
 from programs.components.seeds import acting_key
@@ -20,13 +24,15 @@ from programs.nodes.actor import (
 )
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, STOP, WAIT
-from programs.policy_sets.members import divide, share_games
+from programs.nodes.several.versions import CopiedVersions
+from programs.policy_sets.history import HistoryPlayer, versions_player
+from programs.policy_sets.members import Member, divide, share_games
 from programs.policy_sets.player import fixed_inferencer
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
 from rlstack.envs.seats.views import SharedPool
 from rlstack.replay import ReplayClosedError
-from rlstack.rpc import RemoteObject, StoppedError
+from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
 
 
 class SeveralActorNode:
@@ -72,32 +78,47 @@ class SeveralActorNode:
             )
             for own in setup.learning
         }
-        key = [rank, self._program.incarnation]
-        self._fixed = {
-            member.name: fixed_inferencer(
-                member, setup.spec, acting_key(member.experiment.seed, *key)
-            )
-            for member in self._division.members.values()
-            if member.kind != "learning"
-        }
+        self._histories: dict[str, HistoryPlayer] = {}
+        self._fixed: dict[str, InferencerLike] = {}
+        for member in self._division.members.values():
+            if member.kind == "history":
+                learner = learners[member.cfg.history.of]
+                self._histories[member.name] = self._history(member, learner)
+            elif member.kind != "learning":
+                key = acting_key(member.experiment.seed, rank, self._program.incarnation)
+                self._fixed[member.name] = fixed_inferencer(member, setup.spec, key)
+
+    def _history(self, member: Member, learner: RemoteObject) -> HistoryPlayer:
+        setup, program = self._setup, self._setup.experiment.program
+        agent = make_agent(member.experiment, setup.spec)
+        versions = CopiedVersions(member.cfg.history, member.name, agent, learner)
+        number = self._rank + program.num_actors * self._program.incarnation
+        return versions_player(member, versions, setup.spec, number)
 
     def run(self) -> None:
         """Acts until the program ends training."""
         experiment, program = self._setup.experiment, self._program
         for part in self._parts.values():
             part.wait()
+        for player in self._histories.values():
+            program.wait_for(functools.partial(exchange, player))
         number = f"{experiment.env.num_envs:,} environments"
         with program.phase(f"making {number}"):
             shared = self._share_games()
         replays: dict[str, WaitingReplay] = {}
 
         def gauges() -> dict[str, float]:
-            return {
+            found = {
                 f"{policy}/{name}": value
                 for policy, replay in replays.items()
                 for name, value in replay.gauges().items()
             }
+            for name, player in self._histories.items():
+                found[f"{name}/versions"] = len(player.versions.slots)
+                found[f"{name}/mean_win_rate"] = float(player.versions.win_rates.mean())
+            return found
 
+        self._shared = shared
         with shared, contextlib.ExitStack() as closing:
             for name, part in self._parts.items():
                 replays[name] = part.begin()
@@ -129,18 +150,19 @@ class SeveralActorNode:
     def _make_actors(
         self, shared: SharedPool, replays: Mapping[str, WaitingReplay]
     ) -> dict[str, Actor]:
-        def inferencer(name: str) -> InferencerLike:
-            return self._parts[name].inferencer if name in self._parts else self._fixed[name]
-
-        return {
-            name: Actor(
-                shared.views[name],
-                inferencer(name),
-                replays.get(name),
-                step_processor=make_step_processor(member.experiment) if name in replays else None,
-            )
-            for name, member in self._division.members.items()
-        }
+        made = {}
+        for name, member in self._division.members.items():
+            view = shared.views[name]
+            if name in replays:
+                processor = make_step_processor(member.experiment)
+                inferencer = self._parts[name].inferencer
+                made[name] = Actor(view, inferencer, replays[name], step_processor=processor)
+            elif name in self._histories:
+                self._histories[name].begin(view)
+                made[name] = self._histories[name].actor
+            else:
+                made[name] = Actor(view, self._fixed[name], None)
+        return made
 
     def _step(self, actors: Mapping[str, Actor]) -> int:
         """Acts once with every policy; returns the frames of those that learn."""
@@ -151,13 +173,25 @@ class SeveralActorNode:
                 self._program.log(logs)
         for actor in actors.values():
             actor.receive()
+        for player in self._histories.values():
+            player.watch(self._shared)
         return sum(actors[name].env_frames for name in self._parts)
 
     def _act(self, actors: Mapping[str, Actor]) -> None:
         with self._program.phase("compiling the agents' steps, and acting"):
             frames = self._step(actors)
+        due = time.monotonic()
         while may_act(self._program, frames):
             frames = self._step(actors)
+            if self._histories and time.monotonic() >= due:
+                self._exchange()
+                due = time.monotonic() + timing.EXCHANGE_PERIOD
+
+    def _exchange(self) -> None:
+        """Exchanges the results of games for new versions."""
+        for player in self._histories.values():
+            with contextlib.suppress(UnavailableError):
+                exchange(player)
 
     def _act_in_lock_step(
         self, actors: Mapping[str, Actor], replays: Mapping[str, WaitingReplay]
@@ -179,6 +213,8 @@ class SeveralActorNode:
                     self._program.dismiss()
                 # A learner whose updates are spent says STOP; the others may go on.
                 go_on = ACT in answers
+                if go_on:
+                    self._exchange()
                 self._program.count(env_frames=frames)
 
     def _wait_for_learners(self, pool: ThreadPoolExecutor, due: set[str], frames: int) -> set[str]:
@@ -191,3 +227,10 @@ class SeveralActorNode:
                     answers.add(answer)
                     due.remove(name)
         return answers
+
+
+def exchange(player: HistoryPlayer) -> None:
+    """Exchanges results for versions, for a player of `CopiedVersions`; raises what these do."""
+    assert isinstance(player.versions, CopiedVersions)
+    for slot in player.versions.exchange().tolist():
+        player.forget(slot)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from programs.components.agent import make_agent
 from programs.nodes.base import Setup
 from programs.nodes.evaluator import EvaluatorNode, newest_params
+from programs.nodes.several.versions import CopiedVersions
 from programs.policy_sets.evaluation import SetEvaluator
 from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import Evaluation
@@ -27,13 +28,23 @@ class SeveralEvaluatorNode(EvaluatorNode):
     ) -> None:
         """Makes the evaluators; arguments as for `EvaluatorNode`, with each policy's learner."""
         self._learners = learners
+        self._versions: dict[str, CopiedVersions] = {}  # earlier ones, by who plays them
         super().__init__(setup, next(iter(learners.values())), coordinator, stop)
 
     def _make_evaluator(self) -> Callable[[Params], Evaluation]:
         setup = self._setup
         for own in setup.learning:
             own.register_records(make_agent(own.experiment, own.spec))
-        return SetEvaluator(setup.experiment, divide(setup.experiment), setup.spec, {}).evaluate
+        division = divide(setup.experiment)
+        for name, member in division.members.items():
+            if of := member.cfg.history.of:
+                agent = make_agent(member.experiment, setup.spec)
+                self._versions[name] = CopiedVersions(
+                    member.cfg.history, name, agent, self._learners[of]
+                )
+        return SetEvaluator(setup.experiment, division, setup.spec, self._versions).evaluate
 
     def _newest_params(self) -> Params:
+        for versions in self._versions.values():
+            versions.exchange()
         return {name: newest_params(learner) for name, learner in self._learners.items()}

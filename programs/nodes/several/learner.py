@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from programs import timing
 from programs.components.replay import ProgramReplay
 from programs.nodes.base import OVER, RUNNING, ProgramState, Setup
 from programs.nodes.learner import LearnerNode
 from programs.nodes.several.parts import Part, PartFiles, joined, part_of
+from programs.nodes.several.versions import KeptVersions
 from rlstack.replay import ReplayTimeoutError
 from rlstack.rpc import RemoteObject, UnavailableError, remote
 from rlstack.storage import checkpoint
@@ -31,6 +35,30 @@ class _PolicyLearnerNode(LearnerNode):
     for the other policies.
     """
 
+    @remote()
+    def exchange(self, name: str, known: np.ndarray, results: Sequence[Sequence[float]]) -> bytes:
+        """Takes results of games and returns earlier versions; see `KeptVersions.exchange`."""
+        found = [(int(slot), int(number), score) for slot, number, score in results]
+        return self._versions.exchange(name, known, found)
+
+    @functools.cached_property
+    def _versions(self) -> KeptVersions:
+        return KeptVersions(self._setup.histories, self._learner.params)
+
+    def _poll(self, *, now: bool = False) -> ProgramState:
+        state = super()._poll(now=now)
+        if self._setup.experiment.program.pacing != "lock_step":
+            self._end_round(state.env_frames)
+        return state
+
+    def _end_round(self, env_frames: int) -> None:
+        own = env_frames * self._setup.experiment.env.num_envs // self._setup.rows
+        self._versions.keep(own, self._learner.params)
+
+    def _tree(self) -> tuple[PyTree, Mapping[str, Any]]:
+        tree, metadata = super()._tree()
+        return {**tree, "versions": self._versions.save()}, metadata
+
     def _rest(self) -> None:
         until = time.monotonic() + timing.LEARNER_PHASE_POLL
         while (left := until - time.monotonic()) > 0:
@@ -43,8 +71,10 @@ class _PolicyLearnerNode(LearnerNode):
 
     def _read(self, path: Path, target: PyTree) -> Any:
         policy = self._setup.policy
-        found = checkpoint.restore(path, joined({policy: target}), partial=True)
-        return part_of(found, policy)
+        target = joined({policy: {**target, "versions": self._versions.save()}})
+        found = part_of(checkpoint.restore(path, target, partial=True), policy)
+        self._versions.load(found["versions"])
+        return found
 
 
 class FollowingLearnerNode(_PolicyLearnerNode):

@@ -23,21 +23,31 @@ from rlstack.types import PyTree
 class Part(NamedTuple):
     """The part of one policy, with arrays in numpy."""
 
-    tree: PyTree  # {"learner": {name: ...}, "replay": ...}
+    # {"learner": {name: ...}, "replay": ..., "versions": those of it, by who plays them}
+    tree: PyTree
     metadata: Mapping[str, Any]
 
 
 def joined(trees: Mapping[str, PyTree]) -> PyTree:
-    """Returns the trees of several policies as one, as `Learners.save` has it."""
+    """Returns the trees of several policies as one, in the form of `SeveralPolicies.save`."""
     parts = next(iter(trees.values()))["learner"]
-    learner = {part: {name: t["learner"][part] for name, t in trees.items()} for part in parts}
-    return {"learner": learner, "replay": {name: t["replay"] for name, t in trees.items()}}
+    whole = {
+        "learner": {
+            part: {name: t["learner"][part] for name, t in trees.items()} for part in parts
+        },
+        "replay": {name: t["replay"] for name, t in trees.items()},
+    }
+    versions = {name: v for t in trees.values() for name, v in t["versions"].items()}
+    if versions:
+        whole["policies"] = {n: {"inferencer": {"versions": v}} for n, v in versions.items()}
+    return whole
 
 
 def part_of(tree: PyTree, policy: str) -> PyTree:
-    """Returns the tree of one policy of what `joined` returned."""
+    """Returns the tree of one policy, of what `joined` returned for it alone."""
+    versions = {n: t["inferencer"]["versions"] for n, t in tree.get("policies", {}).items()}
     learner = {part: by_policy[policy] for part, by_policy in tree["learner"].items()}
-    return {"learner": learner, "replay": tree["replay"][policy]}
+    return {"learner": learner, "replay": tree["replay"][policy], "versions": versions}
 
 
 class PartFiles:

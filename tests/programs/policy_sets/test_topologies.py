@@ -6,20 +6,24 @@ import json
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from programs.components.environments import environment_spec
 from programs.components.restored import read_params
 from programs.experiment import from_json
-from programs.member_config import MemberConfig
+from programs.member_config import HistoryConfig, MemberConfig
+from programs.nodes.several.versions import CopiedVersions, KeptVersions
 from programs.policy_sets.members import divide
+from programs.policy_sets.tournament import tournament
+from programs.policy_sets.versions import read_versions
 from programs.run import train
 from programs.run.launch import ProgramError
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.storage import checkpoint
 from tests.programs.launched import FAST, Launched
-from tests.programs.policy_sets.cases import chain, selfplay
+from tests.programs.policy_sets.cases import chain, leaves_equal, selfplay
 from tests.programs.running import (
     failures,
     metrics,
@@ -267,8 +271,78 @@ def test_rounds_and_updates_together_are_refused():
         dataclasses.replace(experiment, replay=rounds, updates=5)
 
 
-def test_earlier_versions_play_in_a_single_process_only():
-    with pytest.raises(
-        ValueError, match="topology must be single_process with a policy of earlier"
-    ):
-        dataclasses.replace(selfplay(), topology="heavy_env")
+def selfplays(topology, program=None, frames=200, **changes):
+    """Four games of a learner against its past, whose versions are drawn by their win rates."""
+    made = small(selfplay("prioritised", **changes), topology, frames, program=program)
+    return dataclasses.replace(made, log_period=50, evaluator=selfplay().evaluator)
+
+
+def versions_in(directory):
+    """What the newest checkpoint has of the earlier versions of the learner."""
+    experiment = from_json((directory / "config.json").read_text())
+    path, spec = checkpoint.latest(directory / "checkpoints"), environment_spec(experiment)
+    division = divide(experiment)
+    own = read_params(path, division.members["learner"].experiment, spec, policy="learner")
+    return read_versions(path, division.members["past"], own).save()
+
+
+@pytest.mark.parametrize("topology", HEAVY_FIRST[:2])
+def test_self_play_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, topology):
+    expected = run(selfplays("single_process"), tmp_path / "single")
+    result = run(selfplays(topology, LOCK_STEP), tmp_path / "run")
+    assert result.policies == expected.policies
+    assert result.learner_steps >= 5
+    assert same_policies(learned(tmp_path / "run"), learned(tmp_path / "single"))
+    kept, its = versions_in(tmp_path / "run"), versions_in(tmp_path / "single")
+    assert leaves_equal(kept, its)
+    assert len(np.unique(kept["ids"])) == 3
+    assert np.any(kept["games"] > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
+def test_self_play_resumes_with_its_versions(tmp_path, topology):
+    run(selfplays(topology, TWO_ACTORS), tmp_path / "run")
+    before = versions_in(tmp_path / "run")
+    result = train.resume(tmp_path / "run", frames=400, stream=io.StringIO())
+    after = versions_in(tmp_path / "run")
+    assert after["ids"].max() > before["ids"].max() >= 1
+    assert after["frames"].max() <= result.policies["learner"]["env_frames"]
+    assert series(tmp_path / "run", "past/versions")[-1] > 1
+    assert 0 < series(tmp_path / "run", "past/mean_win_rate")[-1] < 1
+    played = tournament(tmp_path / "run", games=2, versions=2)
+    assert played.names[-1] == f"learner@{result.env_frames}"
+
+
+def test_a_copy_of_versions_gets_what_it_lacks():
+    cfg = HistoryConfig(of="learner", period=10, max_versions=3)
+    params = {"w": np.zeros(2, np.float32)}
+
+    class OfParams:
+        def initial_params(self, rng_key):
+            return jax.tree.map(jnp.asarray, params)
+
+    class Learner:
+        def exchange(self, *arguments):
+            return kept.exchange(*arguments)
+
+    kept = KeptVersions({"past": cfg}, {"w": np.ones(2, np.float32)})
+    copy = CopiedVersions(cfg, "past", OfParams(), Learner())
+    np.testing.assert_array_equal(copy.exchange(), [0])
+    np.testing.assert_array_equal(copy.params(0)[1]["w"], [1, 1])
+    kept.keep(5, {"w": np.full(2, 2, np.float32)})  # not due
+    assert len(copy.exchange()) == 0
+    for frames in (10, 20):
+        kept.keep(frames, {"w": np.full(2, frames, np.float32)})
+    np.testing.assert_array_equal(copy.exchange(), [1, 2])
+    np.testing.assert_array_equal(copy.frames, [0, 10, 20])
+    copy.record(2, 1.0)
+    copy.record(1, 0.0)
+    np.testing.assert_allclose(copy.win_rates, [0.5, 0.25, 0.75])
+    kept.keep(40, {"w": np.full(2, 40, np.float32)})  # replaces the version of 10 frames
+    np.testing.assert_array_equal(copy.exchange(), [1])
+    np.testing.assert_array_equal(copy.params(1)[1]["w"], [40, 40])
+    # The result against the version that is gone does not count for the new one.
+    np.testing.assert_allclose(copy.win_rates, [0.5, 0.75, 0.5])
+    assert leaves_equal(copy.save(), kept.save()["past"])
