@@ -56,6 +56,8 @@ class ProgramConfig(Checked):
     """Number of actors, each with env.num_envs environments."""
     num_inferencers: int = 1
     """Number of inference services, among which actors are divided (light_env, distributed)."""
+    trainers: Literal["one_each", "one"] = "one_each"
+    """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
     launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.

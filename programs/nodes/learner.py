@@ -32,7 +32,11 @@ from rlstack.types import Batch, PyTree
 
 
 class LearnerNode:
-    """A Learner that runs until the coordinator ends the program."""
+    """A Learner that runs until the coordinator ends the program.
+
+    Attributes:
+      name: of this node.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,8 @@ class LearnerNode:
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
-        self._name = setup.node(LEARNER)
-        self._program = CoordinatorClient(coordinator, self._name, stop, setup.prefix)
+        self.name = setup.node(LEARNER)
+        self._program = CoordinatorClient(coordinator, self.name, stop, setup.prefix)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
         self._source = program_replay(setup, replay).reader()
@@ -115,7 +119,7 @@ class LearnerNode:
 
     def run(self) -> None:
         """Learns until training ends, saves, and publishes params until the program is over."""
-        heartbeat = Heartbeat(self._coordinator, self._name)
+        heartbeat = Heartbeat(self._coordinator, self.name)
         try:
             if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
                 with self._program.phase("compiling the learner's step"):

@@ -168,7 +168,8 @@ def _log_of(setup: Setup, name: str) -> Path:
     for node, index in indexed(graph_of(setup)):
         if node.name == name:
             return logs / node.group / str(index)
-    return logs / name  # the launcher's
+    group = logs / name.split("/")[0]
+    return group / "0" if group.is_dir() else logs / name  # of a node with several learners
 
 
 def _end_of(log: Path) -> str:

@@ -9,6 +9,7 @@ from programs.nodes.coordinator import CoordinatorNode
 from programs.nodes.several.actor import SeveralActorNode
 from programs.nodes.several.evaluator import SeveralEvaluatorNode
 from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
+from programs.nodes.several.together import TogetherLearnerNode
 from programs.topologies.services import inference_services, replay_service
 
 
@@ -27,7 +28,7 @@ def several(setup: Setup) -> Graph:
         else SharedMemory(own.experiment, own.step)
         for own in learning
     }
-    learners = _learners(graph, learning, replays, coordinator)
+    learners = _learners(graph, setup, replays, coordinator)
     services = {
         own.policy: inference_services(graph, own, learners[own.policy], coordinator)
         for own in learning
@@ -45,12 +46,15 @@ def several(setup: Setup) -> Graph:
 
 def _learners(
     graph: Graph,
-    learning: list[Setup],
+    setup: Setup,
     replays: dict[str, SharedMemory | Handle],
     coordinator: Handle,
 ) -> dict[str, Handle]:
-    """Adds a learner for each policy; that of the first one writes the checkpoints of all."""
-    first, *others = learning
+    """Adds the learners of all policies; that of the first one writes the checkpoints of all."""
+    if setup.experiment.program.trainers == "one":
+        together = graph.service(LEARNER, TogetherLearnerNode, setup, replays, coordinator)
+        return dict.fromkeys(replays, together)
+    first, *others = setup.learning
     following = {
         own.policy: graph.service(
             own.node(LEARNER), FollowingLearnerNode, own, replays[own.policy], coordinator

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from programs import timing
-from programs.components.agent import make_agent
 from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay
 from programs.components.seeds import acting_key
@@ -24,7 +23,8 @@ from programs.nodes.actor import (
 )
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, STOP, WAIT
-from programs.nodes.several.versions import CopiedVersions
+from programs.nodes.several.clients import learner_of
+from programs.nodes.several.versions import CopiedVersions, copied_versions
 from programs.policy_sets.history import HistoryPlayer, versions_player
 from programs.policy_sets.members import Member, divide, share_games
 from programs.policy_sets.player import fixed_inferencer
@@ -72,7 +72,7 @@ class SeveralActorNode:
                 own,
                 rank,
                 replays[own.policy],
-                learners[own.policy],
+                learner_of(own, learners[own.policy]),
                 services.get(own.policy),
                 self._program,
             )
@@ -82,16 +82,14 @@ class SeveralActorNode:
         self._fixed: dict[str, InferencerLike] = {}
         for member in self._division.members.values():
             if member.kind == "history":
-                learner = learners[member.cfg.history.of]
-                self._histories[member.name] = self._history(member, learner)
+                self._histories[member.name] = self._history(member, learners)
             elif member.kind != "learning":
                 key = acting_key(member.experiment.seed, rank, self._program.incarnation)
                 self._fixed[member.name] = fixed_inferencer(member, setup.spec, key)
 
-    def _history(self, member: Member, learner: RemoteObject) -> HistoryPlayer:
+    def _history(self, member: Member, learners: Mapping[str, RemoteObject]) -> HistoryPlayer:
         setup, program = self._setup, self._setup.experiment.program
-        agent = make_agent(member.experiment, setup.spec)
-        versions = CopiedVersions(member.cfg.history, member.name, agent, learner)
+        versions = copied_versions(setup, member, learners)
         number = self._rank + program.num_actors * self._program.incarnation
         return versions_player(member, versions, setup.spec, number)
 

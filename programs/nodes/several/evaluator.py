@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from programs.components.agent import make_agent
 from programs.nodes.base import Setup
 from programs.nodes.evaluator import EvaluatorNode, newest_params
-from programs.nodes.several.versions import CopiedVersions
+from programs.nodes.several.clients import learner_of
+from programs.nodes.several.versions import CopiedVersions, copied_versions
 from programs.policy_sets.evaluation import SetEvaluator
 from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import Evaluation
@@ -27,7 +28,7 @@ class SeveralEvaluatorNode(EvaluatorNode):
         stop: threading.Event,
     ) -> None:
         """Makes the evaluators; arguments as for `EvaluatorNode`, with each policy's learner."""
-        self._learners = learners
+        self._learners = learners  # or clients of the nodes in which they are
         self._versions: dict[str, CopiedVersions] = {}  # earlier ones, by who plays them
         super().__init__(setup, next(iter(learners.values())), coordinator, stop)
 
@@ -37,14 +38,14 @@ class SeveralEvaluatorNode(EvaluatorNode):
             own.register_records(make_agent(own.experiment, own.spec))
         division = divide(setup.experiment)
         for name, member in division.members.items():
-            if of := member.cfg.history.of:
-                agent = make_agent(member.experiment, setup.spec)
-                self._versions[name] = CopiedVersions(
-                    member.cfg.history, name, agent, self._learners[of]
-                )
+            if member.kind == "history":
+                self._versions[name] = copied_versions(setup, member, self._learners)
         return SetEvaluator(setup.experiment, division, setup.spec, self._versions).evaluate
 
     def _newest_params(self) -> Params:
         for versions in self._versions.values():
             versions.exchange()
-        return {name: newest_params(learner) for name, learner in self._learners.items()}
+        return {
+            own.policy: newest_params(learner_of(own, self._learners[own.policy]))
+            for own in self._setup.learning
+        }

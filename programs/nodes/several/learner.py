@@ -28,7 +28,7 @@ from rlstack.types import PyTree
 _log = logging.getLogger(__name__)
 
 
-class _PolicyLearnerNode(LearnerNode):
+class PolicyLearnerNode(LearnerNode):
     """The learner of one of several policies.
 
     When its updates are spent, it discards what the actors still make for it, so that they go on
@@ -77,7 +77,7 @@ class _PolicyLearnerNode(LearnerNode):
         return found
 
 
-class FollowingLearnerNode(_PolicyLearnerNode):
+class FollowingLearnerNode(PolicyLearnerNode):
     """A learner that gives its part to the one that writes checkpoints, when asked."""
 
     def __init__(
@@ -139,7 +139,7 @@ class FollowingLearnerNode(_PolicyLearnerNode):
         """Does nothing; the learner that writes the checkpoint announces it."""
 
 
-class LeadingLearnerNode(_PolicyLearnerNode):
+class LeadingLearnerNode(PolicyLearnerNode):
     """The learner that writes the checkpoints, with the parts of all learners."""
 
     def __init__(
@@ -147,7 +147,7 @@ class LeadingLearnerNode(_PolicyLearnerNode):
         setup: Setup,
         replay: ProgramReplay | RemoteObject,
         coordinator: RemoteObject,
-        others: Mapping[str, RemoteObject],
+        others: Mapping[str, RemoteObject | FollowingLearnerNode],
         stop: threading.Event,
     ) -> None:
         """Makes the learner.
@@ -156,7 +156,7 @@ class LeadingLearnerNode(_PolicyLearnerNode):
           setup: of the policy.
           replay: as for `LearnerNode`.
           coordinator: likewise.
-          others: a client of each other policy's learner.
+          others: the other policies' learners, or clients of them.
           stop: as for `LearnerNode`.
         """
         self._others, self._number, self._last = others, 0, False
@@ -190,7 +190,11 @@ class LeadingLearnerNode(_PolicyLearnerNode):
             for name, learner in self._others.items():
                 if name not in asked:
                     with contextlib.suppress(UnavailableError):
-                        learner.call("give_part", (self._number, last), timeout=timing.ASK_PART)
+                        if isinstance(learner, RemoteObject):
+                            arguments = (self._number, last)
+                            learner.call("give_part", arguments, timeout=timing.ASK_PART)
+                        else:
+                            learner.give_part(self._number, last)
                         asked.add(name)
                 if name not in parts and (part := self._files.take(name, self._number)):
                     parts[name] = part

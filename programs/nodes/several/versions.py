@@ -8,7 +8,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from programs.components.agent import make_agent
 from programs.member_config import HistoryConfig
+from programs.nodes.base import Setup
+from programs.nodes.several.clients import learner_of
+from programs.policy_sets.members import Member
 from programs.policy_sets.versions import Versions
 from rlstack.acting.on_host import OnHost
 from rlstack.agent import Agent
@@ -109,3 +113,19 @@ class CopiedVersions(Versions):
         changed = self.take(codec.decode(encoded))
         self._known = self.numbers
         return changed
+
+
+def copied_versions(
+    setup: Setup, member: Member, learners: Mapping[str, RemoteObject]
+) -> CopiedVersions:
+    """Returns a copy of the versions that a policy plays.
+
+    Args:
+      setup: of the program.
+      member: the policy.
+      learners: a client of each policy's learner, or of the node that it is in.
+    """
+    of = next(own for own in setup.learning if own.policy == member.cfg.history.of)
+    agent = make_agent(of.experiment, setup.spec)
+    learner = learner_of(of, learners[of.policy])
+    return CopiedVersions(member.cfg.history, member.name, agent, learner)

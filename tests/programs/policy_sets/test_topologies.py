@@ -43,11 +43,7 @@ LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2}
 LEARNING = ("retailer", "distributor")
 _LATER = [pytest.mark.slow, pytest.mark.chosen]
-HEAVY_FIRST = [
-    "heavy_env",
-    pytest.param("light_env", marks=_LATER),
-    pytest.param("distributed", marks=_LATER),
-]
+HEAVY_FIRST = ["heavy_env", pytest.param("light_env", marks=_LATER)]
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +91,19 @@ def single(tmp_path_factory):
     return run(chains("single_process"), directory), learned(directory)
 
 
-@pytest.mark.parametrize("topology", HEAVY_FIRST)
-def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology):
+@pytest.mark.parametrize(
+    ("topology", "trainers"),
+    [
+        ("heavy_env", "one_each"),
+        ("heavy_env", "one"),
+        pytest.param("light_env", "one_each", marks=_LATER),
+        pytest.param("distributed", "one", marks=_LATER),
+    ],
+)
+def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topology, trainers):
     expected, its_params = single
-    result = run(chains(topology, program=LOCK_STEP), tmp_path / "run")
+    program = {**LOCK_STEP, "trainers": trainers}
+    result = run(chains(topology, program=program), tmp_path / "run")
     assert result.policies == expected.policies
     assert min(policy["learner_steps"] for policy in result.policies.values()) >= 10
     assert (result.env_frames, result.learner_steps) == (
@@ -123,18 +128,18 @@ def test_a_set_of_one_policy_is_the_program_of_that_policy(tmp_path):
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize(
-    ("topology", "launch"),
+    ("topology", "launch", "trainers"),
     [
-        ("heavy_env", "processes"),
-        ("light_env", "threads"),
-        ("distributed", "threads"),
-        ("distributed", "launchpad"),
+        ("heavy_env", "processes", "one"),
+        ("light_env", "threads", "one_each"),
+        ("distributed", "threads", "one_each"),
+        ("distributed", "launchpad", "one_each"),
     ],
 )
 def test_asynchronous_programs_leave_the_logs_and_results_of_each_policy(
-    tmp_path, topology, launch
+    tmp_path, topology, launch, trainers
 ):
-    program = {"launch": launch, "num_actors": 2, "num_inferencers": 2}
+    program = {"launch": launch, "num_actors": 2, "num_inferencers": 2, "trainers": trainers}
     experiment = chains(topology, program=program, checkpoint_period=200)
     result = run(experiment, tmp_path / "run")
     assert result.topology == topology
@@ -181,8 +186,9 @@ def test_updates_are_a_budget_of_each_learner(tmp_path, pacing):
     } == dict.fromkeys(LEARNING, 12)
 
 
-def test_a_learner_that_fails_is_named_and_its_update_can_be_made_again(tmp_path):
-    experiment = chains("heavy_env")
+@pytest.mark.parametrize("trainers", ["one_each", pytest.param("one", marks=_LATER)])
+def test_a_learner_that_fails_is_named_and_its_update_can_be_made_again(tmp_path, trainers):
+    experiment = chains("heavy_env", program={"trainers": trainers})
     scale = NormalisationConfig(reward_scale=float("inf"))
     member = dataclasses.replace(experiment.policies["distributor"], normalisation=scale)
     policies = {**experiment.policies, "distributor": member}
@@ -286,7 +292,7 @@ def versions_in(directory):
     return read_versions(path, division.members["past"], own).save()
 
 
-@pytest.mark.parametrize("topology", HEAVY_FIRST[:2])
+@pytest.mark.parametrize("topology", HEAVY_FIRST)
 def test_self_play_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, topology):
     expected = run(selfplays("single_process"), tmp_path / "single")
     result = run(selfplays(topology, LOCK_STEP), tmp_path / "run")
@@ -303,16 +309,16 @@ def test_self_play_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, to
 @pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
 def test_self_play_resumes_with_its_versions(tmp_path, topology):
-    run(selfplays(topology, TWO_ACTORS), tmp_path / "run")
+    run(selfplays(topology, {**TWO_ACTORS, "trainers": "one"}), tmp_path / "run")
     before = versions_in(tmp_path / "run")
     result = train.resume(tmp_path / "run", frames=400, stream=io.StringIO())
     after = versions_in(tmp_path / "run")
-    assert after["ids"].max() > before["ids"].max() >= 1
+    assert after["ids"].max() > before["ids"].max() >= 2
     assert after["frames"].max() <= result.policies["learner"]["env_frames"]
     assert series(tmp_path / "run", "past/versions")[-1] > 1
     assert 0 < series(tmp_path / "run", "past/mean_win_rate")[-1] < 1
     played = tournament(tmp_path / "run", games=2, versions=2)
-    assert played.names[-1] == f"learner@{result.env_frames}"
+    assert played.names[-1].startswith("learner@")
 
 
 def test_a_copy_of_versions_gets_what_it_lacks():
