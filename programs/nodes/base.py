@@ -67,8 +67,10 @@ class Setup:
     @property
     def learning(self) -> list[Setup]:
         """The setup of each policy that learns; with one policy, this one."""
-        if not self.experiment.policies:
-            return [self]
+        return self._several if self.experiment.policies else [self]
+
+    @functools.cached_property
+    def _several(self) -> list[Setup]:
         division = divide(self.experiment)
         older = self.experiment.older_runtime
         rows = sum(member.experiment.env.num_envs for member in division.learning)
