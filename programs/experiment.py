@@ -56,6 +56,8 @@ class ProgramConfig(Checked):
     """Number of actors, each with env.num_envs environments."""
     num_inferencers: int = 1
     """Number of inference services, among which actors are divided (light_env, distributed)."""
+    trainers: Literal["one_each", "one"] = "one_each"
+    """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
     launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
@@ -205,10 +207,10 @@ class Experiment(Checked):
                     "because returns are measured on the environment's own rewards. Use "
                     "--normalisation.rewards reward."
                 )
-        if self.topology == "fused" and not self.data:
-            fused_config.check(self.env, self.replay, self.learner, self.step_processor)
         if self.policies:
             self._check_policies()
+        if self.topology == "fused" and not self.data:
+            fused_config.check(self.env, self.replay, self.learner, self.step_processor)
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
         self.require("seed", 0 <= self.seed < 2**31, "in [0, 2^31)")
@@ -243,8 +245,7 @@ class Experiment(Checked):
 
     def _check_policies(self) -> None:
         """Checks what several policies exclude."""
-        rule = "single_process with policies; the other topologies train one policy"
-        self.require("topology", self.topology == "single_process", rule)
+        member_config.check(self)
         self.require("data", not self.data, "empty with policies: nothing is acted")
         if self.env.wait_num:
             raise ValueError(
@@ -257,11 +258,6 @@ class Experiment(Checked):
                 "a policy with `run` for each of them instead."
             )
         for name in self.policies:
-            if not name.isidentifier():
-                raise ValueError(
-                    f"Experiment: policies must have names like Python's, such as left or team_2; "
-                    f"got {name!r}."
-                )
             try:
                 self.of_policy(name)
             except ValueError as error:

@@ -29,7 +29,8 @@ class Node:
 
     name: str  # GROUP, or GROUP/INDEX where a group has several nodes
     cls: type
-    args: tuple[object, ...]  # with a `Handle` for every node that this one calls
+    # With a `Handle` for every node that this one calls; handles may also be the values of a dict.
+    args: tuple[object, ...]
     kind: Literal["worker", "service", "server"]
     restartable: bool = False  # True if the node holds nothing that the program needs
     client: Callable[[str], object] | None = None  # of a server: makes a client for an address
@@ -38,6 +39,15 @@ class Node:
     def group(self) -> str:
         """The nodes of one group do the same work and need the same resources."""
         return self.name.split("/")[0]
+
+
+def with_clients(argument: object, client_of: Callable[[Handle], object]) -> object:
+    """Returns an argument of a node with each handle in it replaced by what ``client_of`` makes."""
+    if isinstance(argument, Handle):
+        return client_of(argument)
+    if isinstance(argument, dict):
+        return {name: with_clients(value, client_of) for name, value in argument.items()}
+    return argument
 
 
 class Graph:

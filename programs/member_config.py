@@ -22,6 +22,8 @@ own_modules.load_entry_points(own_modules.AGENTS)
 # The config of any agent. The command line takes its options from this union. Its members are known
 # only at run time.
 if TYPE_CHECKING:
+    from programs.experiment import Experiment
+
     AgentConfig = object
 else:
     AgentConfig = functools.reduce(operator.or_, AGENTS)
@@ -97,3 +99,32 @@ class MemberConfig(Checked):
     def is_frozen(self) -> bool:
         """Whether the policy plays params that it did not learn in this run."""
         return bool(self.run or self.history.of)
+
+
+def check(experiment: Experiment) -> None:
+    """Checks the names of the policies of a set, and that they can train in the topology.
+
+    Raises:
+      ValueError: they cannot.
+    """
+    policies, topology = experiment.policies, experiment.topology
+    for name in policies:
+        if not name.isidentifier():
+            raise ValueError(
+                "Experiment: policies must have names like Python's, such as left or team_2; "
+                f"got {name!r}."
+            )
+    if topology == "fused":
+        raise ValueError(
+            "Experiment: topology must not be fused with policies, because it trains one; use "
+            "single_process, heavy_env, light_env or distributed."
+        )
+    if topology == "single_process":
+        return
+    replays = [experiment.replay, *(member.replay for member in policies.values())]
+    if experiment.updates and any(replay and replay.min_actors for replay in replays):
+        raise ValueError(
+            "Experiment: updates must be 0 with policies and replay.min_actors, because actors "
+            "would wait for params of a learner that has ended; got "
+            f"{experiment.updates}. Use --frames."
+        )

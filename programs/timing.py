@@ -47,6 +47,14 @@ DISPLAY_PERIOD = 0.5
 
 # A learner without items; short, because it also decides how soon a checkpoint that is due begins.
 LEARNER_SAMPLE = 0.2
+# A learner that asks another one for its part of a checkpoint, in one call: an answer takes no
+# computation, and the learner that asks has more to do.
+ASK_PART = 1.0
+# Between two requests of an actor for new earlier versions of a policy. Nodes learn of everything
+# else with this delay too.
+EXCHANGE_PERIOD = REPORT_PERIOD
+# Between two checks for the parts; they are small next to what writing a checkpoint takes.
+PARTS_POLL = 0.02
 # An actor whose replay is full.
 ACTOR_ADD = 1.0
 # An actor at the barrier of lock-step, in one call. Well below the deadline of calls (10 s).
@@ -91,6 +99,9 @@ EVENTS_LINGER = 4 * DISPLAY_PERIOD
 # A Reverb server that is asked to end keeps running for this long: the learner is asked at the same
 # time, and first has the server write the contents of the replay.
 REPLAY_LINGER = 3.0
+# With several policies the learner that writes the checkpoint is asked to end at the same time as
+# those that give their parts. They are there for this long, and it waits no longer for them.
+PARTS_AT_END = 3.0
 # From SIGTERM to SIGKILL, for nodes that hold nothing to save.
 GRACE = 2.0
 # The same for the learner, the replay and the coordinator, which save.
@@ -137,6 +148,7 @@ assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SA
 assert 4 * HEARTBEAT < COORDINATOR_LOST < LEARNER_LOST
 assert COORDINATOR_LOST_TO_OTHERS < START
 assert REPLAY_LINGER < GRACE_TO_SAVE
+assert PARTS_POLL < LEARNER_SAMPLE and PARTS_AT_END + 2 * ASK_PART < GRACE_TO_SAVE
 # A waiting node learns of the end within its grace period.
 assert max(LEARNER_SAMPLE, ACTOR_ADD) + REPORT_PERIOD < GRACE
 assert BARRIER_CALL + REPORT_PERIOD < GRACE_TO_SAVE

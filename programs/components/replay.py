@@ -13,7 +13,6 @@ import numpy as np
 from programs.components.saved_replays import SavedReplays
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
-from programs.tracking.run_dir import RunDir
 from rlstack.replay import (
     InProcessReplay,
     ReplayBuffer,
@@ -170,16 +169,16 @@ class ReverbReplay:
     """Replay on a Reverb server, found by its address."""
 
     def __init__(
-        self, experiment: Experiment, spec: Transition, directory: RunDir, address: str
+        self, experiment: Experiment, spec: Transition, saved: SavedReplays, address: str
     ) -> None:
         """Does not connect yet; `spec` describes one environment's step."""
         self._experiment, self._spec, self._address = experiment, spec, address
-        self._directory = directory
+        self._saved = saved
 
     def reader(self) -> LearnerReplay:
         """Connects the learner. The server writes its own checkpoints, and starts from one."""
         stored = _Stored.of(self._experiment, self._spec)
-        buffer, saved = self._connect(stored), SavedReplays(self._directory)
+        buffer, saved = self._connect(stored), self._saved
         return LearnerReplay(
             stored.stacked(buffer),
             save=lambda: SavedReplay(metadata=saved.save(buffer)),
@@ -221,23 +220,23 @@ class TableReplay:
     """Replay in the table of another node, a `rlstack.replay.served.ReplayService`."""
 
     def __init__(
-        self, experiment: Experiment, spec: Transition, directory: RunDir, service: Caller
+        self, experiment: Experiment, spec: Transition, saved: SavedReplays, service: Caller
     ) -> None:
         """Does not connect yet.
 
         Args:
           experiment: the experiment, with its replay.
           spec: of one environment's step.
-          directory: of the run.
+          saved: the checkpoints of the service.
           service: a client of the service, for this replay only.
         """
         self._experiment, self._spec, self._service = experiment, spec, service
-        self._directory = directory
+        self._saved = saved
 
     def reader(self) -> LearnerReplay:
         """Connects the learner. The service writes its own checkpoints, and starts from one."""
         stored = _Stored.of(self._experiment, self._spec)
-        buffer, saved = self._connect(stored), SavedReplays(self._directory)
+        buffer, saved = self._connect(stored), self._saved
         return LearnerReplay(
             stored.stacked(buffer),
             save=lambda: SavedReplay(metadata=saved.save(buffer)),

@@ -27,11 +27,13 @@ class Server(Protocol):
 
 
 class SavedReplays:
-    """The replay's checkpoints of one run."""
+    """The replay's checkpoints of one run, or of one of its policies if it has several."""
 
-    def __init__(self, directory: RunDir) -> None:
+    def __init__(self, directory: RunDir, policy: str = "") -> None:
         """Reads nothing yet."""
         self._directory = directory
+        self._entry = f"{REPLAY}/{policy}" if policy else REPLAY
+        self._folder = directory.replay / policy
 
     def save(self, buffer: Server) -> dict[str, Any]:
         """Makes the server write a checkpoint; returns what the learner's metadata must hold.
@@ -42,9 +44,9 @@ class SavedReplays:
         self._directory.check_claim()
         try:
             path = Path(buffer.checkpoint(keep=None))
-            return {REPLAY: {"name": path.name, "files": checkpoint_files.digests(path)}}
+            return {self._entry: {"name": path.name, "files": checkpoint_files.digests(path)}}
         except OSError:
-            checkpoints.clear(self._directory.replay)
+            checkpoints.clear(self._folder)
             self.clean()
             raise
 
@@ -57,14 +59,13 @@ class SavedReplays:
         with contextlib.suppress(checkpoint.CheckpointError, ClaimLostError):
             named = self._named()
             self._directory.check_claim()
-            directory = self._directory.replay
             known = {name for name in named if name is not None}
-            checkpoints.keep_only(directory, known, unnumbered_too=None not in named)
+            checkpoints.keep_only(self._folder, known, unnumbered_too=None not in named)
 
     def _named(self) -> set[str | None]:
         """Returns the names in the learner's checkpoints; None for one that names nothing."""
         told = map(checkpoint.read_metadata, checkpoint.paths(self._directory.checkpoints))
-        return {metadata.get(REPLAY, {}).get("name") for metadata in told}
+        return {metadata.get(self._entry, {}).get("name") for metadata in told}
 
     def belonging_to(self, path: Path | None, service: str = "reverb") -> Path | None:
         """Returns the replay's checkpoint of a learner's checkpoint; None for a new run.
@@ -79,8 +80,8 @@ class SavedReplays:
         """
         if path is None:
             return None
-        directory = self._directory.replay
-        name = checkpoint.read_metadata(path).get(REPLAY, {}).get("name")
+        directory = self._folder
+        name = checkpoint.read_metadata(path).get(self._entry, {}).get("name")
         # Earlier versions did not name it, and kept one.
         found = directory / name if name else checkpoints.newest(directory)
         if found is None or not checkpoints.is_complete(found):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from programs import timing
-from programs.graph import Graph, Handle, Node
+from programs.graph import Graph, Handle, Node, with_clients
 from programs.nodes import base
 from programs.nodes.base import Setup
 from rlstack.rpc import RemoteObject, StoppedError, serve
@@ -96,7 +96,7 @@ def run_node(program: Program, name: str, stop: threading.Event) -> None:
     """
     node = program.named(name)
     with contextlib.suppress(StoppedError):  # the program ended while the node started
-        args = [_client(program, a) if isinstance(a, Handle) else a for a in node.args]
+        args = [with_clients(a, functools.partial(_client, program)) for a in node.args]
         if node.kind == "server":
             args.append(_listen_on(program, name))
         instance: Any = node.cls(*args, stop)

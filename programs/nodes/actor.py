@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from programs.components.environments import Pool, make_env
 from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
-from programs.experiment import EnvConfig
+from programs.experiment import EnvConfig, Experiment
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
@@ -63,60 +63,38 @@ class ActorNode:
           stop: set by the launcher to end this node.
         """
         self._setup, self._rank = setup, rank
-        self._replay = program_replay(setup, replay)
-        self._learner, self._service = learner, service
         self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
         setup.configure_jax(single_thread=True)
-        self._agent = make_agent(setup.experiment, setup.spec)
-        setup.register_records(self._agent)
+        self._part = LearningPart(setup, rank, replay, learner, service, self._program)
         self._profile = Profile(setup.profiled, setup.directory, f"actor/{rank}")
-        self._round = -1  # of lock-step, as the learner counts
 
     def run(self) -> None:
         """Acts until the program ends training."""
-        experiment, program = self._setup.experiment, self._program
-        with program.phase("waiting for the learner"):
-            memory = program.wait_for(self._learner.replay_name)
-        if self._service is not None:
-            with program.phase("waiting for the inference service"):
-                program.wait_for(self._service.is_ready)
-        writer = self._replay.writer(self._rank, lambda: memory)
+        experiment, program, part = self._setup.experiment, self._program, self._part
+        part.wait()
         with program.phase(f"making {experiment.env.num_envs:,} environments"):
             processor = make_step_processor(experiment)
             infos = processor is not None
-            pool = make_env(self._env_config(), self._env_seed(), step_info=infos)
+            seed = env_seed(experiment, self._rank, program.incarnation)
+            pool = make_env(env_config(experiment), seed, step_info=infos)
         with pool as env:
-            inferencer, has_newer, close = self._inferencer()
-            ids, cfg = experiment.env_ids(self._rank), experiment.replay
-            replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
-            # In threads, the pool's own warning is on the terminal already.
-            shows = experiment.program.launch != "threads"
-            program.gauges = _Gauges(program, replay, env, shows=shows)
-            self._profile.time_acting(env, inferencer, replay)
+            replay = part.begin()
+            program.gauges = EnvGauges(program, replay.gauges, env, experiment)
+            self._profile.time_acting(env, part.inferencer, replay)
             replay.on_step = self._profile.observe
             try:
                 with program.phase(f"resetting {experiment.env.num_envs:,} environments"):
-                    actor = Actor(env, inferencer, replay, step_processor=processor)
+                    actor = Actor(env, part.inferencer, replay, step_processor=processor)
                 if experiment.program.pacing == "lock_step":
-                    replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
                     self._act_in_lock_step(actor, replay)
                 else:
-                    if has_newer is not None:
-                        replay.gate = RoundGate(
-                            cfg,
-                            len(ids),
-                            has_newer,
-                            lambda: program.poll().phase != RUNNING,
-                            timing.ROUND_WAIT,
-                        )
                     self._act(actor)
             except (StoppedError, ReplayClosedError):
                 pass  # the learner closes the replay when it ends
             finally:
                 self._profile.close()
                 program.gauges = replay.gauges  # the last report comes after the pool is closed
-                close()
-                writer.close()
+                part.close()
         program.report_end()
 
     def _act(self, actor: Actor) -> None:
@@ -127,22 +105,16 @@ class ActorNode:
 
         def should_stop() -> bool:
             nonlocal has_acted
-            frames, program = actor.env_frames, self._program
+            frames = actor.env_frames
             if frames and not has_acted:
                 has_acted = True
                 compiling.close()
-            program.count(env_frames=frames)
-            state = program.poll()
-            while state.phase == RUNNING and frames >= state.granted:
-                state = program.poll(now=True)
-                if frames >= state.granted:  # others may use up the budget
-                    time.sleep(timing.BUDGET_POLL)
-            return state.phase != RUNNING
+            return not may_act(self._program, frames)
 
         with compiling:
             actor.run(should_stop, self._program)
 
-    def _act_in_lock_step(self, actor: Actor, replay: _WaitingReplay) -> None:
+    def _act_in_lock_step(self, actor: Actor, replay: WaitingReplay) -> None:
         go_on = True
         while go_on and self._program.poll().phase == RUNNING:
             for _ in range(self._setup.experiment.steps_per_update):
@@ -150,23 +122,122 @@ class ActorNode:
             if not replay.has_reported():
                 continue
             replay.flush()
-            go_on = self._wait_for_learner(actor.env_frames)
+            answer = WAIT
+            while answer == WAIT and self._program.poll().phase == RUNNING:
+                answer = self._part.arrive(actor.env_frames)
+            if answer == STOP:
+                self._program.dismiss()
+            go_on = answer == ACT
             # Reported after the learner has used them, because the last frames end training.
             self._program.count(env_frames=actor.env_frames)
 
-    def _wait_for_learner(self, env_frames: int) -> bool:
-        """Waits at the barrier; returns whether to continue acting."""
+
+def may_act(program: CoordinatorClient, frames: int) -> bool:
+    """Reports the frames of an actor; waits while others may still make the last frames.
+
+    Returns:
+      Whether the actor may go on.
+    """
+    program.count(env_frames=frames)
+    state = program.poll()
+    while state.phase == RUNNING and frames >= state.granted:
+        state = program.poll(now=True)
+        if frames >= state.granted:  # others may use up the budget
+            time.sleep(timing.BUDGET_POLL)
+    return state.phase == RUNNING
+
+
+def env_config(experiment: Experiment) -> EnvConfig:
+    """The actors share the cores, unless the config sets the number of workers."""
+    cfg, program = experiment.env, experiment.program
+    share = max(1, (os.cpu_count() or 1) // program.num_actors)
+    if program.launch == "ray":
+        share = max(1, int(program.ray.cpus_of("actor")))
+    return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
+
+
+def env_seed(experiment: Experiment, rank: int, incarnation: int, role: str = "env") -> int:
+    """The first actor's environments are those of a single process."""
+    return role_seed(experiment.seed, f"{role}/{rank}" if rank else role, incarnation)
+
+
+class LearningPart:
+    """What an actor has for a policy that learns: its replay, and what chooses its actions.
+
+    Attributes:
+      inferencer: the inferencer, or the service's client; made by `begin`.
+    """
+
+    inferencer: InferencerLike
+
+    def __init__(
+        self,
+        setup: Setup,
+        rank: int,
+        replay: ProgramReplay | RemoteObject,
+        learner: RemoteObject,
+        service: RemoteObject | None,
+        program: CoordinatorClient,
+    ) -> None:
+        """Makes the agent.
+
+        Args:
+          setup: of the policy.
+          rank: of the actor.
+          replay: where to write; or a client of the node that holds it.
+          learner: a client of the policy's learner.
+          service: a client of the policy's inference service; None to infer here.
+          program: a client of the coordinator.
+        """
+        self._setup, self._rank, self._program = setup, rank, program
+        self._replay = program_replay(setup, replay)
+        self._learner, self._service = learner, service
+        self._agent = make_agent(setup.experiment, setup.spec)
+        setup.register_records(self._agent)
+        self._round = -1  # of lock-step, as the learner counts
+
+    def wait(self) -> None:
+        """Waits for the learner and the inference service, and connects to the replay."""
+        program = self._program
+        with program.phase("waiting for the learner"):
+            memory = program.wait_for(self._learner.replay_name)
+        if self._service is not None:
+            with program.phase("waiting for the inference service"):
+                program.wait_for(self._service.is_ready)
+        self._writer = self._replay.writer(self._rank, lambda: memory)
+
+    def begin(self) -> WaitingReplay:
+        """Makes what chooses the actions; returns where to add the steps."""
+        experiment, program = self._setup.experiment, self._program
+        self.inferencer, has_newer, self._close = self._inferencer()
+        ids, cfg = experiment.env_ids(self._rank), experiment.replay
+        replay = WaitingReplay(self._writer, ids, program, cfg.timeout_seconds)
+        if experiment.program.pacing == "lock_step":
+            replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None
+        elif has_newer is not None:
+
+            def has_ended() -> bool:
+                return program.poll().phase != RUNNING
+
+            replay.gate = RoundGate(cfg, len(ids), has_newer, has_ended, timing.ROUND_WAIT)
+        return replay
+
+    def close(self) -> None:
+        """Closes the inferencer and the connection to the replay."""
+        self._close()
+        self._writer.close()
+
+    def arrive(self, env_frames: int) -> str:
+        """Waits for some seconds at the learner's barrier of lock-step.
+
+        Returns:
+          ACT or STOP; or WAIT: call again.
+        """
         rank, incarnation = self._rank, self._program.incarnation
-        while self._program.poll().phase == RUNNING:
-            with contextlib.suppress(UnavailableError):
-                answer, self._round = self._learner.arrive(
-                    rank, incarnation, env_frames, self._round
-                )
-                if answer == STOP:
-                    self._program.dismiss()
-                if answer != WAIT:
-                    return bool(answer == ACT)
-        return False
+        with contextlib.suppress(UnavailableError):
+            answer, self._round = self._learner.arrive(rank, incarnation, env_frames, self._round)
+            return str(answer)
+        return WAIT
 
     def _inferencer(self) -> tuple[InferencerLike, _HasNewer | None, Callable[[], None]]:
         """Returns the inferencer or the service's client, and a function that closes it.
@@ -200,31 +271,24 @@ class ActorNode:
         except UnavailableError:  # it is restarted
             return False
 
-    def _env_config(self) -> EnvConfig:
-        """The actors share the cores, unless the config sets the number of workers."""
-        cfg = self._setup.experiment.env
-        program = self._setup.experiment.program
-        share = max(1, (os.cpu_count() or 1) // program.num_actors)
-        if program.launch == "ray":
-            share = max(1, int(program.ray.cpus_of("actor")))
-        return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
 
-    def _env_seed(self) -> int:
-        """The first actor's environments are those of a single process."""
-        role = f"env/{self._rank}" if self._rank else "env"
-        return role_seed(self._setup.experiment.seed, role, self._program.incarnation)
-
-
-class _Gauges:
+class EnvGauges:
     """The values that reports contain; also counts the restarts of environments, and shows them."""
 
     def __init__(
-        self, program: CoordinatorClient, replay: _WaitingReplay, env: Pool, *, shows: bool
+        self,
+        program: CoordinatorClient,
+        gauges: Callable[[], Mapping[str, float]],
+        env: Pool,
+        experiment: Experiment,
     ) -> None:
-        self._program, self._replay, self._env, self._shows = program, replay, env, shows
+        self._program, self._gauges, self._env = program, gauges, env
+        # In threads, the pool's own warning is on the terminal already.
+        self._shows = experiment.program.launch != "threads"
         self._restarts = 0
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self) -> Mapping[str, float]:
+        """Returns the values, and reports restarts since the last call."""
         restarts = self._env.stats().get("restarts", 0)
         if restarts > self._restarts:
             self._restarts = restarts
@@ -234,10 +298,10 @@ class _Gauges:
                     f"env worker restarted ({restarts} so far), its episodes are truncated: "
                     f"{self._env.last_restart}"
                 )
-        return self._replay.gauges()
+        return self._gauges()
 
 
-class _WaitingReplay:
+class WaitingReplay:
     """Adds to the program's replay; waits while it is full and the program runs.
 
     It knows the environments' ids in the whole program, and measures how long it waits.
@@ -271,6 +335,7 @@ class _WaitingReplay:
     def add(
         self, env_ids: np.ndarray | None, transition: Transition, timeout: float | None = None
     ) -> None:
+        """Adds one step of some environments, numbered as in this actor."""
         del timeout  # `Actor.run` passes one to wait in pieces; this method does that itself
         ids = self._all if env_ids is None else self._all[env_ids]
         self._versions = transition.params_version

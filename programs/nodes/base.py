@@ -20,8 +20,10 @@ from programs import timing
 from programs.components import xla
 from programs.components.agent import make_agent
 from programs.experiment import Experiment
+from programs.member_config import HistoryConfig
 from programs.nodes.ending import EndedEarlyError, NodeLostError
 from programs.nodes.supervisor import INCARNATION
+from programs.policy_sets.members import divide
 from programs.profiling.profile import Updates
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
@@ -36,6 +38,8 @@ from rlstack.rpc import (
     codec,
 )
 from rlstack.types import EnvSpec, Transition
+
+LEARNER = "learner"  # the group of the learner's node, and with one policy its name
 
 Answer = TypeVar("Answer")
 
@@ -56,6 +60,43 @@ class Setup:
     restored: Path | None = None  # the checkpoint from which the program starts
     listens: bool = False  # whether the command has callbacks, which read the coordinator's events
     profiled: Updates | None = None  # that nodes measure
+    policy: str = ""  # of several; the experiment is then that of this policy alone
+    older_runtime: bool | None = None  # of XLA, in all nodes; None for what suits the experiment
+    rows: int = 0  # of one actor, of all policies that learn, with several
+    # The policies that play earlier versions of this one.
+    histories: Mapping[str, HistoryConfig] = dataclasses.field(default_factory=dict)
+
+    @property
+    def learning(self) -> list[Setup]:
+        """The setup of each policy that learns; with one policy, this one."""
+        return self._several if self.experiment.policies else [self]
+
+    @functools.cached_property
+    def _several(self) -> list[Setup]:
+        division = divide(self.experiment)
+        older = self.experiment.older_runtime
+        rows = sum(member.experiment.env.num_envs for member in division.learning)
+        histories = {name: member.cfg.history for name, member in division.members.items()}
+        return [
+            dataclasses.replace(
+                self,
+                experiment=member.experiment,
+                policy=member.name,
+                older_runtime=older,
+                rows=rows,
+                histories={n: cfg for n, cfg in histories.items() if cfg.of == member.name},
+            )
+            for member in division.learning
+        ]
+
+    @property
+    def prefix(self) -> str:
+        """What precedes the names of logs; empty with one policy."""
+        return f"{self.policy}/" if self.policy else ""
+
+    def node(self, group: str) -> str:
+        """Returns the name of the policy's node of a group: GROUP, or with several GROUP/POLICY."""
+        return f"{group}/{self.policy}" if self.policy else group
 
     @functools.cached_property
     def step(self) -> Transition:
@@ -64,7 +105,8 @@ class Setup:
 
     def configure_jax(self, *, single_thread: bool) -> None:
         """Configures XLA for this node; must come before JAX's first computation."""
-        older = self.experiment.older_runtime
+        older = self.older_runtime
+        older = self.experiment.older_runtime if older is None else older
         xla.configure(convolutions=not older, single_thread=single_thread)
 
     def register_records(self, agent: Agent) -> None:
@@ -106,6 +148,37 @@ class NodeStatus:
         (then, before), (now, frames) = self.history[0], self.history[-1]
         return max(0.0, frames - before) / (now - then) if now > then else 0.0
 
+    def lags(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
+        """Returns by how many updates its params are behind, by the names of logs.
+
+        Args:
+          learner_steps: updates of each learner, by the name of its node.
+        """
+        found = {}
+        for name, version in self.gauges.items():
+            prefix, word, rest = name.partition("params/version")
+            if word and not rest:
+                learner = f"{LEARNER}/{prefix}".rstrip("/")
+                found[f"{prefix}params/lag"] = learner_steps.get(learner, 0) - version
+        return found
+
+    def shown(self, learner_steps: Mapping[str, int]) -> dict[str, float | str]:
+        """Returns the values that a display shows; arguments as for `lags`."""
+        silent = time.monotonic() - self.seen > timing.SHOWN_AS_SILENT
+        shown: dict[str, float | str] = {
+            "state": "silent" if silent else "up",
+            "pid": self.pid,
+            "restarts": self.incarnation,
+        }
+        if "env_frames" in self.counts:
+            shown["frames/s"] = self.frames_per_second()
+        if lags := self.lags(learner_steps):
+            shown["lag"] = max(0, *lags.values())
+        waits = [value for name, value in self.gauges.items() if name.endswith("wait_seconds")]
+        if waits:
+            shown["waited s"] = sum(waits)
+        return shown
+
 
 class CoordinatorClient:
     """Reports to the coordinator a few times a second and holds its last answer.
@@ -117,18 +190,21 @@ class CoordinatorClient:
       incarnation: how often this node has been restarted.
     """
 
-    def __init__(self, coordinator: RemoteObject, node: str, stop: threading.Event) -> None:
+    def __init__(
+        self, coordinator: RemoteObject, node: str, stop: threading.Event, prefix: str = ""
+    ) -> None:
         """Reports nothing yet.
 
         Args:
           coordinator: a client of the coordinator's node.
           node: the name of this node.
           stop: set by the launcher to end this node.
+          prefix: precedes the names of all logs and gauges.
         """
         self._coordinator, self._node, self._stop = coordinator, node, stop
-        self._patience = getattr(_thread, "coordinator_lost", None) or (
-            timing.COORDINATOR_LOST if node == "learner" else timing.COORDINATOR_LOST_TO_OTHERS
-        )
+        self._prefix = prefix
+        lost = timing.COORDINATOR_LOST if is_learner(node) else timing.COORDINATOR_LOST_TO_OTHERS
+        self._patience = getattr(_thread, "coordinator_lost", None) or lost
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         self.incarnation = incarnation()
         self._counts: dict[str, float] = {}
@@ -151,7 +227,8 @@ class CoordinatorClient:
     def log(self, logs: Mapping[str, Any] | None, prefix: str = "") -> None:
         """Adds values to be averaged: numbers, or vectors whose entries count one by one."""
         for name, value in (logs or {}).items():
-            self._logs.setdefault(prefix + name, []).append(np.atleast_1d(np.asarray(value)))
+            name = f"{self._prefix}{prefix}{name}"
+            self._logs.setdefault(name, []).append(np.atleast_1d(np.asarray(value)))
 
     def note(self, text: str) -> None:
         """Shows a line on the program's display, if the coordinator answers."""
@@ -166,7 +243,7 @@ class CoordinatorClient:
         """
         timer = threading.Timer(timing.PHASE_SHOWN, self._show_phase, (f"{text} ...",))
         timer.daemon = True
-        if self._node.endswith("/0") or "/" not in self._node:
+        if self._node.endswith("/0") or not self._node[-1].isdecimal():
             timer.start()
         try:
             yield
@@ -243,7 +320,7 @@ class CoordinatorClient:
             self._unanswered = {n: np.concatenate(values) for n, values in self._logs.items()}
             self._logs, self._batch = {}, self._batch + 1
         try:
-            gauges = {name: float(value) for name, value in self.gauges().items()}
+            gauges = {self._prefix + name: float(value) for name, value in self.gauges().items()}
             answer = self._coordinator.report(
                 self._node,
                 self.incarnation,
@@ -267,6 +344,11 @@ class CoordinatorClient:
         self._silent_seconds, self._last_attempt = 0.0, clock
         self._began = clock if self._began is None else self._began
         self._state = ProgramState(**answer)
+
+
+def is_learner(node: str) -> bool:
+    """Whether the node of this name is a learner's."""
+    return node.split("/")[0] == LEARNER
 
 
 _thread = threading.local()

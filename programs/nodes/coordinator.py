@@ -19,8 +19,17 @@ import numpy as np
 from programs import timing
 from programs.callbacks import EventLog, Events
 from programs.experiment import Experiment
-from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING, NodeStatus, ProgramState, Setup
+from programs.nodes.base import (
+    JUDGING,
+    OVER,
+    RUNNING,
+    SAVING,
+    NodeStatus,
+    ProgramState,
+    Setup,
+)
 from programs.nodes.ending import NodeLostError
+from programs.nodes.several.policies import Policies
 from programs.tracking.frame_budget import FrameBudget
 from programs.tracking.notes import Notes
 from programs.tracking.periodic import PeriodicActions
@@ -71,16 +80,17 @@ class Coordinator:
             events=Events(self._events.send, self._position) if listens else None,
         )
         self._state = ProgramState(env_frames=start.env_frames)
-        unroll = experiment.replay.unroll_length * experiment.env.num_envs
-        self._budget = FrameBudget(experiment.frames, unroll)
-        self._learner_steps = 0
+        self._policies = Policies(experiment)
+        self._budget = FrameBudget(experiment.frames, self._policies.unroll)
+        self._learner_steps = dict.fromkeys(self._policies.learners, 0)
         self._lost_frames = 0.0
         self._env_restarts = 0
         self._nodes: dict[str, NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._error: Exception | None = None  # that ends this node
-        self._learner_silence = 0.0  # seconds, as far as this process ran
+        # Seconds of each learner, as far as this process ran.
+        self._silence = dict.fromkeys(self._learner_steps, 0.0)
 
     @remote()
     def report(
@@ -116,7 +126,8 @@ class Coordinator:
             self._add_frames(int(counts.get("env_frames", 0) - before.get("env_frames", 0)))
             restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
             self._env_restarts += int(restarts)
-            self._learner_steps = int(counts.get("learner_steps", self._learner_steps))
+            if "learner_steps" in counts:
+                self._learner_steps[node] = int(counts["learner_steps"])
             if incarnation > known.incarnation:
                 known.batch = 0
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
@@ -166,19 +177,26 @@ class Coordinator:
         opponents: Sequence[str] = (),
         cut: int = 0,
         metrics: Mapping[str, np.ndarray] | None = None,
+        policies: Sequence[str] = (),
     ) -> None:
         """The evaluator calls this after each evaluation; the last one becomes the result."""
         with self._lock, self._own_failures():
             evaluation = Evaluation(
-                np.asarray(returns), np.asarray(lengths), tuple(opponents), cut, metrics or {}
+                np.asarray(returns),
+                np.asarray(lengths),
+                tuple(opponents),
+                cut,
+                metrics or {},
+                tuple(policies),
             )
             if not last:
                 self._periodic.judged(env_frames, evaluation)
                 if self._state.phase == RUNNING:
                     self._end_if_due()
             else:
-                frames, steps = self._state.env_frames, self._learner_steps
-                result = self._periodic.result(evaluation, frames, steps)
+                frames, steps = self._position()
+                each = self._policies.counters(frames, self._learner_steps)
+                result = self._periodic.result(evaluation, frames, steps, each)
                 self._periodic.judged(env_frames, evaluation)
                 self._directory.write_result(result._asdict())
                 self._enter(OVER)
@@ -188,7 +206,7 @@ class Coordinator:
         """Ends the program with a checkpoint but no evaluation; returns the phase from now on."""
         with self._lock:
             self._interrupted = signal_number
-            if self._state.phase == RUNNING and "learner" in self._nodes:
+            if self._state.phase == RUNNING and self._learner_steps.keys() <= self._nodes.keys():
                 self._enter(SAVING)
             elif self._state.phase != SAVING:  # nothing to save, or saved already
                 self._enter(OVER)
@@ -198,7 +216,9 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Returns what a display shows: the state, the newest logs, and every node."""
         with self._lock:
-            nodes = {name: self._shown(node) for name, node in sorted(self._nodes.items())}
+            nodes = {
+                name: node.shown(self._learner_steps) for name, node in sorted(self._nodes.items())
+            }
             logs, notes = dict(self._newest.logs), self._notes.listed()
             return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
 
@@ -259,16 +279,17 @@ class Coordinator:
           NodeLostError: it has been silent for too long.
         """
         with self._lock:
-            learner = self._nodes.get("learner")
-            if learner is None or learner.left:
-                return
-            self._learner_silence += min(passed, timing.REPORT_PERIOD)
-            if self._learner_silence > timing.LEARNER_LOST:
-                raise NodeLostError(
-                    "learner",
-                    f"it has not reported for {self._learner_silence:.0f} s; it, or its host, "
-                    "hangs or was stopped",
-                )
+            for name in self._learner_steps:
+                learner = self._nodes.get(name)
+                if learner is None or learner.left:
+                    continue
+                self._silence[name] += min(passed, timing.REPORT_PERIOD)
+                if self._silence[name] > timing.LEARNER_LOST:
+                    raise NodeLostError(
+                        name,
+                        f"it has not reported for {self._silence[name]:.0f} s; it, or its host, "
+                        "hangs or was stopped",
+                    )
 
     def wait_until_left(self, timeout: float) -> bool:
         """Waits until every node has ended or knows that it should; returns False on a timeout.
@@ -287,8 +308,8 @@ class Coordinator:
         return self._interrupted
 
     def _hear(self, node: str) -> None:
-        if node == "learner":
-            self._learner_silence = 0.0
+        if node in self._silence:
+            self._silence[node] = 0.0
 
     @contextlib.contextmanager
     def _own_failures(self) -> Iterator[None]:
@@ -300,7 +321,7 @@ class Coordinator:
             self._changed.notify_all()
 
     def _position(self) -> tuple[int, int]:
-        return self._state.env_frames, self._learner_steps
+        return self._state.env_frames, min(self._learner_steps.values())
 
     def _increment(self, *, checkpoints: int = 0, evaluations: int = 0) -> None:
         state = self._state
@@ -314,7 +335,7 @@ class Coordinator:
 
     def _end_if_due(self) -> None:
         """Ends training if a budget is spent or a stop rule says so."""
-        if self._periodic.ended_by(self._state.env_frames, self._learner_steps):
+        if self._periodic.ended_by(*self._position()):
             self._enter(SAVING)
 
     def _enter(self, phase: str) -> None:
@@ -329,26 +350,9 @@ class Coordinator:
         frames = int(node.counts.get("env_frames", 0))
         if not frames:
             return 0.0
-        num_envs = self._experiment.env.num_envs
-        begun = frames // num_envs % self._experiment.replay.unroll_length * num_envs
+        num_envs, unroll = self._policies.num_envs, self._policies.unroll
+        begun = frames // num_envs * num_envs % unroll
         return begun + timing.REPORT_PERIOD * node.frames_per_second()
-
-    def _shown(self, node: NodeStatus) -> dict[str, float | str]:
-        """Returns the values that a display shows for a node."""
-        silent = time.monotonic() - node.seen > timing.SHOWN_AS_SILENT
-        shown: dict[str, float | str] = {
-            "state": "silent" if silent else "up",
-            "pid": node.pid,
-            "restarts": node.incarnation,
-        }
-        if "env_frames" in node.counts:
-            shown["frames/s"] = node.frames_per_second()
-        if "params/version" in node.gauges:
-            shown["lag"] = max(0, self._learner_steps - node.gauges["params/version"])
-        waits = [value for name, value in node.gauges.items() if name.endswith("wait_seconds")]
-        if waits:
-            shown["waited s"] = sum(waits)
-        return shown
 
     def _program_logs(self) -> dict[str, float]:
         """Means of the gauges, and how often nodes were restarted."""
@@ -356,10 +360,12 @@ class Coordinator:
         for node in self._nodes.values():
             for name, value in node.gauges.items():
                 values[name].append(value)
-            if "params/version" in node.gauges:
-                values["params/lag"].append(self._learner_steps - node.gauges["params/version"])
+            for name, lag in node.lags(self._learner_steps).items():
+                values[name].append(lag)
+        _, steps = self._position()
         return {
-            "learner/steps": self._learner_steps,
+            "learner/steps": steps,
+            **self._policies.logs(self._learner_steps),
             "env/restarts": self._env_restarts,
             "program/restarts": sum(node.incarnation for node in self._nodes.values()),
             "program/lost_frames": self._lost_frames,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 from programs import timing
 from programs.components.best import BestCheckpoint
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
+from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import RemoteObject, codec
+from rlstack.types import Params
 
 
 class EvaluatorNode:
@@ -39,9 +43,16 @@ class EvaluatorNode:
         self._setup, self._learner, self._coordinator = setup, learner, coordinator
         self._stop = stop
         self._program = CoordinatorClient(coordinator, "evaluator", stop)
-        self._evaluator = make_evaluator(setup.experiment, setup.spec)
-        setup.register_records(self._evaluator.agent)
+        self._evaluate_params = self._make_evaluator()
         self._best = BestCheckpoint(setup.directory)
+
+    def _make_evaluator(self) -> Callable[[Params], Evaluation]:
+        evaluator = make_evaluator(self._setup.experiment, self._setup.spec)
+        self._setup.register_records(evaluator.agent)
+        return functools.partial(evaluate, self._setup.experiment, evaluator)
+
+    def _newest_params(self) -> Params:
+        return newest_params(self._learner)
 
     def run(self) -> None:
         """Evaluates when an evaluation is due, and once more at the end of training."""
@@ -57,9 +68,8 @@ class EvaluatorNode:
             self._stop.wait(timing.PHASE_POLL)
 
     def _evaluate(self, env_frames: int, *, last: bool) -> None:
-        _, encoded = self._learner.get_params(-1)
-        params = codec.decode(encoded)
-        found = evaluate(self._setup.experiment, self._evaluator, params)
+        params = self._newest_params()
+        found = self._evaluate_params(params)
         self._best.offer(env_frames, params, found)
         self._coordinator.judged(
             env_frames,
@@ -69,4 +79,11 @@ class EvaluatorNode:
             found.opponents,
             found.cut,
             dict(found.metrics),
+            *((found.policies,) if found.policies else ()),
         )
+
+
+def newest_params(learner: RemoteObject) -> Params:
+    """Returns the params that a learner publishes now."""
+    _, encoded = learner.get_params(-1)
+    return codec.decode(encoded)

@@ -13,6 +13,7 @@ from programs.components.devices import service_device
 from programs.components.seeds import acting_key
 from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
+from programs.nodes.several.clients import learner_of
 from programs.profiling.profile import ACTING, SERVING, Profile
 from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService
@@ -42,9 +43,11 @@ class InferenceNode:
           coordinator: a client of the coordinator.
           stop: set by the launcher to end this node.
         """
+        learner = learner_of(setup, learner)
         setup.configure_jax(single_thread=True)
         experiment, self._stop = setup.experiment, stop
-        self._program = CoordinatorClient(coordinator, f"inferencer/{index}", stop)
+        name = f"{setup.node('inferencer')}/{index}"
+        self._program = CoordinatorClient(coordinator, name, stop, setup.prefix)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
         program = experiment.program

@@ -16,7 +16,7 @@ from programs import timing
 from programs.components.agent import make_agent
 from programs.components.replay import ProgramReplay, SavedReplay
 from programs.components.seeds import role_key
-from programs.nodes.base import OVER, RUNNING, CoordinatorClient, ProgramState, Setup
+from programs.nodes.base import LEARNER, OVER, RUNNING, CoordinatorClient, ProgramState, Setup
 from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
 from programs.nodes.replay import program_replay
@@ -29,11 +29,15 @@ from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
 from rlstack.storage import checkpoint
-from rlstack.types import Batch
+from rlstack.types import Batch, PyTree
 
 
 class LearnerNode:
-    """A Learner that runs until the coordinator ends the program."""
+    """A Learner that runs until the coordinator ends the program.
+
+    Attributes:
+      name: of this node.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,8 @@ class LearnerNode:
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
-        self._program = CoordinatorClient(coordinator, "learner", stop)
+        self.name = setup.node(LEARNER)
+        self._program = CoordinatorClient(coordinator, self.name, stop, setup.prefix)
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
         self._source = program_replay(setup, replay).reader()
@@ -122,7 +127,7 @@ class LearnerNode:
 
     def run(self) -> None:
         """Learns until training ends, saves, and publishes params until the program is over."""
-        heartbeat = Heartbeat(self._coordinator, "learner")
+        heartbeat = Heartbeat(self._coordinator, self.name)
         try:
             if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
                 with self._program.phase("compiling the learner's step"):
@@ -172,13 +177,26 @@ class LearnerNode:
                 self._save_if_due(state)
             return state.phase != RUNNING or self._has_learned_enough()
 
-        with saved_on_failure(self._setup.directory, self._learner):
+        with saved_on_failure(self._setup.directory, self._learner, self._setup.policy):
             if not self._has_learned_enough():
                 self._learner.run(should_stop, self)
         while self._has_learned_enough() and self._poll(now=True).phase == RUNNING:
-            time.sleep(timing.LEARNER_PHASE_POLL)
+            self._rest()
         if self._poll().phase == RUNNING:
             raise ReplayClosedError("LearnerNode: the replay was closed before training ended.")
+
+    def _rest(self) -> None:
+        """Passes some time after the last update of the budget."""
+        time.sleep(timing.LEARNER_PHASE_POLL)
+
+    def _between_rounds(self) -> None:
+        """Passes no time in lock-step while actors act or wait for another policy."""
+
+    def _end_round(self, env_frames: int) -> None:
+        """Does nothing at the end of a round of lock-step, at these frames of the program."""
+
+    def _discard(self) -> None:
+        """Does nothing with the steps of lock-step's last round; the program ends with it."""
 
     def _has_learned_enough(self) -> bool:
         updates = self._setup.experiment.updates
@@ -192,11 +210,15 @@ class LearnerNode:
         while (state := self._poll()).phase == RUNNING:
             frames = self._barrier.wait_for_actors(timing.LEARNER_SAMPLE)
             if frames is None and not leaves_some:
+                self._between_rounds()
                 continue
             while not self._has_learned_enough() and self._replay.can_sample():
                 self._update(self._replay.sample())
+            if self._has_learned_enough():
+                self._discard()
             if frames is None:
                 continue
+            self._end_round(start + frames)
             self._read_replay_stats()
             self._save_if_due(state)
             self._poll(now=self._has_learned_enough())
@@ -204,7 +226,7 @@ class LearnerNode:
             self._barrier.release(go_on=go_on)
 
     def _update(self, sample: Sample) -> None:
-        with saved_on_failure(self._setup.directory, self._learner):
+        with saved_on_failure(self._setup.directory, self._learner, self._setup.policy):
             self._program.log(self._learner.step(sample), "learner/")
         self._profile.observe(self._learner.version)
         self._first_update.close()
@@ -239,30 +261,38 @@ class LearnerNode:
             self._write_checkpoint(state)
 
     def _write_checkpoint(self, state: ProgramState) -> None:
+        try:
+            self._write(state, *self._tree())
+        finally:
+            self._source.clean()
+
+    def _tree(self) -> tuple[PyTree, Mapping[str, Any]]:
+        """Returns what a checkpoint has of the learner and the replay, and its metadata."""
         keeps = self._setup.experiment.checkpoint_replay
         # First the replay: a checkpoint of the learner must not refer to one that is not there.
         replay = self._source.save() if keeps else SavedReplay()
-        tree = {"learner": self._learner.save(), "replay": replay.tree}
-        directory = self._setup.directory.checkpoints
+        return {"learner": self._learner.save(), "replay": replay.tree}, replay.metadata
+
+    def _write(self, state: ProgramState, tree: PyTree, metadata: Mapping[str, Any]) -> None:
         progress = Progress(state.env_frames, state.train_seconds, state.timed_frames)
-        try:
-            checkpoint.save(
-                directory,
-                state.env_frames,
-                tree,
-                {**progress.metadata(), **replay.metadata},
-                before_rename=self._setup.directory.check_claim,
-            )
-        finally:
-            self._source.clean()
+        checkpoint.save(
+            self._setup.directory.checkpoints,
+            state.env_frames,
+            tree,
+            {**progress.metadata(), **metadata},
+            before_rename=self._setup.directory.check_claim,
+        )
 
     def _load(self, path: Path) -> None:
         keeps = self._setup.experiment.checkpoint_replay
         replay = self._source.template() if keeps else ()
         target = {"learner": self._learner.save(), "replay": replay}
-        saved = checkpoint.restore(path, target, partial=True)
+        saved = self._read(path, target)
         self._learner.load(saved["learner"])
         if keeps:
             self._source.load(saved["replay"])
         # A replay service may know of later versions, from a learner whose checkpoint was lost.
         self._replay.set_params_version(self._learner.version)
+
+    def _read(self, path: Path, target: PyTree) -> Any:
+        return checkpoint.restore(path, target, partial=True)

@@ -40,7 +40,7 @@ class ReverbNode:
         from rlstack.replay.reverb import ReverbServer
 
         setup.configure_jax(single_thread=True)
-        self._program = CoordinatorClient(coordinator, "replay", stop)
+        self._program = CoordinatorClient(coordinator, setup.node("replay"), stop)
         self._stop = stop
         cfg, spec = stored_spec(experiment, setup.step)
         port, address = listen
@@ -75,7 +75,7 @@ class TableNode(ReplayService):
         """
         setup.configure_jax(single_thread=True)
         experiment = setup.experiment
-        self._program = CoordinatorClient(coordinator, "replay", stop)
+        self._program = CoordinatorClient(coordinator, setup.node("replay"), stop)
         self._stop = stop
         cfg, spec = stored_spec(experiment, setup.step)
         start_from = _start_from(setup, "table")
@@ -101,19 +101,25 @@ class TableNode(ReplayService):
 def program_replay(setup: Setup, replay: ProgramReplay | RemoteObject) -> ProgramReplay:
     """Returns the replay that a node was given: itself, or as a client of a `TableNode`."""
     if isinstance(replay, RemoteObject):
-        return TableReplay(setup.experiment, setup.step, setup.directory, replay)
+        return TableReplay(setup.experiment, setup.step, saved_replays(setup), replay)
     return replay
 
 
+def saved_replays(setup: Setup) -> SavedReplays:
+    """Returns the checkpoints of the policy's replay service."""
+    return SavedReplays(setup.directory, setup.policy)
+
+
 def _checkpoint_dir(setup: Setup) -> Path | None:
-    return setup.directory.replay if setup.experiment.checkpoint_replay else None
+    directory = setup.directory.replay / setup.policy
+    return directory if setup.experiment.checkpoint_replay else None
 
 
 def _start_from(setup: Setup, service: str) -> Path | None:
     """Returns the checkpoint of the replay to start from, after removing those that are none."""
     if not setup.experiment.checkpoint_replay:
         return None
-    saved = SavedReplays(setup.directory)
+    saved = saved_replays(setup)
     saved.clean()  # what a failed save or a lost learner left
     return saved.belonging_to(setup.restored, service)
 

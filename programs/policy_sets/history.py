@@ -128,10 +128,12 @@ class HistoryPlayer(Player):
     def keep(self, frames: int, params: Params) -> None:
         """Keeps a version of the policy if one is due."""
         if self.versions.is_due(frames):
-            slot = self.versions.add(frames, params)
-            # What began with another version in this slot is no game of the new one.
-            if self._counts is not None:
-                self._counts[self.acting.playing == slot] = False
+            self.forget(self.versions.add(frames, params))
+
+    def forget(self, slot: int) -> None:
+        """Discards the results of games in progress that began with another version in a slot."""
+        if self._counts is not None:
+            self._counts[self.acting.playing == slot] = False
 
     def watch(self, shared: SharedPool) -> None:
         """Adds the rewards of a step; records the results of the games that end."""
@@ -167,14 +169,34 @@ def history_player(member: Member, learning: Player, spec: EnvSpec) -> HistoryPl
     if learning.learning is None:
         raise ValueError(f"policies.{member.name}: {learning.member.name} must learn.")
     versions = Versions(member.cfg.history, learning.learning.learner.params)
-    return HistoryPlayer(member, _inferencer(member, versions, spec, "inferencer"), versions)
+    return versions_player(member, versions, spec)
+
+
+def versions_player(
+    member: Member, versions: Versions, spec: EnvSpec, rank: int = 0
+) -> HistoryPlayer:
+    """Makes the parts of a policy that plays these versions.
+
+    Args:
+      member: the policy.
+      versions: the versions.
+      spec: of the environments.
+      rank: a number of its own for each actor.
+    """
+    acting = _inferencer(member, versions, spec, "inferencer", rank=rank)
+    return HistoryPlayer(member, acting, versions)
 
 
 def _inferencer(
-    member: Member, versions: Versions, spec: EnvSpec, role: str, rows: int | None = None
+    member: Member,
+    versions: Versions,
+    spec: EnvSpec,
+    role: str,
+    rows: int | None = None,
+    rank: int = 0,
 ) -> VersionedInferencer:
     experiment = member.experiment
-    seed, draw = role_seed(experiment.seed, role), member.cfg.history.draw
+    seed, draw = role_seed(experiment.seed, role, rank), member.cfg.history.draw
 
     def choose(begins: np.ndarray, draws: int) -> np.ndarray:
         return versions.draw(np.random.default_rng([seed, draws]), len(begins), draw)
@@ -184,7 +206,7 @@ def _inferencer(
         versions,
         choose,
         experiment.env.num_envs if rows is None else rows,
-        role_key(experiment.seed, role),
+        role_key(experiment.seed, role, rank),
     )
 
 

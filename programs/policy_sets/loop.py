@@ -17,11 +17,10 @@ from programs.experiment import Experiment
 from programs.policy_sets.evaluation import SetEvaluator
 from programs.policy_sets.history import HistoryPlayer, history_player
 from programs.policy_sets.learners import Learners
-from programs.policy_sets.members import Division, divide, make_games
+from programs.policy_sets.members import Division, divide, share_games
 from programs.policy_sets.player import LearningParts, Player, fixed_player, learning_player
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.evaluator import Evaluation
-from rlstack.envs.pool import SyncEnv
 from rlstack.envs.seats.views import SharedPool
 from rlstack.learning.learner import NonFiniteError
 from rlstack.storage import checkpoint
@@ -77,21 +76,14 @@ class SeveralPolicies:
             raise
 
     def _make_pool(self) -> SharedPool:
-        experiment, division = self.experiment, self.division
-        seed = role_seed(experiment.seed, "env", self._restarts)
-        pool = make_games(
-            experiment.env, division.num_seats, seed, step_info=bool(experiment.step_processor)
+        seed = self.experiment.seed
+        return share_games(
+            self.experiment,
+            self.division,
+            self.experiment.env,
+            role_seed(seed, "env", self._restarts),
+            role_seed(seed, "seating", self._restarts),
         )
-        assert isinstance(pool, SyncEnv)
-        number = experiment.env.num_envs
-        rows = {
-            name: member.rows(number, division.num_seats)
-            for name, member in division.members.items()
-        }
-        drawn = experiment.seating == "drawn"
-        seed = role_seed(experiment.seed, "seating", self._restarts)
-        rng = np.random.default_rng(seed) if drawn else None
-        return SharedPool(pool, rows, division.num_seats, rng)
 
     def _begin(self) -> None:
         for name, player in self.players.items():

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from agents import AGENTS
 from agents.fixed import Fixed
 from programs.components import opponents
@@ -18,6 +20,8 @@ from programs.experiment import Experiment
 from programs.member_config import MemberConfig
 from programs.tracking.run_dir import RunDir
 from rlstack.envs.factory import resolve
+from rlstack.envs.pool import SyncEnv
+from rlstack.envs.seats.views import SharedPool
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.references import nearest
 
@@ -116,6 +120,33 @@ def make_games(cfg: EnvConfig, num_seats: int, seed: int, **more: Any) -> Pool:
     """Makes a pool of whole games; arguments and errors are those of `make_env`."""
     workers = opponents.workers_of_games(cfg, cfg.num_envs // num_seats)
     return make_env(dataclasses.replace(cfg, num_workers=workers), seed, **more)
+
+
+def share_games(
+    experiment: Experiment, division: Division, cfg: EnvConfig, seed: int, seating_seed: int
+) -> SharedPool:
+    """Makes a pool of games and divides it among the policies.
+
+    Args:
+      experiment: the experiment of all policies.
+      division: its policies.
+      cfg: its environments.
+      seed: of the environments.
+      seating_seed: of the seats, where they are drawn.
+
+    Raises:
+      ValueError: see `make_env`.
+    """
+    infos = bool(experiment.step_processor)
+    pool = make_games(cfg, division.num_seats, seed, step_info=infos)
+    assert isinstance(pool, SyncEnv)
+    rows = {
+        name: member.rows(cfg.num_envs, division.num_seats)
+        for name, member in division.members.items()
+    }
+    drawn = experiment.seating == "drawn"
+    rng = np.random.default_rng(seating_seed) if drawn else None
+    return SharedPool(pool, rows, division.num_seats, rng)
 
 
 def frozen_experiment(member: MemberConfig) -> Experiment:

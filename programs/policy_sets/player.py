@@ -23,7 +23,7 @@ from rlstack.agent import Agent
 from rlstack.envs.seats.views import SharedPool, View
 from rlstack.learning.learner import Learner
 from rlstack.replay import ReplayBuffer
-from rlstack.types import EnvSpec, Params, PyTree, TimeStep, Transition
+from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, TimeStep, Transition
 
 
 class Acting(Protocol):
@@ -122,12 +122,16 @@ def fixed_player(member: Member, spec: EnvSpec) -> Player:
     Raises:
       ValueError: its agent does not fit the environments, or its checkpoint cannot be read.
     """
+    key = acting_key(member.experiment.seed, rank=0)
+    return Player(member, None, fixed_inferencer(member, spec, key))
+
+
+def fixed_inferencer(member: Member, spec: EnvSpec, rng_key: PRNGKey) -> Inferencer:
+    """Makes what acts for a policy that does not learn; errors as for `fixed_player`."""
     experiment = member.experiment
     agent, params = fixed_agent(member, spec)
     source = FixedParams(jax.tree.map(jnp.asarray, params))
-    key = acting_key(experiment.seed, rank=0)
-    inferencer = Inferencer(experiment.inferencer, agent, source, experiment.env.num_envs, key)
-    return Player(member, None, inferencer)
+    return Inferencer(experiment.inferencer, agent, source, experiment.env.num_envs, rng_key)
 
 
 def fixed_agent(

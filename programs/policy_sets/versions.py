@@ -7,6 +7,7 @@ against those that the policy still loses to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -95,6 +96,37 @@ class Versions:
             self._on_device[slot] = held
         return held
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of the version in each slot, [max_versions]; 0 for a free one."""
+        return self._ids.copy()
+
+    def number_of(self, slot: int) -> int:
+        """Returns the number of the version in a slot; a later version has a higher one."""
+        return int(self._ids[slot])
+
+    def news(self, known: np.ndarray) -> PyTree:
+        """Returns what a copy of these versions lacks, for its `take`.
+
+        Args:
+          known: ``[max_versions]`` the `numbers` of the copy.
+        """
+        changed = np.flatnonzero((self._ids != known) & (self._ids > 0))
+        return {
+            "changed": changed,
+            "params": jax.tree.map(lambda x: x[changed], self._params),
+            **self._tables(),
+        }
+
+    def take(self, news: PyTree) -> np.ndarray:
+        """Takes `news`; returns the slots that have another version than before."""
+        changed = np.asarray(news["changed"])
+        new = jax.tree.leaves(news["params"])
+        for into, leaf in zip(jax.tree.leaves(self._params), new, strict=True):
+            into[changed] = leaf
+        self._set_tables(news)
+        return changed
+
     def probabilities(self, draw: str) -> np.ndarray:
         """Returns the probability of each version, in the order of `slots`.
 
@@ -120,24 +152,26 @@ class Versions:
 
     def save(self) -> PyTree:
         """Returns all versions, for a checkpoint."""
+        return {"params": jax.tree.map(np.copy, self._params), **self._tables()}
+
+    def load(self, saved: PyTree) -> None:
+        """Restores what `save` returned."""
+
+        self._params = jax.tree.map(np.array, saved["params"])  # which can be written to
+        self._set_tables(saved)
+        self._on_device.clear()
+
+    def _tables(self) -> dict[str, np.ndarray]:
         return {
-            "params": jax.tree.map(np.copy, self._params),
             "frames": self._frames.copy(),
             "ids": self._ids.copy(),
             "games": self._games.copy(),
             "wins": self._wins.copy(),
         }
 
-    def load(self, saved: PyTree) -> None:
-        """Restores what `save` returned."""
-
-        def copied(leaf: Array) -> np.ndarray:
-            return np.array(leaf)  # one that can be written to
-
-        self._params = jax.tree.map(copied, saved["params"])
-        self._frames, self._ids = copied(saved["frames"]), copied(saved["ids"])
-        self._games, self._wins = copied(saved["games"]), copied(saved["wins"])
-        self._on_device.clear()
+    def _set_tables(self, saved: Mapping[str, Array]) -> None:
+        self._frames, self._ids = np.array(saved["frames"]), np.array(saved["ids"])
+        self._games, self._wins = np.array(saved["games"]), np.array(saved["wins"])
 
 
 def read_versions(path: Path, member: Member, params: Params) -> Versions:

@@ -11,6 +11,7 @@ from programs.components.replay import announce_replay
 from programs.experiment import Experiment, ProgramConfig
 from programs.nodes.base import Setup
 from programs.nodes.failures import cause, read_failures, release_record, reserve_record
+from programs.policy_sets.members import divide
 from programs.profiling.profile import Updates
 from programs.tracking import open_files
 from programs.tracking.display import ProgressDisplay
@@ -54,7 +55,10 @@ def run_program(
     setup = Setup(
         experiment, directory, environment_spec(experiment), start_from, listens, profiled
     )
-    announce_replay(experiment, setup.step, display.stream)
+    for own in setup.learning:
+        if own.policy:
+            print(f"{own.policy} ", end="", file=display.stream)
+        announce_replay(own.experiment, own.step, display.stream)
     reserve_record(str(directory.failures))
     before = read_result(directory)  # of the run until now, if this command resumes one
     try:
@@ -67,7 +71,7 @@ def run_program(
         return result
     if received:
         raise Interrupted(received, saved=checkpoint.latest(directory.checkpoints) is not None)
-    raise ProgramError(_why(directory))
+    raise ProgramError(_why(setup))
 
 
 def _transport(setup: Setup) -> AbstractContextManager[None]:
@@ -124,10 +128,15 @@ def check_packages(experiment: Experiment) -> None:
             f"Experiment: program.transport {transport} must be installed; it is not. "
             "`rlstack doctor` says how to get it; --program.transport names another one."
         )
-    in_reverb = (
-        experiment.topology == "distributed" and experiment.replay.chosen_service == "reverb"
-    )
-    if in_reverb and importlib.util.find_spec("reverb") is None:
+    replays = [experiment.replay]
+    if experiment.policies:
+        replays = [member.experiment.replay for member in divide(experiment).learning]
+    in_reverb = any(replay.chosen_service == "reverb" for replay in replays)
+    if (
+        in_reverb
+        and experiment.topology == "distributed"
+        and importlib.util.find_spec("reverb") is None
+    ):
         raise ValueError(
             "Experiment: replay.service reverb needs Reverb, which exists for CPython 3.10 only "
             "and is not installed here. Use --replay.service table, which needs no package; "
@@ -139,13 +148,14 @@ def check_packages(experiment: Experiment) -> None:
         ray_cluster.load()
 
 
-def _why(directory: RunDir) -> str:
+def _why(setup: Setup) -> str:
     """Returns the error that ended the program."""
+    directory = setup.directory
     failure = cause(read_failures(directory.failures))
     if failure is not None:
         reason, text = str(failure["reason"]), str(failure.get("traceback", ""))
         # Libraries in C++ abort without descriptors; only the node's output then says why.
-        output = _end_of(directory.node_logs / failure["node"])
+        output = _end_of(_log_of(setup, failure["node"]))
         advice = open_files.advice(reason + text + output)
         return (
             f"node {failure['node']} failed: {reason.rstrip('.')}. {advice}{' ' * bool(advice)}"
@@ -157,7 +167,19 @@ def _why(directory: RunDir) -> str:
     return f"{why} {open_files.advice(output)}\n{output}".rstrip()
 
 
+def _log_of(setup: Setup, name: str) -> Path:
+    """Returns the file with the output of a node."""
+    from programs.launchers.wiring import indexed
+    from programs.topologies import graph_of
+
+    logs = setup.directory.node_logs
+    for node, index in indexed(graph_of(setup)):
+        if node.name == name:
+            return logs / node.group / str(index)
+    group = logs / name.split("/")[0]
+    return group / "0" if group.is_dir() else logs / name  # of a node with several learners
+
+
 def _end_of(log: Path) -> str:
-    """Returns the end of a log, or of the one of a folder: the only node of its group."""
-    log = log / "0" if log.is_dir() else log
+    """Returns the end of a log."""
     return log.read_text(errors="replace")[-_LOG_END:] if log.is_file() else ""

@@ -34,7 +34,10 @@ class NodeRows:
           found: the processes of the run, by node.
         """
         program = {name for name in found if name != "train"}
-        names = sorted({*status.nodes, *program}) if program or status.nodes else ["train"]
+        # The logs of the nodes of several policies do not tell whose nodes they are.
+        named = {name.split("/")[0] for name in program - set(status.nodes)}
+        logged = {n for n in status.nodes if n in program or n.split("/")[0] not in named}
+        names = sorted(logged | program) if program or status.nodes else ["train"]
         rows = []
         for name in names:
             process, restarts = found.get(name), status.restarts.get(name, 0)

@@ -239,4 +239,4 @@ def _logged_nodes(logs: Path) -> tuple[str, ...]:
         group, number = path.parent.name, path.name
         if number.isdecimal():
             names.append(f"{group}/{number}" if group in _NUMBERED else group)
-    return tuple(names)
+    return tuple(dict.fromkeys(names))  # with several policies there are several learners

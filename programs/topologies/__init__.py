@@ -5,18 +5,18 @@ May import: programs, programs.components, programs.nodes.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
-from programs.components.replay import ReverbReplay, SharedMemory
+from programs.components.replay import SharedMemory
 from programs.experiment import Experiment
 from programs.graph import Graph, Handle
 from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup
 from programs.nodes.coordinator import CoordinatorNode
 from programs.nodes.evaluator import EvaluatorNode
-from programs.nodes.inference import InferenceNode
 from programs.nodes.learner import LearnerNode
-from programs.nodes.replay import ReverbNode, TableNode
+from programs.topologies.services import inference_services, replay_service
+from programs.topologies.several import several
 
 
 def heavy_env(setup: Setup) -> Graph:
@@ -36,8 +36,8 @@ def light_env(setup: Setup) -> Graph:
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
     replay = SharedMemory(setup.experiment, setup.step)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = _inferencers(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, inferencers, coordinator)
+    services = inference_services(graph, setup, learner, coordinator)
+    _actors(graph, setup, replay, learner, services, coordinator)
     graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
     return graph
 
@@ -46,29 +46,12 @@ def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    if setup.experiment.replay.chosen_service == "table":
-        replay = graph.service("replay", TableNode, setup, coordinator)
-    else:
-        client = functools.partial(ReverbReplay, setup.experiment, setup.step, setup.directory)
-        replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
+    replay = replay_service(graph, setup, coordinator)
     learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = _inferencers(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, inferencers, coordinator)
+    services = inference_services(graph, setup, learner, coordinator)
+    _actors(graph, setup, replay, learner, services, coordinator)
     graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
     return graph
-
-
-def _inferencers(
-    graph: Graph, setup: Setup, learner: Handle, coordinator: Handle
-) -> list[Handle | None]:
-    """Adds the inference services."""
-    return [
-        graph.service(
-            f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
-            restartable=True,
-        )
-        for index in range(setup.experiment.program.num_inferencers)
-    ]  # fmt: skip
 
 
 def _actors(
@@ -76,14 +59,14 @@ def _actors(
     setup: Setup,
     replay: SharedMemory | Handle,
     learner: Handle,
-    inferencers: list[Handle | None],
+    services: Sequence[Handle | None],
     coordinator: Handle,
 ) -> None:
-    """Adds the actors, which take the inferencers in order; an actor with None infers by itself."""
+    """Adds the actors, which take the services in order; an actor with None infers by itself."""
     for rank in range(setup.experiment.program.num_actors):
-        inferencer = inferencers[rank % len(inferencers)]
+        service = services[rank % len(services)]
         graph.worker(
-            f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
+            f"actor/{rank}", ActorNode, setup, rank, replay, learner, service, coordinator,
             restartable=True,
         )  # fmt: skip
 
@@ -94,6 +77,8 @@ _TOPOLOGIES = {"heavy_env": heavy_env, "light_env": light_env, "distributed": di
 
 def graph_of(setup: Setup) -> Graph:
     """Returns the program of the setup's topology."""
+    if setup.experiment.policies:
+        return several(setup)
     return _TOPOLOGIES[setup.experiment.topology](setup)
 
 
@@ -113,5 +98,5 @@ def environment(group: str, experiment: Experiment | None = None) -> dict[str, s
     acts_there = bool(acting) and experiment is not None and experiment.topology == "heavy_env"
     if group in _CPU_GROUPS and not (group == "actor" and acts_there):
         return {"JAX_PLATFORMS": "cpu"}
-    shares = group != "learner" or names_devices
+    shares = group != "learner" or names_devices or bool(experiment and experiment.policies)
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shares else {}

@@ -23,8 +23,13 @@ class Counting(Protocol):
 
 
 @contextlib.contextmanager
-def saved_on_failure(directory: RunDir, learner: Counting) -> Iterator[None]:
+def saved_on_failure(directory: RunDir, learner: Counting, policy: str = "") -> Iterator[None]:
     """Saves the inputs of an update that gives NaN, and names the command that repeats it.
+
+    Args:
+      directory: of the run.
+      learner: what makes the updates.
+      policy: whose updates they are, in a node of one of several policies.
 
     Raises:
       NonFiniteError: the update gave NaN or infinity; the message ends with the command.
@@ -35,7 +40,8 @@ def saved_on_failure(directory: RunDir, learner: Counting) -> Iterator[None]:
         try:
             path = directory.dump(learner.version + 1)
             with open(path / _FILE, "wb") as file:
-                pickle.dump({**error.before, "batch": error.batch}, file)
+                whose = {"policy": policy} if policy else {}
+                pickle.dump({**error.before, **whose, "batch": error.batch}, file)
         except OSError as refused:  # the NaN is still what ended the run
             text = f"Its inputs could not be saved in {directory.path}: {refused.strerror}."
         else:

@@ -13,7 +13,8 @@ from rlstack.references import Hook
 from rlstack.storage import checkpoint, checkpoint_files, jsonl
 from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 
-# The entry of a checkpoint's metadata that names the replay service's checkpoint.
+# The entry of a checkpoint's metadata that names the replay service's checkpoint. With several
+# policies each has its own, "replay/POLICY".
 REPLAY = "replay"
 
 _log = logging.getLogger(__name__)
@@ -55,10 +56,12 @@ def resume_point(directory: RunDir) -> Path | None:
     """
 
     def check_replay(path: Path) -> None:
-        saved = checkpoint.read_metadata(path).get(REPLAY)
-        if saved:
+        for entry, saved in checkpoint.read_metadata(path).items():
+            service, _, policy = entry.partition("/")
+            if service != REPLAY or not saved:
+                continue
             try:
-                checkpoint_files.check(directory.replay / saved["name"], saved["files"])
+                checkpoint_files.check(directory.replay / policy / saved["name"], saved["files"])
             except checkpoint.DamagedError as error:
                 raise checkpoint.DamagedError(
                     f"checkpoint: the replay of {path} is damaged: {error}"

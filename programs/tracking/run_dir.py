@@ -181,6 +181,11 @@ class RunDir:
         return self.checkpoints / "best"
 
     @property
+    def parts(self) -> Path:
+        """The directory where learners of several policies pass parts of a checkpoint."""
+        return self.checkpoints / "parts"
+
+    @property
     def failures(self) -> Path:
         """The file of node failures, one JSON object per line."""
         return self.path / "failures.jsonl"

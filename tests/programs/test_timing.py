@@ -16,7 +16,7 @@ ALONE = "supervisor.py"
 
 
 def test_nodes_and_launchers_have_no_waits_of_their_own():
-    files = [*PROGRAMS.glob("nodes/*.py"), *PROGRAMS.glob("launchers/**/*.py")]
+    files = [*PROGRAMS.glob("nodes/**/*.py"), *PROGRAMS.glob("launchers/**/*.py")]
     assert len(files) > 15
     found = {p.name: m for p in files if (m := LITERAL.findall(p.read_text())) and p.name != ALONE}
     assert found == {}

@@ -15,7 +15,7 @@ from launchpad import address as lp_address
 from launchpad.nodes.dereference import Dereferenceable
 
 from programs import timing
-from programs.graph import Graph, Handle, Node
+from programs.graph import Graph, Node, with_clients
 from programs.launchers import node_process, processes, signs, wiring
 from programs.launchers.launchpad import supervised, titled
 from programs.nodes import base
@@ -37,7 +37,7 @@ def build(graph: Graph, setup: Setup) -> LaunchpadProgram:
     handles: dict[str, Any] = {}
     kinds = {"worker": WorkerNode, "service": ServiceNode, "server": ServerNode}
     for node in graph.nodes:
-        args = [handles[a.node] if isinstance(a, Handle) else a for a in node.args]
+        args = [with_clients(a, lambda handle: handles[handle.node]) for a in node.args]
         made[node.name] = kinds[node.kind](node, args, setup)
         with program.group(node.group):
             handles[node.name] = program.add_node(made[node.name])

@@ -9,7 +9,7 @@ import pytest
 
 import rlstack
 from programs.cli import commands
-from programs.experiment import to_json
+from programs.experiment import ProgramConfig, to_json
 from programs.member_config import MemberConfig
 from programs.policy_sets.members import resolved
 from programs.policy_sets.tournament import tournament
@@ -19,7 +19,7 @@ from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import by_policy
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
-from tests.programs.policy_sets.cases import CHAIN, RULE, chain, selfplay, small
+from tests.programs.policy_sets.cases import CHAIN, DQN_REPLAY, RULE, chain, selfplay, small
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -136,6 +136,26 @@ def test_a_plan_lists_the_policies(tmp_path):
     assert "past: history" in str(plan.plan(selfplay(), tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("topology", "trainers", "nodes"),
+    [
+        ("heavy_env", "one_each", "learner/distributor, learner/retailer, actor/0, actor/1"),
+        ("heavy_env", "one", "coordinator, learner, actor/0, actor/1, evaluator"),
+        ("light_env", "one_each", "inferencer/retailer/0, inferencer/distributor/0, actor/0"),
+        ("distributed", "one", "replay/retailer, replay/distributor, learner, inferencer"),
+    ],
+)
+def test_a_plan_lists_the_nodes_of_each_policy(tmp_path, topology, trainers, nodes):
+    program = ProgramConfig(trainers=trainers, transport="zmq")
+    table = dataclasses.replace(DQN_REPLAY, service="table")
+    experiment = chain(topology=topology, program=program)
+    replay = dataclasses.replace(experiment.replay, service="table")
+    member = dataclasses.replace(experiment.policies["distributor"], replay=table)
+    policies = {**experiment.policies, "distributor": member}
+    experiment = dataclasses.replace(experiment, replay=replay, policies=policies)
+    assert nodes in str(plan.plan(experiment, tmp_path / "run"))
+
+
 def test_commands_that_need_one_policy_say_so(run_dir, tmp_path, capsys):
     assert commands.main("record", [str(run_dir), "--out", str(tmp_path / "data")]) == 1
     assert "must be a run of one policy; it trained several" in capsys.readouterr().err
@@ -149,6 +169,6 @@ def test_options_of_a_policy_are_set_on_the_command_line(tmp_path, capsys):
     options = ["--policies.distributor.agent.discount", "0.5", "--dry-run"]
     assert commands.main("train", [str(path), *options]) == 0
     assert '"discount": 0.5' in capsys.readouterr().out
-    assert commands.main("train", [str(path), "--topology", "heavy_env"]) == 1
-    assert "topology must be single_process with policies" in capsys.readouterr().err
+    assert commands.main("train", [str(path), "--topology", "fused"]) == 1
+    assert "topology must not be fused with policies" in capsys.readouterr().err
     assert RULE.rule in path.read_text()

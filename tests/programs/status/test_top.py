@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from programs.status import processes
+from programs.status.node_rows import NodeRows
 from programs.status.runs import STATES, RunReader, find_runs
 from programs.status.top import Top, show
 from programs.tracking.run_dir import RunDir, RunDirError
@@ -179,3 +180,18 @@ def test_a_running_program_is_shown_with_its_nodes(tmp_path):
         rows = [text.split()[:2] for text in shown(run_dir).splitlines()]
         assert {("actor/0", "up"), ("learner", "up")} <= {tuple(row) for row in rows}
     assert "running" not in shown(run_dir)
+
+
+def test_nodes_of_several_policies_have_the_names_of_their_processes(run):
+    for name in ("actor/0", "learner/0", "learner/1", "inferencer/0", "inferencer/1"):
+        log_file = run.node_logs / name
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log_file.write_text("")
+    status = RunReader(run.path).read()
+    assert set(status.nodes) == {"actor/0", "inferencer/0", "inferencer/1", "learner"}
+    names = ("actor/0", "learner/left", "learner/right", "inferencer/left/0", "inferencer/right/0")
+    found = {name: processes.NodeProcess(1, 0.0, 1.0, 1) for name in names}
+    rows = NodeRows().of(status, found)
+    assert {row.name: row.state for row in rows} == dict.fromkeys(names, "up")
+    one = {name: process for name, process in found.items() if name == "actor/0"}
+    assert "learner" in {row.name for row in NodeRows().of(status, one) if row.state == "down"}

@@ -1,0 +1,1 @@
+"""What the nodes of a program do that trains several policies."""

@@ -1,0 +1,59 @@
+"""The policies of a program as its coordinator counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from programs.experiment import Experiment
+from programs.nodes.base import LEARNER
+from programs.policy_sets.members import divide
+
+
+class Policies:
+    """The policies of a program that learn.
+
+    All seats of a game step together, so the frames of the program are those of its policies, in
+    proportion to their rows.
+
+    Attributes:
+      learners: the names of the learners' nodes.
+      num_envs: rows of one actor whose steps are frames.
+      unroll: frames of an actor in its longest unroll.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Resolves the policies.
+
+        Raises:
+          ValueError: see `divide`.
+        """
+        self._rows: dict[str, int] = {}  # of one actor, by the policies that learn; empty for one
+        self.num_envs, length = experiment.env.num_envs, experiment.replay.unroll_length
+        if experiment.policies:
+            learning = divide(experiment).learning
+            self._rows = {member.name: member.experiment.env.num_envs for member in learning}
+            self.num_envs = sum(self._rows.values())
+            length = max(member.experiment.replay.unroll_length for member in learning)
+        self.unroll = length * self.num_envs
+        self.learners = [f"{LEARNER}/{name}" for name in self._rows] or [LEARNER]
+
+    def counters(
+        self, env_frames: int, learner_steps: Mapping[str, int]
+    ) -> dict[str, dict[str, float]]:
+        """Returns the counters of each of several policies, for the result.
+
+        Args:
+          env_frames: of the program.
+          learner_steps: updates of each learner, by the name of its node.
+        """
+        return {
+            name: {
+                "env_frames": env_frames * rows // self.num_envs,
+                "learner_steps": learner_steps[f"{LEARNER}/{name}"],
+            }
+            for name, rows in self._rows.items()
+        }
+
+    def logs(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
+        """Returns the updates of each of several policies, by the names of logs."""
+        return {f"{name}/learner/steps": learner_steps[f"{LEARNER}/{name}"] for name in self._rows}

@@ -1,0 +1,34 @@
+"""The services of one policy: its replay, and those that act for it."""
+
+from __future__ import annotations
+
+import functools
+
+from programs.components.replay import ReverbReplay
+from programs.graph import Graph, Handle
+from programs.nodes.base import Setup
+from programs.nodes.inference import InferenceNode
+from programs.nodes.replay import ReverbNode, TableNode, saved_replays
+
+
+def replay_service(graph: Graph, setup: Setup, coordinator: Handle) -> Handle:
+    """Adds the node that holds the replay."""
+    name = setup.node("replay")
+    if setup.experiment.replay.chosen_service == "table":
+        return graph.service(name, TableNode, setup, coordinator)
+    saved = saved_replays(setup)
+    client = functools.partial(ReverbReplay, setup.experiment, setup.step, saved)
+    return graph.server(name, ReverbNode, setup, coordinator, client=client)
+
+
+def inference_services(
+    graph: Graph, setup: Setup, learner: Handle, coordinator: Handle
+) -> list[Handle]:
+    """Adds the inference services."""
+    name = setup.node("inferencer")
+    return [
+        graph.service(
+            f"{name}/{index}", InferenceNode, setup, index, learner, coordinator, restartable=True
+        )
+        for index in range(setup.experiment.program.num_inferencers)
+    ]
