@@ -20,6 +20,7 @@ from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
+from programs.nodes.group import shares
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
 from programs.nodes.replay import program_replay
@@ -56,13 +57,14 @@ class ActorNode:
           setup: of the program.
           rank: of this actor.
           replay: where to write; or a client of the node that holds it.
-          learner: a client of the learner, which publishes params and holds lock-step's barrier.
+          learner: a client of its learner, which publishes params and holds lock-step's barrier.
           service: a client of the inference service; None to infer here.
           coordinator: a client of the coordinator, which counts frames and logs episodes.
           stop: set by the launcher to end this node.
         """
         self._setup, self._rank = setup, rank
-        self._replay = program_replay(setup, replay)
+        self._share, self._rank_there = shares.of_actor(setup, rank)
+        self._replay = program_replay(self._share, replay)
         self._learner, self._service = learner, service
         self._program = CoordinatorClient(coordinator, f"actor/{rank}", stop)
         setup.configure_jax(single_thread=True)
@@ -78,14 +80,14 @@ class ActorNode:
         if self._service is not None:
             with program.phase("waiting for the inference service"):
                 program.wait_for(self._service.is_ready)
-        writer = self._replay.writer(self._rank, lambda: memory)
+        writer = self._replay.writer(self._rank_there, lambda: memory)
         with program.phase(f"making {experiment.env.num_envs:,} environments"):
             processor = make_step_processor(experiment)
             infos = processor is not None
             pool = make_env(self._env_config(), self._env_seed(), step_info=infos)
         with pool as env:
             inferencer, has_newer, close = self._inferencer()
-            ids, cfg = experiment.env_ids(self._rank), experiment.replay
+            ids, cfg = self._share.experiment.env_ids(self._rank_there), experiment.replay
             replay = _WaitingReplay(writer, ids, program, cfg.timeout_seconds)
             # In threads, the pool's own warning is on the terminal already.
             shows = experiment.program.launch != "threads"

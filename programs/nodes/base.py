@@ -125,7 +125,9 @@ class CoordinatorClient:
         """
         self._coordinator, self._node, self._stop = coordinator, node, stop
         self._patience = getattr(_thread, "coordinator_lost", None) or (
-            timing.COORDINATOR_LOST if node == "learner" else timing.COORDINATOR_LOST_TO_OTHERS
+            timing.COORDINATOR_LOST
+            if node.split("/")[0] == "learner"
+            else timing.COORDINATOR_LOST_TO_OTHERS
         )
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         self.incarnation = incarnation()

@@ -80,7 +80,7 @@ class Coordinator:
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._error: Exception | None = None  # that ends this node
-        self._learner_silence = 0.0  # seconds, as far as this process ran
+        self._silences: dict[str, float] = {}  # seconds, as far as this process ran
 
     @remote()
     def report(
@@ -188,7 +188,8 @@ class Coordinator:
         """Ends the program with a checkpoint but no evaluation; returns the phase from now on."""
         with self._lock:
             self._interrupted = signal_number
-            if self._state.phase == RUNNING and "learner" in self._nodes:
+            all_there = len(self._learners()) == self._experiment.learner.processes
+            if self._state.phase == RUNNING and all_there:
                 self._enter(SAVING)
             elif self._state.phase != SAVING:  # nothing to save, or saved already
                 self._enter(OVER)
@@ -249,7 +250,7 @@ class Coordinator:
             return self._state.phase == OVER
 
     def check_learner(self, passed: float) -> None:
-        """Checks that the learner still reports.
+        """Checks that each learner still reports.
 
         Args:
           passed: seconds since the last check. Long ones count little, because they mean that this
@@ -259,16 +260,16 @@ class Coordinator:
           NodeLostError: it has been silent for too long.
         """
         with self._lock:
-            learner = self._nodes.get("learner")
-            if learner is None or learner.left:
-                return
-            self._learner_silence += min(passed, timing.REPORT_PERIOD)
-            if self._learner_silence > timing.LEARNER_LOST:
-                raise NodeLostError(
-                    "learner",
-                    f"it has not reported for {self._learner_silence:.0f} s; it, or its host, "
-                    "hangs or was stopped",
-                )
+            for name in self._learners():
+                if self._nodes[name].left:
+                    continue
+                self._silences[name] += min(passed, timing.REPORT_PERIOD)
+                if self._silences[name] > timing.LEARNER_LOST:
+                    raise NodeLostError(
+                        name,
+                        f"it has not reported for {self._silences[name]:.0f} s; it, or its host, "
+                        "hangs or was stopped",
+                    )
 
     def wait_until_left(self, timeout: float) -> bool:
         """Waits until every node has ended or knows that it should; returns False on a timeout.
@@ -287,8 +288,10 @@ class Coordinator:
         return self._interrupted
 
     def _hear(self, node: str) -> None:
-        if node == "learner":
-            self._learner_silence = 0.0
+        self._silences[node] = 0.0
+
+    def _learners(self) -> list[str]:
+        return [name for name in self._nodes if name.split("/")[0] == "learner"]
 
     @contextlib.contextmanager
     def _own_failures(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
 from rlstack.acting.on_host import OnHost
 from rlstack.acting.params import ParamsPublisher
-from rlstack.learning.learner import Learner
+from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
 from rlstack.storage import checkpoint
@@ -40,6 +40,7 @@ class LearnerNode:
         replay: ProgramReplay | RemoteObject,
         coordinator: RemoteObject,
         stop: threading.Event,
+        name: str = "learner",
     ) -> None:
         """Makes the learner, with the state of the checkpoint if the program resumes from one.
 
@@ -48,17 +49,19 @@ class LearnerNode:
           replay: the program's replay, to learn from; or a client of the node that holds it.
           coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
+          name: of this node.
         """
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
-        self._setup, self._coordinator = setup, coordinator
-        self._program = CoordinatorClient(coordinator, "learner", stop)
+        self._setup, self._coordinator, self._name = setup, coordinator, name
+        self._program = CoordinatorClient(coordinator, name, stop)
+        learner_config = self._join()
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
-        self._source = program_replay(setup, replay).reader()
+        self._source = program_replay(self._replay_setup(), replay).reader()
         self._replay = self._source.buffer
         self._learner = Learner(
-            experiment.learner, agent, self._replay, role_key(experiment.seed, "learner")
+            learner_config, agent, self._replay, role_key(experiment.seed, "learner")
         )
         if setup.restored is not None:
             with self._program.phase(f"restoring {setup.restored.name}"):
@@ -77,6 +80,14 @@ class LearnerNode:
         self._saved_frames = -1
         self._replay_gauges: Mapping[str, Any] = {}
         self._program.gauges = self._gauges
+
+    def _join(self) -> LearnerConfig:
+        """Prepares JAX before its first computation; returns the config of the learner."""
+        return self._setup.experiment.learner
+
+    def _replay_setup(self) -> Setup:
+        """Returns the setup of the replay that this learner reads."""
+        return self._setup
 
     @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
@@ -114,7 +125,7 @@ class LearnerNode:
 
     def run(self) -> None:
         """Learns until training ends, saves, and publishes params until the program is over."""
-        heartbeat = Heartbeat(self._coordinator, "learner")
+        heartbeat = Heartbeat(self._coordinator, self._name)
         try:
             if not self._setup.experiment.replay.min_actors:  # else the batch's size varies
                 with self._program.phase("compiling the learner's step"):

@@ -6,6 +6,7 @@ May import: programs, programs.components, programs.nodes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from programs.components.replay import ReverbReplay, SharedMemory
 from programs.experiment import Experiment
@@ -14,6 +15,8 @@ from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup
 from programs.nodes.coordinator import CoordinatorNode
 from programs.nodes.evaluator import EvaluatorNode
+from programs.nodes.group import shares
+from programs.nodes.group.learner import GroupLearnerNode
 from programs.nodes.inference import InferenceNode
 from programs.nodes.learner import LearnerNode
 from programs.nodes.replay import ReverbNode, TableNode
@@ -23,10 +26,10 @@ def heavy_env(setup: Setup) -> Graph:
     """For heavy environments: each actor infers by itself; the learner shares its memory."""
     graph = Graph("heavy_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replay = SharedMemory(setup.experiment, setup.step)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    _actors(graph, setup, replay, learner, [None], coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    replays: _Replays = [SharedMemory(s.experiment, s.step) for s in shares.all_of(setup)]
+    learners = _learners(graph, setup, replays, coordinator)
+    _actors(graph, setup, replays, learners, [None], coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
 
 
@@ -34,11 +37,11 @@ def light_env(setup: Setup) -> Graph:
     """For light environments: inference services act for many actors; replay is shared memory."""
     graph = Graph("light_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replay = SharedMemory(setup.experiment, setup.step)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = _inferencers(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, inferencers, coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    replays: _Replays = [SharedMemory(s.experiment, s.step) for s in shares.all_of(setup)]
+    learners = _learners(graph, setup, replays, coordinator)
+    inferencers = _inferencers(graph, setup, learners, coordinator)
+    _actors(graph, setup, replays, learners, inferencers, coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
 
 
@@ -46,26 +49,45 @@ def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    replays: _Replays
     if setup.experiment.replay.chosen_service == "table":
-        replay = graph.service("replay", TableNode, setup, coordinator)
+        replays = [
+            graph.service(shares.name_of(share, "replay"), TableNode, share, coordinator)
+            for share in shares.all_of(setup)
+        ]
     else:
         client = functools.partial(ReverbReplay, setup.experiment, setup.step, setup.directory)
-        replay = graph.server("replay", ReverbNode, setup, coordinator, client=client)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    inferencers = _inferencers(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, inferencers, coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+        replays = [graph.server("replay", ReverbNode, setup, coordinator, client=client)]
+    learners = _learners(graph, setup, replays, coordinator)
+    inferencers = _inferencers(graph, setup, learners, coordinator)
+    _actors(graph, setup, replays, learners, inferencers, coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
 
 
+_Replays = Sequence[SharedMemory | Handle]  # one for each learner process
+
+
+def _learners(
+    graph: Graph, setup: Setup, replays: _Replays, coordinator: Handle
+) -> Sequence[Handle]:
+    """Adds the learner, or the learner processes."""
+    if len(replays) == 1:
+        return [graph.service("learner", LearnerNode, setup, replays[0], coordinator)]
+    return [
+        graph.service(f"learner/{index}", GroupLearnerNode, setup, index, replay, coordinator)
+        for index, replay in enumerate(replays)
+    ]
+
+
 def _inferencers(
-    graph: Graph, setup: Setup, learner: Handle, coordinator: Handle
+    graph: Graph, setup: Setup, learners: Sequence[Handle], coordinator: Handle
 ) -> list[Handle | None]:
-    """Adds the inference services."""
+    """Adds the inference services, which take the learners in order."""
     return [
         graph.service(
-            f"inferencer/{index}", InferenceNode, setup, index, learner, coordinator,
-            restartable=True,
+            f"inferencer/{index}", InferenceNode, setup, index, learners[index % len(learners)],
+            coordinator, restartable=True,
         )
         for index in range(setup.experiment.program.num_inferencers)
     ]  # fmt: skip
@@ -74,14 +96,18 @@ def _inferencers(
 def _actors(
     graph: Graph,
     setup: Setup,
-    replay: SharedMemory | Handle,
-    learner: Handle,
+    replays: _Replays,
+    learners: Sequence[Handle],
     inferencers: list[Handle | None],
     coordinator: Handle,
 ) -> None:
-    """Adds the actors, which take the inferencers in order; an actor with None infers by itself."""
+    """Adds the actors, which take the learners and the inferencers in order.
+
+    An actor whose inferencer is None infers by itself.
+    """
     for rank in range(setup.experiment.program.num_actors):
         inferencer = inferencers[rank % len(inferencers)]
+        learner, replay = learners[rank % len(learners)], replays[rank % len(replays)]
         graph.worker(
             f"actor/{rank}", ActorNode, setup, rank, replay, learner, inferencer, coordinator,
             restartable=True,

@@ -75,7 +75,7 @@ def join(
       timeout: in seconds, for all to join.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    with _gloo_listens_at(host):
+    with _gloo_listens_at(host), _without_handlers_of_signals():
         jax.distributed.initialize(
             address,
             count,
@@ -122,6 +122,19 @@ def _gloo_listens_at(host: str) -> Iterator[None]:
         yield
     finally:
         module.make_gloo_tcp_collectives = make
+
+
+@contextlib.contextmanager
+def _without_handlers_of_signals() -> Iterator[None]:
+    """Keeps JAX from handling SIGTERM, which tells this process to end; newer versions do not."""
+    from jax._src import distributed
+
+    name = "initialize_preemption_sync_manager"
+    setattr(distributed.global_state, name, lambda: None)
+    try:
+        yield
+    finally:
+        delattr(distributed.global_state, name)
 
 
 def _leave() -> None:
