@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from programs import timing
 from programs.components.replay import ProgramReplay, SavedReplay
 from programs.nodes.base import RUNNING, ProgramState, Setup
@@ -58,6 +60,7 @@ class GroupLearnerNode(LearnerNode):
         """
         self._index = index
         self._share = shares.all_of(setup)[index]
+        self._draw_seconds = self._agree_seconds = 0.0
         super().__init__(setup, replay, coordinator, stop, name=f"learner/{index}")
 
     def _join(self) -> LearnerConfig:
@@ -120,7 +123,7 @@ class GroupLearnerNode(LearnerNode):
                     time.sleep(timing.LEARNER_PHASE_POLL)
                 elif sample is None and runs:
                     sample = self._draw()
-                votes = self._group.agree(runs, sample is not None, state.checkpoints)
+                votes = self._agree(runs, sample is not None, state.checkpoints)
                 if not votes[:, 0].all():
                     return
                 if votes[0, 2] > self._checkpoints:
@@ -135,10 +138,24 @@ class GroupLearnerNode(LearnerNode):
                     self.write(self._learner.version, named)
 
     def _draw(self) -> Sample | None:
+        begun = time.perf_counter()
         try:
             return self._replay.sample(timeout=timing.LEARNER_SAMPLE)
         except ReplayTimeoutError:
             return None
+        finally:
+            self._draw_seconds += time.perf_counter() - begun
+
+    def _agree(self, *values: int) -> np.ndarray:
+        begun = time.perf_counter()
+        try:
+            return self._group.agree(*values)
+        finally:
+            self._agree_seconds += time.perf_counter() - begun
+
+    def _gauges(self) -> dict[str, Any]:
+        waits = {"draw_seconds": self._draw_seconds, "agree_seconds": self._agree_seconds}
+        return super()._gauges() | {f"learner/{name}": value for name, value in waits.items()}
 
     def _save(self, state: ProgramState) -> None:
         """Saves at the frames that the first process knows; all processes call it together."""
