@@ -46,11 +46,15 @@ def load() -> Any:
 
 
 @contextlib.contextmanager
-def joined(cfg: ProgramConfig) -> Iterator[Any]:
+def joined(cfg: ProgramConfig, learners: int = 1) -> Iterator[Any]:
     """Joins the cluster, or starts one on this machine, for as long as the context lasts.
 
     A Ray that is started here listens on loopback only, whatever the interface of the nodes is.
     If this process has joined a cluster already, as in a notebook, it stays in that one.
+
+    Args:
+      cfg: the program.
+      learners: number of learner processes.
 
     Raises:
       ValueError: Ray is not installed, or the cluster cannot be reached.
@@ -69,7 +73,7 @@ def joined(cfg: ProgramConfig) -> Iterator[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlray-", dir="/tmp"))
             options = {
                 "address": "local",
-                "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg) + 0.5)),
+                "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg, learners) + 0.5)),
                 "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
                 # Ray runs code for everyone who reaches it. With this address all of its servers
@@ -158,9 +162,14 @@ def _own_address(head: str, interface: str) -> str:
     return ""
 
 
-def _cores(cfg: ProgramConfig) -> float:
+def _cores(cfg: ProgramConfig, learners: int) -> float:
     """Cores that all of the program's nodes reserve together."""
-    numbers = {"actor": cfg.num_actors, "inferencer": cfg.num_inferencers}
+    numbers = {
+        "actor": cfg.num_actors,
+        "inferencer": cfg.num_inferencers,
+        "learner": learners,
+        "replay": learners,
+    }
     return sum(numbers.get(group, 1) * cfg.ray.cpus_of(group) for group in GROUPS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -70,6 +71,7 @@ class LearnerNode:
         self._publisher = ParamsPublisher(
             self._learner, lambda params: codec.encode(on_host(params))
         )
+        self._publication = secrets.token_hex(8)
         self._updated = threading.Condition()  # notified after each update
         self._first_update = contextlib.ExitStack()  # ends the line that explains the wait for it
         cfg = experiment.replay
@@ -93,6 +95,11 @@ class LearnerNode:
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
         """Returns (version, encoded params), or None when there is nothing newer."""
         return self._publisher.get(newer_than)
+
+    @remote(idempotent=True)
+    def publication(self) -> str:
+        """Returns a name for the params of this program, which no other program has."""
+        return self._publication
 
     @remote(idempotent=True)
     def next_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:

@@ -13,6 +13,7 @@ of the actors.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import socket
 import threading
 import time
@@ -32,7 +33,7 @@ from rlstack.devices import group
 from rlstack.learning.learner import LearnerConfig
 from rlstack.replay import ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject
-from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
+from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, address_towards
 from rlstack.storage import checkpoint
 
 _MEETING = "learners"  # under this name the coordinator knows where the processes meet
@@ -62,6 +63,8 @@ class GroupLearnerNode(LearnerNode):
         self._share = shares.all_of(setup)[index]
         self._draw_seconds = self._agree_seconds = 0.0
         super().__init__(setup, replay, coordinator, stop, name=f"learner/{index}")
+        # The same on all: their params are the same, and a host gets each version from one of them.
+        self._publication = f"{self._group.agree(secrets.randbits(62))[0, 0]:x}"
 
     def _join(self) -> LearnerConfig:
         """Joins the group; returns the config of this process's learner."""
@@ -93,9 +96,7 @@ class GroupLearnerNode(LearnerNode):
             return address_of(program.interface)
         if program.launch != "ray":
             return LOOPBACK
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self._coordinator.host, 9))  # sends nothing; the system chooses a way
-            return str(probe.getsockname()[0])
+        return address_towards(self._coordinator.host)
 
     def _meeting(self, host: str) -> str:
         """Returns the address of the first process, which tells the coordinator."""

@@ -19,7 +19,10 @@ from rlstack.storage import checkpoint
 
 @dataclasses.dataclass(frozen=True)
 class ShareDir(RunDir):
-    """The run directory, with the checkpoints of one share's replay in a folder of their own."""
+    """The run directory; the replays of all shares but the first have folders of their own in it.
+
+    The first share's is saved as that of a single learner, with or in the checkpoints of the run.
+    """
 
     index: int = 0
     """Of the learner process."""
@@ -27,12 +30,16 @@ class ShareDir(RunDir):
     @property
     def checkpoints(self) -> Path:
         """The directory of the share's checkpoints."""
-        return self.path / "learners" / str(self.index) / "checkpoints"
+        return self._own / "checkpoints"
 
     @property
     def replay(self) -> Path:
         """The directory of the share's replay service."""
-        return self.path / "learners" / str(self.index) / "replay"
+        return self._own / "replay"
+
+    @property
+    def _own(self) -> Path:
+        return self.path / "learners" / str(self.index) if self.index else self.path
 
 
 def all_of(setup: Setup) -> Sequence[Setup]:
@@ -55,9 +62,9 @@ def name_of(share: Setup, group: str) -> str:
 
 def _share(setup: Setup, index: int) -> Setup:
     directory = ShareDir(setup.directory.path, setup.directory.claim, index)
-    restored = None
-    if setup.restored is not None:
-        step = checkpoint.step_of(setup.restored)
+    restored = setup.restored
+    if index and restored is not None:
+        step = checkpoint.step_of(restored)
         paths = checkpoint.paths(directory.checkpoints)  # the newest first
         restored = next((path for path in paths if checkpoint.step_of(path) == step), None)
     share = dataclasses.replace(
