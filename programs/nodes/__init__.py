@@ -3,5 +3,5 @@
 `programs.launchers` runs them; `programs.launchers.launchpad` makes Launchpad nodes of them.
 
 May import: programs, programs.components, programs.tracking, rlstack, rlstack.acting,
-rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.
+rlstack.devices, rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.
 """

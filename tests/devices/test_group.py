@@ -16,19 +16,26 @@ from rlstack.devices import group
 from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
 from rlstack.replay import Sample
 from tests.agent_cases import assert_close, case
+from tests.programs.networks import network
 from tests.rpc.nodes import free_port
 
 KEYS = np.array([5, 6, 7, 8], np.uint64)
 NAMES = ("ppo-separate", "dqn")
 
 
-def children(function, directory, count=2):
-    """Calls a function of this module in processes of one group; returns their exit codes."""
+def children(function, directory, count=2, hosts=None):
+    """Calls a function of this module in processes of one group; returns their exit codes.
+
+    With `hosts`, each process runs on a host of its own.
+    """
     code = f"from tests.devices import test_group as t; t.{function.__name__}(*t.arguments())"
-    port = free_port()
+    addresses = [host.address for host in hosts] if hosts else ["127.0.0.1"] * count
+    meeting = f"{addresses[0]}:{free_port()}"
+    within = [host.within for host in hosts] if hosts else [()] * count
+    given = [(str(index), str(count), meeting, addresses[index]) for index in range(count)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(index), str(count), str(port), str(directory)],
+            [*within[index], sys.executable, "-c", code, *given[index], str(directory)],
             cwd=Path(__file__).resolve().parents[2],
             env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
             stderr=open(directory / f"stderr{index}", "wb"),  # noqa: SIM115
@@ -45,12 +52,13 @@ def children(function, directory, count=2):
 
 def arguments():
     """The arguments of a function that runs in a child."""
-    index, count, port, directory = sys.argv[1:]
-    return int(index), int(count), f"127.0.0.1:{port}", Path(directory)
+    index, count, meeting, host, directory = sys.argv[1:]
+    return int(index), int(count), (meeting, host), Path(directory)
 
 
-def join(index, count, address):
-    return group.join(address, index, count, host="127.0.0.1", visible=None, timeout=60)
+def join(index, count, addresses):
+    meeting, host = addresses
+    return group.join(meeting, index, count, host=host, visible=None, timeout=60)
 
 
 def make(name, processes=1, seed=0):
@@ -77,7 +85,19 @@ def share(name, index, count):
 @pytest.mark.chosen
 @pytest.mark.timeout(200)
 def test_two_processes_learn_what_one_does_with_the_joined_batch(tmp_path):
-    assert children(learners, tmp_path) == [0, 0], (tmp_path / "stderr0").read_text()[-3000:]
+    check_that_they_learn_as_one(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_so_do_processes_on_two_hosts_with_networks_of_their_own(tmp_path):
+    with network(2) as hosts:
+        check_that_they_learn_as_one(tmp_path, hosts)
+
+
+def check_that_they_learn_as_one(tmp_path, hosts=None):
+    codes = children(learners, tmp_path, hosts=hosts)
+    assert codes == [0, 0], (tmp_path / "stderr0").read_text()[-3000:]
     for name in NAMES:
         one = make(name)
         for _ in range(3):
@@ -100,9 +120,9 @@ def test_two_processes_learn_what_one_does_with_the_joined_batch(tmp_path):
             assert [list(file["keys"]) for file in found] == [[5, 6], [7, 8]]
 
 
-def learners(index, count, address, directory):
+def learners(index, count, addresses, directory):
     """Runs in the processes of the test above."""
-    joined = join(index, count, address)
+    joined = join(index, count, addresses)
     assert len(jax.local_devices()) == 1 and len(jax.devices()) == count
     assert joined.agree(index, -(10**12) * index).tolist() == [[0, 0], [1, -(10**12)]]
     for name in NAMES:
@@ -138,9 +158,9 @@ def test_a_process_that_has_ended_is_named_and_the_others_end(tmp_path):
     assert (tmp_path / "named").exists()
 
 
-def lost(index, count, address, directory):
+def lost(index, count, addresses, directory):
     """Runs in the processes of the test above: one ends in the middle."""
-    joined = join(index, count, address)
+    joined = join(index, count, addresses)
     joined.agree(0)
     if index:
         os._exit(9)
@@ -153,11 +173,11 @@ def test_each_listener_is_at_the_address_that_was_given(tmp_path):
     assert children(listeners, tmp_path) == [0, 0], (tmp_path / "stderr0").read_text()[-3000:]
 
 
-def listeners(index, count, address, directory):
+def listeners(index, count, addresses, directory):
     """Runs in the processes of the test above."""
     import psutil
 
-    joined = join(index, count, address)
+    joined = join(index, count, addresses)
     joined.agree(0)
     found = psutil.Process().net_connections("tcp")
     hosts = {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}

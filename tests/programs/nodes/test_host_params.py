@@ -6,6 +6,7 @@ Threads stand for the processes: the locks belong to open files, not to processe
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 
@@ -113,12 +114,11 @@ def test_another_takes_over_if_one_ends_and_nobody_waits_for_one_that_hangs(tmp_
 
 
 def test_params_of_a_killed_program_are_removed_and_strangers_refused(tmp_path):
-    child = os.fork()
-    if not child:
-        left = HostParams("old", lambda held: (1, b"x"), str(tmp_path))
-        left.get(-1)
-        os._exit(0)
-    os.waitpid(child, 0)
+    code = (
+        "import sys, os; from programs.nodes.params import HostParams;"
+        "HostParams('old', lambda held: (1, b'x'), sys.argv[1]).get(-1); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     (old,) = tmp_path.iterdir()
     assert (old / "params").exists() and old.stat().st_mode & 0o777 == 0o700
     new = HostParams("new", lambda held: None, str(tmp_path))
