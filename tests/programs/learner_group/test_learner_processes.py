@@ -1,12 +1,10 @@
 """Several learner processes: their shares, what is refused, whole programs, and faults."""
 
 import dataclasses
-import json
 import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from programs.experiment import ProgramConfig
@@ -17,9 +15,7 @@ from programs.topologies import graph_of
 from programs.tracking.run_dir import RunDir
 from rlstack.learning.learner import LearnerConfig
 from rlstack.storage import checkpoint
-from tests.programs.clusters import wait_until_empty
 from tests.programs.launched import FAST, Launched
-from tests.programs.networks import network, ray_on
 from tests.programs.running import metrics, nothing_left, series
 
 TWO = ("--learner.processes", 2, "--program.num-actors", 2)
@@ -146,37 +142,6 @@ def test_a_program_reaches_its_end_and_is_resumed(tmp_path, topology):
     newest = checkpoint.latest(run_dir / "checkpoints")
     own = checkpoint.latest(run_dir / "learners" / "1" / "checkpoints")
     assert newest.name == own.name
-
-
-@pytest.mark.slow
-@pytest.mark.reference
-@pytest.mark.timeout(300)
-def test_on_hosts_with_networks_of_their_own_they_learn_and_the_loss_of_one_is_survived(tmp_path):
-    pytest.importorskip("ray")
-    run_dir = tmp_path / "run"
-    resumes = ("--program.ray.on-loss", "resume", "--checkpoint-period", 4000)
-    with network(2) as hosts, ray_on(hosts) as address:
-        args = ppo(
-            "distributed", *ENDLESS, "--run-dir", run_dir, "--launch", "ray",
-            "--ray-address", address, *resumes,
-        )  # fmt: skip
-        with Launched(run_dir, *args, within=hosts[0].within) as program:
-            program.wait_for_checkpoint()
-            placed = map(json.loads, (run_dir / "logs" / "hosts.jsonl").open())
-            where = {record["node"]: record for record in placed}
-            learners = [where[f"learner/{index}"] for index in (0, 1)]
-            assert {record["host"] for record in learners} == {host.address for host in hosts}
-            assert [where[f"replay/{i}"]["host"] for i in (0, 1)] == [r["host"] for r in learners]
-            lost = psutil.Process(learners[1]["pid"])
-            lost.kill()
-            program.wait_for(program.failures, "a failure")
-            saved = program.saved_frames()
-            program.wait_for(lambda: program.saved_frames() > saved, "a later checkpoint")
-            program.process.send_signal(signal.SIGINT)
-            code, left = program.end(40)
-            assert (code, left) == (130, []), program.stderr
-        assert wait_until_empty() == []
-    assert [f["node"] for f in program.failures() if not f["restarts"]] == []
 
 
 @pytest.mark.slow
