@@ -9,8 +9,9 @@ learner, and the network link of every host.
 Several learner processes divide the time of an update, the replay, and the links to both. They add
 the time of the sums between them (`benchmarks.learner_group` measures it for two, with --learners;
 it is taken to grow with the logarithm of their number) and the bytes of the sums, twice the params
-for each update. Nodes report to the coordinator five times a second, whatever they do, so its core
-limits their number and not the frames.
+for each update. On a machine whose cores are busy the measured time is mostly that of waiting for a
+core; --sums-ms gives that of a cluster. Nodes report to the coordinator five times a second,
+whatever they do (`benchmarks.coordinator`), so its core limits their number and not the frames.
 
 The model leaves out latency, the gain of a service from larger batches, and that Python uses one
 core at a time. So its figures are upper bounds; they show what to add first.
@@ -33,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from benchmarks import learner_group
+from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
 from programs import timing
 from programs.experiment import ProgramConfig
@@ -71,6 +72,7 @@ class Cluster(NamedTuple):
     """A cluster. A learner process and its replay share a host, and have a share of the actors."""
 
     actors: int
+    sums_ms: float = 0.0  # that sums add to an update of two learners; 0 for what was measured
     actor_frames: float = 0.0  # frames/s that an environment allows; 0 if only the core limits it
     actors_per_service: int = 10
     actors_per_host: int = 16
@@ -120,7 +122,8 @@ def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
 def _learner_seconds(costs: Costs, cluster: Cluster) -> float:
     """Returns the seconds of each learner process for a frame of all actors."""
     alone = costs.cpu["learner"] / cluster.learner_speedup / cluster.learners
-    return alone + costs.versions * costs.sums * math.log2(cluster.learners)
+    sums = cluster.sums_ms / 1e3 or costs.sums
+    return alone + costs.versions * sums * math.log2(cluster.learners)
 
 
 def _sums_bytes(costs: Costs, learners: int) -> float:
@@ -194,7 +197,6 @@ class _Counters:
         self.time = rows[-1]["wall_time"]
         self.params_bytes = max(row.get("publisher/bytes", 0.0) for row in rows)
         nodes = _nodes(program.pid)
-        self.nodes = len(nodes) - 1  # that report
         self.cpu: dict[str, float] = defaultdict(float)
         for name, process in nodes.items():
             times = process.cpu_times()
@@ -246,8 +248,6 @@ def _between(before: _Counters, after: _Counters) -> Costs:
         },
         params_bytes=after.params_bytes,
         versions=(after.updates - before.updates) / max(after.frames - before.frames, 1),
-        report=(after.cpu["coordinator"] - before.cpu["coordinator"])
-        / (after.nodes * seconds / timing.REPORT_PERIOD),
     )
 
 
@@ -305,6 +305,7 @@ def main(arguments: list[str] | None = None) -> None:
         if max(args.learners) > 1:
             pair = learner_group.measure(args.preset, 2, seconds / 2)
             costs = costs._replace(sums=pair.added)
+        costs = costs._replace(report=coordinator.measure(args.transport))
     for group, cpu in costs.cpu.items():
         print(f"{group:24} {1e6 * cpu:10.1f} us of a core a frame")
     for link, count in costs.sent.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import coordinator, learner_group
 from benchmarks.cluster_model import Cluster, Costs, coordinator_load, limits, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,8 @@ def test_several_learners_by_hand():
     # A frame is 5 us of one learner, 1.25 us of each of four, and a thousandth of an update, in
     # which the sums take twice (log2 of four) a millisecond.
     assert found["learner"] == pytest.approx(1 / (1.25e-6 + 2e-6))
+    chosen = limits(costs, four._replace(sums_ms=0.5))["learner"]
+    assert chosen == pytest.approx(1 / (1.25e-6 + 1e-6))
     # 64 hosts fetch 1,000 bytes a frame; a quarter of them from each of four, which also send one
     # and a half times the params of an update to one another.
     slow = {"params_interval": 1e-6}
@@ -116,3 +119,12 @@ def test_costs_are_measured():
     assert costs["params_bytes"] > 10_000
     assert 1e-6 < costs["report"] < 1e-1
     assert costs["versions"] == pytest.approx(1 / 256, rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_report_and_the_sums_of_two_learners_are_measured():
+    assert 1e-6 < coordinator.measure("auto", reports=200) < 1e-2
+    found = learner_group.measure("cartpole-ppo", 2, 0.5)
+    assert 0 < found.agreement < 1 and found.lone > 0 and found.joint > 0
+    assert found.added == pytest.approx(max(0.0, found.joint + found.agreement - found.lone))
