@@ -6,6 +6,13 @@ overhead). Divided by the frames of the same seconds, these are the costs of a f
 model computes the limits of a larger cluster: the cores of actors, inference services, replay and
 learner, and the network link of every host.
 
+Several learner processes divide the time of an update, the replay, and the links to both. They add
+the time of the sums between them (`benchmarks.learner_group` measures it for two, with --learners;
+it is taken to grow with the logarithm of their number) and the bytes of the sums, twice the params
+for each update. On a machine whose cores are busy the measured time is mostly that of waiting for a
+core; --sums-ms gives that of a cluster. Nodes report to the coordinator five times a second,
+whatever they do (`benchmarks.coordinator`), so its core limits their number and not the frames.
+
 The model leaves out latency, the gain of a service from larger batches, and that Python uses one
 core at a time. So its figures are upper bounds; they show what to add first.
 """
@@ -15,6 +22,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -22,16 +30,20 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
+from benchmarks import coordinator, learner_group
 from benchmarks.topologies import Program
+from programs import timing
 from programs.experiment import ProgramConfig
 from programs.presets import preset
+from rlstack.rpc import transports
 
 NAME = "cluster_model"
 _NEVER = 10**9
+_Transport = Literal["auto", "zmq", "courier"]
 _WARM_UP = 8.0  # seconds after the first update
 
 # The connections that carry data, as (sender, receiver).
@@ -51,47 +63,79 @@ class Costs(NamedTuple):
     sent: dict[str, float]  # bytes, by "from->to"
     params_bytes: float  # size of one version of the params
     versions: float  # updates per frame
+    report: float = 0.0  # seconds of the coordinator's core for a report of a node
+    sums: float = 0.0  # seconds that the sums between two learner processes add to an update
+    transport: str = ""  # that carried the calls
 
 
 class Cluster(NamedTuple):
-    """A cluster. Learner and replay share a host; each service has its own."""
+    """A cluster. A learner process and its replay share a host, and have a share of the actors."""
 
     actors: int
+    sums_ms: float = 0.0  # that sums add to an update of two learners; 0 for what was measured
     actor_frames: float = 0.0  # frames/s that an environment allows; 0 if only the core limits it
     actors_per_service: int = 10
     actors_per_host: int = 16
+    services_per_host: int = 1
+    learners: int = 1  # processes, each with the cores or the accelerator of a host
     service_cores: float = 4.0
     replay_cores: float = 8.0
     learner_speedup: float = 1.0  # of an accelerator, relative to the cores measured here
     gbit: float = 10.0  # Gbit/s of a host's link, in each direction
-    params_interval: float = 0.02  # seconds between two requests of a service for newer params
+    params_interval: float = 0.02  # seconds between two requests of a host for newer params
 
 
 def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
     """Returns the frames/s of all actors at which each node or link is saturated."""
     services = -(-cluster.actors // cluster.actors_per_service)
-    hosts = -(-cluster.actors // cluster.actors_per_host)
+    service_hosts = -(-services // cluster.services_per_host)
+    hosts, learners = -(-cluster.actors // cluster.actors_per_host), cluster.learners
     link = cluster.gbit * 1e9 / 8
     up, down = costs.sent["actor->inferencer"], costs.sent["inferencer->actor"]
     insert = costs.sent["actor->replay"]
-    # Services fetch every version, but at most one per params_interval.
+    # A host fetches every version once, but at most one per params_interval. Each learner process
+    # sends them to its share of the hosts.
     version = costs.params_bytes * costs.versions
     most = costs.params_bytes / cluster.params_interval
+    served = service_hosts / learners
     found = {
         "actors' cores": cluster.actors / costs.cpu["actor"],
         "services' cores": services * cluster.service_cores / costs.cpu["inferencer"],
-        "replay's cores": cluster.replay_cores / costs.cpu["replay"],
-        "learner": cluster.learner_speedup / costs.cpu["learner"],
+        "replay's cores": learners * cluster.replay_cores / costs.cpu["replay"],
+        "learner": 1.0 / _learner_seconds(costs, cluster),
         "link actors->": hosts * link / (up + insert),
         "link ->actors": hosts * link / down,
-        "link ->services": _with_params(services * link, up, services * version, services * most),
-        "link services->": services * link / down,
-        "link ->replay": link / insert,
-        "link learner->": _with_params(link, 0.0, services * version, services * most),
+        "link ->services": _with_params(
+            service_hosts * link, up, service_hosts * version, service_hosts * most
+        ),
+        "link services->": service_hosts * link / down,
+        "link ->replay": learners * link / insert,
+        "link learner->": _with_params(
+            link, _sums_bytes(costs, learners), served * version, served * most
+        ),
     }
     if cluster.actor_frames:
         found["environments"] = cluster.actors * cluster.actor_frames
     return found
+
+
+def _learner_seconds(costs: Costs, cluster: Cluster) -> float:
+    """Returns the seconds of each learner process for a frame of all actors."""
+    alone = costs.cpu["learner"] / cluster.learner_speedup / cluster.learners
+    sums = cluster.sums_ms / 1e3 or costs.sums
+    return alone + costs.versions * sums * math.log2(cluster.learners)
+
+
+def _sums_bytes(costs: Costs, learners: int) -> float:
+    """Returns the bytes of the sums of an update that each learner process sends, for a frame."""
+    return costs.versions * costs.params_bytes * 2 * (learners - 1) / learners
+
+
+def coordinator_load(costs: Costs, cluster: Cluster) -> float:
+    """Returns the load of the coordinator's core by the reports of all nodes; 1 is full."""
+    services = -(-cluster.actors // cluster.actors_per_service)
+    nodes = cluster.actors + services + 2 * cluster.learners + 1
+    return nodes / timing.REPORT_PERIOD * costs.report
 
 
 def _with_params(link: float, frame: float, version: float, most: float) -> float:
@@ -109,16 +153,27 @@ def _with_params(link: float, frame: float, version: float, most: float) -> floa
     return (link - most) / frame if frame else float("inf")
 
 
-def measure(name: str, seconds: float, actors: int) -> Costs:
-    """Runs a preset's program on this machine for some seconds; returns the costs of a frame."""
+def measure(name: str, seconds: float, actors: int, transport: _Transport = "auto") -> Costs:
+    """Runs a preset's program on this machine for some seconds; returns the costs of a frame.
+
+    Args:
+      name: of the preset.
+      seconds: of the measurement.
+      actors: number of actors.
+      transport: that carries the calls. With zmq the replay is rlstack's own table, so that it
+        carries the items too; Reverb has connections of its own.
+    """
     chosen = preset(name)
+    if transport == "zmq":
+        table = dataclasses.replace(chosen.replay, service="table")
+        chosen = dataclasses.replace(chosen, replay=table)
     experiment = dataclasses.replace(
         chosen,
         topology="distributed",
         frames=_NEVER,
         checkpoint_period=_NEVER,
         log_period=500,
-        program=ProgramConfig(num_actors=actors),
+        program=ProgramConfig(num_actors=actors, transport=transport),
     )
     with tempfile.TemporaryDirectory() as folder:
         program = Program(experiment, Path(folder))
@@ -127,7 +182,8 @@ def measure(name: str, seconds: float, actors: int) -> Costs:
             time.sleep(_WARM_UP)
             before = _Counters(program)
             time.sleep(seconds)
-            return _between(before, _Counters(program))
+            used = transport if transport != "auto" else transports.default()
+            return _between(before, _Counters(program))._replace(transport=used)
         finally:
             program.close()
 
@@ -203,9 +259,18 @@ def table(costs: Costs, clusters: list[Cluster]) -> str:
         first, *rest = sorted(found, key=lambda name: found[name])
         reached = found[first]
         others = ", ".join(f"{name} {reached / found[name]:.0%}" for name in rest[:4])
-        lines.append(f"{cluster.actors:5} actors: {reached:12,.0f} frames/s; full: {first}")
-        lines.append(f"{'':14}then {others}")
+        learners = f", {cluster.learners} learners" if cluster.learners > 1 else ""
+        line = f"{cluster.actors:5} actors{learners}: {reached:12,.0f} frames/s; full: {first}"
+        load = coordinator_load(costs, cluster)
+        if load > 1:
+            line += f"; and the coordinator ({load:.0%}), whose nodes report late"
+        lines.append(line)
+        lines.append(f"{'':14}then {others}, coordinator {load:.0%}")
     return "\n".join(lines)
+
+
+def _key(cluster: Cluster) -> str:
+    return f"{cluster.actors}" + (f"/{cluster.learners}" if cluster.learners > 1 else "")
 
 
 def _finite(found: dict[str, float]) -> dict[str, float]:
@@ -223,8 +288,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="four seconds")
     parser.add_argument("--costs", help="JSON of an earlier run's costs, instead of a measurement")
-    parser.add_argument("--actors", type=int, nargs="+", default=[10, 100, 1000])
-    for name, value in Cluster._field_defaults.items():
+    parser.add_argument("--actors", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--learners", type=int, nargs="+", default=[1], help="processes")
+    parser.add_argument("--transport", choices=("auto", "zmq", "courier"), default="auto")
+    options = {k: v for k, v in Cluster._field_defaults.items() if k != "learners"}
+    for name, value in options.items():
         option = "--" + name.replace("_", "-")
         parser.add_argument(option, type=type(value), default=value)
     args = parser.parse_args(arguments)
@@ -233,16 +301,27 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         print(f"measuring {args.preset} ...", file=sys.stderr, flush=True)
         seconds = 4.0 if args.quick else args.seconds
-        costs = measure(args.preset, seconds, args.measured_actors)
+        costs = measure(args.preset, seconds, args.measured_actors, args.transport)
+        if max(args.learners) > 1:
+            pair = learner_group.measure(args.preset, 2, seconds / 2)
+            costs = costs._replace(sums=pair.added)
+        costs = costs._replace(report=coordinator.measure(args.transport))
     for group, cpu in costs.cpu.items():
         print(f"{group:24} {1e6 * cpu:10.1f} us of a core a frame")
     for link, count in costs.sent.items():
         print(f"{link:24} {count:10.1f} bytes a frame")
     print(f"{'params':24} {costs.params_bytes:10,.0f} bytes, {costs.versions:.5f} updates a frame")
-    chosen: dict[str, Any] = {name: getattr(args, name) for name in Cluster._field_defaults}
-    clusters = [Cluster(actors, **chosen) for actors in args.actors]
+    print(f"{'report':24} {1e6 * costs.report:10.1f} us of the coordinator's core")
+    print(f"{'sums of two learners':24} {1e3 * costs.sums:10.2f} ms an update")
+    chosen: dict[str, Any] = {name: getattr(args, name) for name in options}
+    clusters = [
+        Cluster(actors, learners=learners, **chosen)
+        for actors in args.actors
+        for learners in args.learners
+        if learners <= actors
+    ]
     print(table(costs, clusters))
-    found = {str(cluster.actors): _finite(limits(costs, cluster)) for cluster in clusters}
+    found = {_key(cluster): _finite(limits(costs, cluster)) for cluster in clusters}
     print(json.dumps({"name": NAME, "costs": costs._asdict(), "limits": found}))
 
 

@@ -1,11 +1,15 @@
-"""The config of a Ray cluster, which only ``launch: ray`` reads."""
+"""Programs on a Ray cluster and with several learner processes: config and checks."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlstack.checks import Checked
+
+if TYPE_CHECKING:
+    from programs.experiment import Experiment
 
 GROUPS = ("coordinator", "replay", "learner", "inferencer", "actor", "evaluator")
 _WITH_LEARNER = ("replay", "coordinator")
@@ -69,3 +73,56 @@ class RayConfig(Checked):
         """Returns the group whose hosts this group shares; "" if it may go to any host."""
         leader = self.together.get(group, "learner" if group in _WITH_LEARNER else "any")
         return "" if leader == "any" else leader
+
+
+def check(experiment: Experiment) -> None:
+    """Checks what a Ray cluster and several learner processes need.
+
+    Raises:
+      ValueError: something is missing; the message says what to change.
+    """
+    if experiment.program.launch == "ray" and experiment.topology != "distributed":
+        raise ValueError(
+            "Experiment: topology must be distributed with launch ray, because the nodes of other "
+            f"topologies share memory; got {experiment.topology}. Add --topology distributed."
+        )
+    count = experiment.learner.processes
+    if count == 1:
+        return
+    for field, came, rule, advice in _limits(experiment, count):
+        raise ValueError(
+            f"Experiment: {field} must be {rule} with learner.processes {count}; got {came}. "
+            f"{advice}"
+        )
+
+
+def _limits(experiment: Experiment, count: int) -> Iterator[tuple[str, Any, str, str]]:
+    """Yields fields that do not fit several learner processes, with value, rule and advice."""
+    program, replay, learner = experiment.program, experiment.replay, experiment.learner
+    one = "Or use --learner.processes 1."
+    if experiment.in_one_process:
+        rule = "heavy_env, light_env or distributed"
+        yield "topology", experiment.topology, rule, "--learner.devices needs no processes."
+    if experiment.policies:
+        yield "policies", ", ".join(experiment.policies), "empty", one
+    if program.launch not in ("processes", "ray"):
+        yield "program.launch", program.launch, "processes or ray", one
+    if program.pacing != "asynchronous":
+        yield "program.pacing", program.pacing, "asynchronous", one
+    if replay.min_actors:
+        yield "replay.min_actors", replay.min_actors, "0", one
+    if experiment.topology == "distributed" and replay.chosen_service != "table":
+        yield "replay.service", replay.chosen_service, "table", "Add --replay.service table."
+    if learner.prefetch == "on":
+        yield "learner.prefetch", learner.prefetch, "auto or off", one
+    if learner.minibatches == "calls":
+        yield "learner.minibatches", learner.minibatches, "auto or scan", one
+    devices = len(learner.devices)
+    if program.launch == "processes" and devices % count:
+        yield "learner.devices", devices, f"a multiple of {count} devices", one
+    for field, divided in (
+        ("program.num_actors", program.num_actors),
+        ("replay.batch_size", replay.batch_size),
+    ):
+        if divided % count:
+            yield field, divided, f"a multiple of {count}", "Change one of them."

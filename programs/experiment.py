@@ -14,7 +14,7 @@ import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS
-from programs import fused_config, member_config, own_modules
+from programs import cluster_config, fused_config, member_config, own_modules
 from programs.cluster_config import RayConfig
 from programs.env_config import EnvConfig
 from programs.member_config import AgentConfig, MemberConfig
@@ -189,11 +189,7 @@ class Experiment(Checked):
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
                 f"{self.topology}; got {self.replay.min_actors}."
             )
-        if self.program.launch == "ray" and self.topology != "distributed":
-            raise ValueError(
-                "Experiment: topology must be distributed with launch ray, because the nodes of "
-                f"other topologies share memory; got {self.topology}. Add --topology distributed."
-            )
+        cluster_config.check(self)
         if self.replay.sampler_factory and self.replay.service == "reverb":
             raise ValueError(
                 f"Experiment: replay.sampler_factory must be empty with replay.service reverb, "
@@ -259,7 +255,8 @@ class Experiment(Checked):
             )
         for name in self.policies:
             try:
-                self.of_policy(name)
+                if self.of_policy(name).learner.processes > 1:
+                    raise ValueError("learner.processes must be 1 with several policies.")
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
 

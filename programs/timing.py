@@ -65,6 +65,11 @@ BUDGET_POLL = 0.01
 ROUND_WAIT = 0.2
 # A pull of params in rounds, which waits for newer params at the learner.
 NEXT_PARAMS = 2.0
+# Processes of one host share params: one asks the learner, for the time of a call, and the others
+# look again after this pause...
+SHARED_PARAMS_LOOK = 0.005
+# ...and ask themselves if the one has not answered for this long, because it was stopped.
+SHARED_PARAMS = 12.0
 # Pulls of params may fail for this long before acting fails. A learner that has failed ends the
 # program much sooner, and a learner that compiles or saves may delay a pull.
 PARAMS_PULL = 30.0
@@ -140,7 +145,7 @@ RAY_AVOID_HOST = 60.0
 
 assert PHASE_POLL < REPORT_PERIOD
 assert 4 * REPORT_PERIOD < COORDINATOR_LINGER < COORDINATOR_LOST
-assert ROUND_WAIT <= REPORT_PERIOD and NEXT_PARAMS < PARAMS_PULL
+assert ROUND_WAIT <= REPORT_PERIOD and NEXT_PARAMS < SHARED_PARAMS < PARAMS_PULL
 assert REPORT_PERIOD < SHOWN_AS_SILENT < COORDINATOR_LOST
 # A node takes another for lost after several attempts, and the learner has time to save.
 assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SAVE

@@ -46,7 +46,7 @@ def load() -> Any:
 
 
 @contextlib.contextmanager
-def joined(cfg: ProgramConfig, policies: int = 1) -> Iterator[Any]:
+def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterator[Any]:
     """Joins the cluster, or starts one on this machine, for as long as the context lasts.
 
     A Ray that is started here listens on loopback only, whatever the interface of the nodes is.
@@ -55,6 +55,7 @@ def joined(cfg: ProgramConfig, policies: int = 1) -> Iterator[Any]:
     Args:
       cfg: of the program.
       policies: number of policies that learn.
+      processes: number of learner processes.
 
     Raises:
       ValueError: Ray is not installed, or the cluster cannot be reached.
@@ -73,7 +74,7 @@ def joined(cfg: ProgramConfig, policies: int = 1) -> Iterator[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlray-", dir="/tmp"))
             options = {
                 "address": "local",
-                "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg, policies) + 0.5)),
+                "num_cpus": max(os.cpu_count() or 1, round(_cores(cfg, policies, processes) + 0.5)),
                 "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
                 # Ray runs code for everyone who reaches it. With this address all of its servers
@@ -162,13 +163,13 @@ def _own_address(head: str, interface: str) -> str:
     return ""
 
 
-def _cores(cfg: ProgramConfig, policies: int) -> float:
+def _cores(cfg: ProgramConfig, policies: int, processes: int) -> float:
     """Cores that all of the program's nodes reserve together."""
     numbers = {
         "actor": cfg.num_actors,
         "inferencer": cfg.num_inferencers * policies,
-        "learner": policies if cfg.trainers == "one_each" else 1,
-        "replay": policies,
+        "learner": processes * (policies if cfg.trainers == "one_each" else 1),
+        "replay": processes * policies,
     }
     return sum(numbers.get(group, 1) * cfg.ray.cpus_of(group) for group in GROUPS)
 

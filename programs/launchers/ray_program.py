@@ -44,7 +44,8 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     limit = program.max_restarts if program.ray.on_loss == "resume" else 0
     restarts = RestartPolicy(limit, *timing.RESTARTS)
     incarnations: collections.Counter[str] = collections.Counter()
-    with StopSignals() as signals, ray_cluster.joined(program, len(setup.learning)) as ray:
+    policies, processes = len(setup.learning), setup.experiment.learner.processes
+    with StopSignals() as signals, ray_cluster.joined(program, policies, processes) as ray:
         while True:
             started = time.monotonic()
             with _token(setup.directory.path) as token_file:

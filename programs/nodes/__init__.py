@@ -3,6 +3,6 @@
 `programs.launchers` runs them; `programs.launchers.launchpad` makes Launchpad nodes of them.
 
 May import: programs, programs.components, programs.policy_sets, programs.profiling,
-programs.tracking, rlstack, rlstack.acting, rlstack.envs, rlstack.learning, rlstack.replay,
-rlstack.rpc, rlstack.storage.
+programs.tracking, rlstack, rlstack.acting, rlstack.devices, rlstack.envs, rlstack.learning,
+rlstack.replay, rlstack.rpc, rlstack.storage.
 """

@@ -20,6 +20,7 @@ from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig, Experiment
 from programs.nodes.base import RUNNING, CoordinatorClient, Setup
+from programs.nodes.group import shares
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
 from programs.nodes.replay import program_replay
@@ -57,7 +58,7 @@ class ActorNode:
           setup: of the program.
           rank: of this actor.
           replay: where to write; or a client of the node that holds it.
-          learner: a client of the learner, which publishes params and holds lock-step's barrier.
+          learner: a client of its learner, which publishes params and holds lock-step's barrier.
           service: a client of the inference service; None to infer here.
           coordinator: a client of the coordinator, which counts frames and logs episodes.
           stop: set by the launcher to end this node.
@@ -190,7 +191,8 @@ class LearningPart:
           program: a client of the coordinator.
         """
         self._setup, self._rank, self._program = setup, rank, program
-        self._replay = program_replay(setup, replay)
+        self._share, self._rank_there = shares.of_actor(setup, rank)
+        self._replay = program_replay(self._share, replay)
         self._learner, self._service = learner, service
         self._agent = make_agent(setup.experiment, setup.spec)
         setup.register_records(self._agent)
@@ -204,13 +206,13 @@ class LearningPart:
         if self._service is not None:
             with program.phase("waiting for the inference service"):
                 program.wait_for(self._service.is_ready)
-        self._writer = self._replay.writer(self._rank, lambda: memory)
+        self._writer = self._replay.writer(self._rank_there, lambda: memory)
 
     def begin(self) -> WaitingReplay:
         """Makes what chooses the actions; returns where to add the steps."""
         experiment, program = self._setup.experiment, self._program
         self.inferencer, has_newer, self._close = self._inferencer()
-        ids, cfg = experiment.env_ids(self._rank), experiment.replay
+        ids, cfg = self._share.experiment.env_ids(self._rank_there), experiment.replay
         replay = WaitingReplay(self._writer, ids, program, cfg.timeout_seconds)
         if experiment.program.pacing == "lock_step":
             replay.reports = Reports(cfg, len(ids)) if cfg.min_actors else None

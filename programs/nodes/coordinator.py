@@ -27,6 +27,7 @@ from programs.nodes.base import (
     NodeStatus,
     ProgramState,
     Setup,
+    is_learner,
 )
 from programs.nodes.ending import NodeLostError
 from programs.nodes.several.policies import Policies
@@ -89,8 +90,7 @@ class Coordinator:
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._error: Exception | None = None  # that ends this node
-        # Seconds of each learner, as far as this process ran.
-        self._silence = dict.fromkeys(self._learner_steps, 0.0)
+        self._silence: dict[str, float] = {}  # seconds of each learner, as far as this process ran
 
     @remote()
     def report(
@@ -127,7 +127,7 @@ class Coordinator:
             restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
             self._env_restarts += int(restarts)
             if "learner_steps" in counts:
-                self._learner_steps[node] = int(counts["learner_steps"])
+                self._learner_steps[self._policies.learner_of(node)] = int(counts["learner_steps"])
             if incarnation > known.incarnation:
                 known.batch = 0
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
@@ -206,7 +206,7 @@ class Coordinator:
         """Ends the program with a checkpoint but no evaluation; returns the phase from now on."""
         with self._lock:
             self._interrupted = signal_number
-            if self._state.phase == RUNNING and self._learner_steps.keys() <= self._nodes.keys():
+            if self._state.phase == RUNNING and self._policies.nodes <= self._nodes.keys():
                 self._enter(SAVING)
             elif self._state.phase != SAVING:  # nothing to save, or saved already
                 self._enter(OVER)
@@ -269,7 +269,7 @@ class Coordinator:
             return self._state.phase == OVER
 
     def check_learner(self, passed: float) -> None:
-        """Checks that the learner still reports.
+        """Checks that each learner still reports.
 
         Args:
           passed: seconds since the last check. Long ones count little, because they mean that this
@@ -279,7 +279,7 @@ class Coordinator:
           NodeLostError: it has been silent for too long.
         """
         with self._lock:
-            for name in self._learner_steps:
+            for name in self._silence:
                 learner = self._nodes.get(name)
                 if learner is None or learner.left:
                     continue
@@ -308,7 +308,7 @@ class Coordinator:
         return self._interrupted
 
     def _hear(self, node: str) -> None:
-        if node in self._silence:
+        if is_learner(node):
             self._silence[node] = 0.0
 
     @contextlib.contextmanager

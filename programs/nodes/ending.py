@@ -8,6 +8,7 @@ from programs.nodes.supervisor import End
 from programs.tracking import open_files
 from programs.tracking.run_lock import ClaimLostError
 from rlstack.acting.params import ParamsClosedError, ParamsError
+from rlstack.devices.group import GroupLostError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
 
@@ -31,6 +32,7 @@ _SECONDARY = (
     ClaimLostError,
     ClosedError,
     EndedEarlyError,
+    GroupLostError,
     ParamsClosedError,
     ParamsError,
     RemoteError,
@@ -44,6 +46,7 @@ _PASSING = (
     ClosedError,
     EndedEarlyError,
     EOFError,
+    GroupLostError,
     NodeLostError,
     OSError,
     ParamsClosedError,

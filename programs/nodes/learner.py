@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
 from rlstack.acting.on_host import OnHost
 from rlstack.acting.params import ParamsPublisher
-from rlstack.learning.learner import Learner
+from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
 from rlstack.storage import checkpoint
@@ -45,6 +46,7 @@ class LearnerNode:
         replay: ProgramReplay | RemoteObject,
         coordinator: RemoteObject,
         stop: threading.Event,
+        name: str = "",
     ) -> None:
         """Makes the learner, with the state of the checkpoint if the program resumes from one.
 
@@ -53,18 +55,20 @@ class LearnerNode:
           replay: the program's replay, to learn from; or a client of the node that holds it.
           coordinator: a client of the coordinator, which says when to save and when to end.
           stop: set by the launcher to end this node.
+          name: of this node; by default that of the only learner, or of the policy's.
         """
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
         self._setup, self._coordinator = setup, coordinator
-        self.name = setup.node(LEARNER)
+        self.name = name or setup.node(LEARNER)
         self._program = CoordinatorClient(coordinator, self.name, stop, setup.prefix)
+        learner_config = self._join()
         agent = make_agent(experiment, setup.spec)
         setup.register_records(agent)
-        self._source = program_replay(setup, replay).reader()
+        self._source = program_replay(self._replay_setup(), replay).reader()
         self._replay = self._source.buffer
         self._learner = Learner(
-            experiment.learner, agent, self._replay, role_key(experiment.seed, "learner")
+            learner_config, agent, self._replay, role_key(experiment.seed, "learner")
         )
         if setup.restored is not None:
             with self._program.phase(f"restoring {setup.restored.name}"):
@@ -73,6 +77,7 @@ class LearnerNode:
         self._publisher = ParamsPublisher(
             self._learner, lambda params: codec.encode(on_host(params))
         )
+        self._publication = secrets.token_hex(8)
         self._updated = threading.Condition()  # notified after each update
         self._first_update = contextlib.ExitStack()  # ends the line that explains the wait for it
         cfg = experiment.replay
@@ -90,10 +95,23 @@ class LearnerNode:
         self._replay_gauges: Mapping[str, Any] = {}
         self._program.gauges = self._gauges
 
+    def _join(self) -> LearnerConfig:
+        """Prepares JAX before its first computation; returns the config of the learner."""
+        return self._setup.experiment.learner
+
+    def _replay_setup(self) -> Setup:
+        """Returns the setup of the replay that this learner reads."""
+        return self._setup
+
     @remote(idempotent=True)
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
         """Returns (version, encoded params), or None when there is nothing newer."""
         return self._publisher.get(newer_than)
+
+    @remote(idempotent=True)
+    def publication(self) -> str:
+        """Returns a name for the params of this program, which no other program has."""
+        return self._publication
 
     @remote(idempotent=True)
     def next_params(self, newer_than: int, seconds: float) -> tuple[int, bytes] | None:

@@ -12,6 +12,7 @@ from programs.components.replay import ProgramReplay, TableReplay, stored_spec
 from programs.components.saved_replays import SavedReplays
 from programs.components.seeds import role_seed
 from programs.nodes.base import OVER, CoordinatorClient, Setup
+from programs.nodes.group import shares
 from rlstack.replay.served import ReplayService
 from rlstack.rpc import RemoteObject
 
@@ -69,13 +70,13 @@ class TableNode(ReplayService):
         """Makes the table, with the contents that belong to the learner's checkpoint if any.
 
         Args:
-          setup: of the program.
+          setup: of the program, or of the share of one of several learner processes.
           coordinator: a client of the coordinator, which says when the program is over.
           stop: set by the launcher to end this node.
         """
         setup.configure_jax(single_thread=True)
         experiment = setup.experiment
-        self._program = CoordinatorClient(coordinator, setup.node("replay"), stop)
+        self._program = CoordinatorClient(coordinator, shares.name_of(setup, "replay"), stop)
         self._stop = stop
         cfg, spec = stored_spec(experiment, setup.step)
         start_from = _start_from(setup, "table")

@@ -14,6 +14,8 @@ from programs.nodes.actor import ActorNode
 from programs.nodes.base import Setup
 from programs.nodes.coordinator import CoordinatorNode
 from programs.nodes.evaluator import EvaluatorNode
+from programs.nodes.group import shares
+from programs.nodes.group.learner import GroupLearnerNode
 from programs.nodes.learner import LearnerNode
 from programs.topologies.services import inference_services, replay_service
 from programs.topologies.several import several
@@ -23,10 +25,10 @@ def heavy_env(setup: Setup) -> Graph:
     """For heavy environments: each actor infers by itself; the learner shares its memory."""
     graph = Graph("heavy_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replay = SharedMemory(setup.experiment, setup.step)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    _actors(graph, setup, replay, learner, [None], coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    replays = [SharedMemory(share.experiment, share.step) for share in shares.all_of(setup)]
+    learners = _learners(graph, setup, replays, coordinator)
+    _actors(graph, setup, replays, learners, [None], coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
 
 
@@ -34,11 +36,11 @@ def light_env(setup: Setup) -> Graph:
     """For light environments: inference services act for many actors; replay is shared memory."""
     graph = Graph("light_env")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replay = SharedMemory(setup.experiment, setup.step)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    services = inference_services(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, services, coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    replays = [SharedMemory(share.experiment, share.step) for share in shares.all_of(setup)]
+    learners = _learners(graph, setup, replays, coordinator)
+    services = inference_services(graph, setup, learners, coordinator)
+    _actors(graph, setup, replays, learners, services, coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
 
 
@@ -46,24 +48,43 @@ def distributed(setup: Setup) -> Graph:
     """For several hosts: replay is a service too; nodes share only their addresses."""
     graph = Graph("distributed")
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    replay = replay_service(graph, setup, coordinator)
-    learner = graph.service("learner", LearnerNode, setup, replay, coordinator)
-    services = inference_services(graph, setup, learner, coordinator)
-    _actors(graph, setup, replay, learner, services, coordinator)
-    graph.worker("evaluator", EvaluatorNode, setup, learner, coordinator, restartable=True)
+    replays = [replay_service(graph, share, coordinator) for share in shares.all_of(setup)]
+    learners = _learners(graph, setup, replays, coordinator)
+    services = inference_services(graph, setup, learners, coordinator)
+    _actors(graph, setup, replays, learners, services, coordinator)
+    graph.worker("evaluator", EvaluatorNode, setup, learners[0], coordinator, restartable=True)
     return graph
+
+
+_Replays = Sequence[SharedMemory | Handle]  # one for each learner process
+
+
+def _learners(
+    graph: Graph, setup: Setup, replays: _Replays, coordinator: Handle
+) -> Sequence[Handle]:
+    """Adds the learner, or the learner processes."""
+    if len(replays) == 1:
+        return [graph.service("learner", LearnerNode, setup, replays[0], coordinator)]
+    return [
+        graph.service(f"learner/{index}", GroupLearnerNode, setup, index, replay, coordinator)
+        for index, replay in enumerate(replays)
+    ]
 
 
 def _actors(
     graph: Graph,
     setup: Setup,
-    replay: SharedMemory | Handle,
-    learner: Handle,
+    replays: _Replays,
+    learners: Sequence[Handle],
     services: Sequence[Handle | None],
     coordinator: Handle,
 ) -> None:
-    """Adds the actors, which take the services in order; an actor with None infers by itself."""
+    """Adds the actors, which take the learners and the services in order.
+
+    An actor whose service is None infers by itself.
+    """
     for rank in range(setup.experiment.program.num_actors):
+        learner, replay = learners[rank % len(learners)], replays[rank % len(replays)]
         service = services[rank % len(services)]
         graph.worker(
             f"actor/{rank}", ActorNode, setup, rank, replay, learner, service, coordinator,
@@ -98,5 +119,5 @@ def environment(group: str, experiment: Experiment | None = None) -> dict[str, s
     acts_there = bool(acting) and experiment is not None and experiment.topology == "heavy_env"
     if group in _CPU_GROUPS and not (group == "actor" and acts_there):
         return {"JAX_PLATFORMS": "cpu"}
-    shares = group != "learner" or names_devices or bool(experiment and experiment.policies)
-    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if shares else {}
+    others = group != "learner" or names_devices or bool(experiment and experiment.policies)
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if others else {}

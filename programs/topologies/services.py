@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from programs.components.replay import ReverbReplay
 from programs.graph import Graph, Handle
 from programs.nodes.base import Setup
+from programs.nodes.group import shares
 from programs.nodes.inference import InferenceNode
 from programs.nodes.replay import ReverbNode, TableNode, saved_replays
 
 
 def replay_service(graph: Graph, setup: Setup, coordinator: Handle) -> Handle:
     """Adds the node that holds the replay."""
-    name = setup.node("replay")
+    name = shares.name_of(setup, "replay")
     if setup.experiment.replay.chosen_service == "table":
         return graph.service(name, TableNode, setup, coordinator)
     saved = saved_replays(setup)
@@ -22,13 +24,14 @@ def replay_service(graph: Graph, setup: Setup, coordinator: Handle) -> Handle:
 
 
 def inference_services(
-    graph: Graph, setup: Setup, learner: Handle, coordinator: Handle
+    graph: Graph, setup: Setup, learners: Sequence[Handle], coordinator: Handle
 ) -> list[Handle]:
-    """Adds the inference services."""
+    """Adds the inference services, which take the learners in order."""
     name = setup.node("inferencer")
     return [
         graph.service(
-            f"{name}/{index}", InferenceNode, setup, index, learner, coordinator, restartable=True
+            f"{name}/{index}", InferenceNode, setup, index, learners[index % len(learners)],
+            coordinator, restartable=True,
         )
         for index in range(setup.experiment.program.num_inferencers)
-    ]
+    ]  # fmt: skip

@@ -30,7 +30,7 @@ def several(setup: Setup) -> Graph:
     }
     learners = _learners(graph, setup, replays, coordinator)
     services = {
-        own.policy: inference_services(graph, own, learners[own.policy], coordinator)
+        own.policy: inference_services(graph, own, [learners[own.policy]], coordinator)
         for own in learning
         if experiment.topology != "heavy_env"
     }

@@ -12,6 +12,7 @@ logs/            the output of each node, for topologies of several nodes; on a 
                  hosts.jsonl lists the host of each node
 failures.jsonl   the failures of nodes
 replay/          checkpoints of the replay service, for the distributed topology
+learners/N/      the same of the replay of learner process N, for N > 0
 dump-N/          the inputs of update N, if it gave NaN
 trackers.json    the ids of the run in experiment trackers
 .lock            the command that writes to the directory (programs.tracking.run_lock)

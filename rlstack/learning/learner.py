@@ -46,6 +46,10 @@ class LearnerConfig(Checked):
     devices: tuple[int, ...] = ()
     """Devices that share each batch, by their index in jax.local_devices(). Their number must
     divide the batch size. By default JAX's default device."""
+    processes: int = 1
+    """Number of learner processes. Each learns from its share of the actors and of each batch, and
+    their gradients are averaged. It must divide the batch size and the number of actors (topologies
+    of several nodes, with launch processes or ray)."""
     prefetch: Literal["auto", "on", "off"] = "auto"
     """Whether the next batch is drawn, and moved to the device, while an update runs. Priorities
     then reach the replay one batch later. auto: with an accelerator, except in a single process and
@@ -63,7 +67,7 @@ class LearnerConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
-        self.require_at_least(1, "micro_batches")
+        self.require_at_least(1, "micro_batches", "processes")
         self.require_one_of("prefetch", ("auto", "on", "off"))
         known = self.minibatches in ("auto", "scan", "calls")
         self.require("minibatches", known, "auto, scan or calls")
@@ -141,10 +145,10 @@ class Learner(Node):
         params_key, learner_key = jax.random.split(rng_key)
         params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
         state = jax.jit(agent.initial_learner_state)(learner_key, params)
-        self._placement = Placement(cfg.devices)
+        self._placement = Placement(cfg.devices, cfg.processes)
         self.params, self.learner_state = self._placed(params, state)
         self.version = 0
-        self._update = _compiled(cfg, agent, params)
+        self._update = _compiled(cfg, agent, params, self._placement)
         self._draw_seconds = self._device_seconds = 0.0
 
     @remote(idempotent=True)
@@ -183,7 +187,8 @@ class Learner(Node):
         """Starts an update; with an accelerator, it returns before the update has ended."""
         updated = self._update(self.params, self.learner_state, self._placement.batch(batch))
         self.params, self.learner_state = updated.params, updated.learner_state
-        if self._placement.several and self._cfg.micro_batches > 1:
+        one_process = self._placement.processes == 1
+        if self._placement.several and one_process and self._cfg.micro_batches > 1:
             # XLA may divide the results of the parts.
             self.params, self.learner_state = self._placement.all_of(
                 (self.params, self.learner_state)
@@ -204,7 +209,8 @@ class Learner(Node):
             self.params, self.learner_state = before = updated.before
             raise non_finite(logs, before, started.batch, self.version)
         if updated.priorities is not None and self._replay_buffer is not None:
-            self._replay_buffer.update_priorities(started.keys, np.asarray(updated.priorities))
+            priorities = self._placement.own_rows(updated.priorities)
+            self._replay_buffer.update_priorities(started.keys, priorities)
         return logs
 
     def run(self, stop: Stop = None, logger: LogWriter | None = None) -> None:
@@ -279,8 +285,8 @@ class Learner(Node):
     def save(self) -> PyTree:
         """Returns params, a copy of the learner state, and the version."""
         return {
-            "params": self.params,
-            "learner_state": jax.tree.map(jnp.copy, self.learner_state),
+            "params": self._placement.one_of(self.params),
+            "learner_state": jax.tree.map(jnp.copy, self._placement.one_of(self.learner_state)),
             "version": np.int64(self.version),
         }
 
@@ -301,10 +307,10 @@ class _Started(NamedTuple):
     keys: np.ndarray
 
 
-def _compiled(cfg: LearnerConfig, agent: Agent, params: Params) -> Update:
+def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:
     if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
         return CallByMinibatch(agent)
-    return OneCall(agent, check_finite=cfg.check_finite)
+    return OneCall(agent, check_finite=cfg.check_finite, where=placement.of_update())
 
 
 def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
@@ -312,7 +318,8 @@ def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
         return cfg.minibatches == "calls"
     # Only convolution kernels have four axes.
     has_convolutions = any(leaf.ndim >= 4 for leaf in jax.tree.leaves(params))
-    return has_convolutions and jax.default_backend() == "cpu" and len(cfg.devices) < 2
+    one_device = len(cfg.devices) < 2 and cfg.processes == 1
+    return has_convolutions and jax.default_backend() == "cpu" and one_device
 
 
 def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFiniteError:

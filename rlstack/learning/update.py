@@ -43,16 +43,17 @@ class OneCall:
     that is not finite must return the one that it got.
     """
 
-    def __init__(self, agent: Agent, *, check_finite: bool) -> None:
+    def __init__(self, agent: Agent, *, check_finite: bool, where: Any = None) -> None:
         """Compiles nothing yet.
 
         Args:
           agent: learns by its ``learner_step``.
           check_finite: whether an update with NaN or infinite logs changes nothing.
+          where: shardings of params, state, logs and priorities; None lets XLA choose.
         """
         self._agent, self._check_finite = agent, check_finite
         self._names: list[str] = []
-        self._jitted = jax.jit(self._packed, donate_argnums=1)
+        self._jitted = jax.jit(self._packed, donate_argnums=1, out_shardings=where)
 
     def compile(self, params: Params, learner_state: LearnerState, batch: Batch) -> None:
         """Compiles the update for a batch of these shapes (``jax.ShapeDtypeStruct``)."""

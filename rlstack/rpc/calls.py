@@ -169,6 +169,11 @@ class RemoteObject:
         for channel in channels:
             channel.cancel()
 
+    @property
+    def host(self) -> str:
+        """The host of the node's address."""
+        return self._address.rpartition("://")[2].rpartition(":")[0]
+
     def _open_channel(self) -> Channel:
         channel = self._channel
         if channel is None or self._closed.is_set():

@@ -54,6 +54,17 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def address_towards(host: str) -> str:
+    """Returns the IPv4 address of this host from which it reaches another host.
+
+    Raises:
+      OSError: there is no way to that host.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing; the system chooses a way
+        return str(probe.getsockname()[0])
+
+
 def restrict_listeners(port: int, address: str) -> None:
     """Restricts this process's listeners on a port to one address of this host and loopback.
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster_model import Cluster, Costs, limits, table
+from benchmarks import coordinator, learner_group
+from benchmarks.cluster_model import Cluster, Costs, coordinator_load, limits, table
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = Costs(
@@ -42,6 +43,41 @@ def test_limits_by_hand():
     assert limits(COSTS, Cluster(actors=20, actor_frames=60))["environments"] == 1200
 
 
+def test_several_learners_by_hand():
+    one = Cluster(actors=64, actors_per_service=1, learner_speedup=10.0, gbit=1.0)
+    four = one._replace(learners=4)
+    costs = COSTS._replace(sums=1e-3)
+    alone, found = limits(costs, one), limits(costs, four)
+    assert found["replay's cores"] == pytest.approx(4 * alone["replay's cores"])
+    assert found["link ->replay"] == pytest.approx(4 * alone["link ->replay"])
+    # A frame is 5 us of one learner, 1.25 us of each of four, and a thousandth of an update, in
+    # which the sums take twice (log2 of four) a millisecond.
+    assert found["learner"] == pytest.approx(1 / (1.25e-6 + 2e-6))
+    chosen = limits(costs, four._replace(sums_ms=0.5))["learner"]
+    assert chosen == pytest.approx(1 / (1.25e-6 + 1e-6))
+    # 64 hosts fetch 1,000 bytes a frame; a quarter of them from each of four, which also send one
+    # and a half times the params of an update to one another.
+    slow = {"params_interval": 1e-6}
+    assert limits(costs, one._replace(**slow))["link learner->"] == pytest.approx(125e6 / 64e3)
+    reached = limits(costs, four._replace(**slow))["link learner->"]
+    assert reached == pytest.approx(125e6 / (16e3 + 1.5e3))
+    # Services of one host share what it fetches.
+    together = limits(costs, one._replace(services_per_host=8, **slow))
+    assert together["link learner->"] == pytest.approx(125e6 / 8e3)
+
+
+def test_the_coordinator_limits_the_number_of_nodes():
+    costs = COSTS._replace(report=1e-4)
+    few, many = Cluster(actors=1000, actors_per_service=10), Cluster(actors=10_000, learners=64)
+    # 1,000 actors, 100 services, a learner, its replay and the evaluator, five times a second.
+    assert coordinator_load(costs, few) == pytest.approx(1103 * 5 * 1e-4)
+    assert coordinator_load(costs, many) == pytest.approx((11_000 + 129) * 5 * 1e-4)
+    shown = table(costs, [few, many])
+    assert "10000 actors, 64 learners" in shown
+    assert "and the coordinator (556%), whose nodes report late" in shown
+    assert "coordinator 55%" in shown
+
+
 def test_the_first_saturated_resource_is_named():
     shown = table(COSTS, [Cluster(10), Cluster(1000), Cluster(1000, actor_frames=10)])
     assert "   10 actors:       20,000 frames/s; full: learner" in shown
@@ -58,7 +94,7 @@ def test_other_costs_can_be_given():
         check=True,
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert set(result["limits"]) == {"10", "100", "1000"}
+    assert set(result["limits"]) == {"10", "100", "1000", "10000"}
 
 
 @pytest.mark.slow
@@ -81,4 +117,14 @@ def test_costs_are_measured():
     assert 16 < costs["sent"]["actor->replay"] < 2000
     assert 0.5 < costs["sent"]["replay->learner"] / costs["sent"]["actor->replay"] < 2
     assert costs["params_bytes"] > 10_000
+    assert 1e-6 < costs["report"] < 1e-1
     assert costs["versions"] == pytest.approx(1 / 256, rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_report_and_the_sums_of_two_learners_are_measured():
+    assert 1e-6 < coordinator.measure("auto", reports=200) < 1e-2
+    found = learner_group.measure("cartpole-ppo", 2, 0.5)
+    assert 0 < found.agreement < 1 and found.lone > 0 and found.joint > 0
+    assert found.added == pytest.approx(max(0.0, found.joint + found.agreement - found.lone))

@@ -16,7 +16,8 @@ class Policies:
     proportion to their rows.
 
     Attributes:
-      learners: the names of the learners' nodes.
+      learners: the names of the learners.
+      nodes: the names of the learners' nodes; a learner may have several processes.
       num_envs: rows of one actor whose steps are frames.
       unroll: frames of an actor in its longest unroll.
     """
@@ -36,6 +37,13 @@ class Policies:
             length = max(member.experiment.replay.unroll_length for member in learning)
         self.unroll = length * self.num_envs
         self.learners = [f"{LEARNER}/{name}" for name in self._rows] or [LEARNER]
+        processes = experiment.learner.processes
+        several = [f"{LEARNER}/{index}" for index in range(processes)] if processes > 1 else []
+        self.nodes = frozenset(several or self.learners)
+
+    def learner_of(self, node: str) -> str:
+        """Returns the learner of which a node reports the updates."""
+        return node if node in self.learners else LEARNER  # a process of the only learner
 
     def counters(
         self, env_frames: int, learner_steps: Mapping[str, int]

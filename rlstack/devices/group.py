@@ -1,0 +1,148 @@
+"""A group of processes whose devices compute together, by ``jax.distributed``.
+
+Between CPUs the collectives are gloo's, between GPUs NCCL's. All processes must run the same
+computations in the same order: one that runs another, or none, makes the others wait. So they first
+agree on what comes next, with `Group.agree`.
+
+Neither the service of ``jax.distributed`` nor gloo authenticates or encrypts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+_LEAVE_SECONDS = 2.0  # for the others to leave too
+# What the messages of collectives contain when another process has ended.
+_OF_LOSS = ("Gloo", "NCCL", "coordination service")
+
+
+class GroupLostError(RuntimeError):
+    """A collective failed because another process of the group has ended."""
+
+
+class Group:
+    """This process's membership in a group, which `join` has made.
+
+    Attributes:
+      index: of this process.
+      count: number of processes.
+    """
+
+    def __init__(self, index: int, count: int) -> None:
+        """Finds one device of each process, for `agree`."""
+        self.index, self.count = index, count
+        firsts = [of_process(process)[0] for process in range(count)]
+        mesh = Mesh(np.array(firsts), ("process",))
+        self._by_process = NamedSharding(mesh, PartitionSpec("process"))
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def agree(self, *values: int) -> np.ndarray:
+        """Waits for all processes; returns the values of each: ``[count, len(values)]`` int64.
+
+        Raises:
+          GroupLostError: another process has ended.
+        """
+        row = np.array([values], np.int64).view(np.int32)  # JAX has no 64 bits by default
+        with losses_named():
+            rows = jax.make_array_from_process_local_data(self._by_process, row)
+            return np.array(self._gather(rows).addressable_data(0)).view(np.int64)
+
+
+def join(
+    address: str, index: int, count: int, *, host: str, visible: Sequence[int] | None, timeout: int
+) -> Group:
+    """Joins a group; waits until all processes have joined. JAX must not have computed yet.
+
+    Process 0 starts the service of ``jax.distributed`` at the address, and at no other.
+
+    Args:
+      address: "host:port" of process 0, free there.
+      index: of this process.
+      count: number of processes.
+      host: the IPv4 address of this process, at which gloo listens.
+      visible: the GPUs of this machine that this process may use; None for all.
+      timeout: in seconds, for all to join.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    with _gloo_listens_at(host), _without_handlers_of_signals():
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            local_device_ids=visible,
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout,
+            coordinator_bind_address=address,
+        )
+        jax.local_devices()  # starts gloo
+    atexit.register(_leave)  # before JAX's own function, which would wait for minutes
+    return Group(index, count)
+
+
+def of_process(process: int) -> list[jax.Device]:
+    """Returns the devices of a process of the group, in the order of ``jax.local_devices()``."""
+    return sorted((d for d in jax.devices() if d.process_index == process), key=lambda d: d.id)
+
+
+@contextlib.contextmanager
+def losses_named() -> Iterator[None]:
+    """Raises `GroupLostError` for what JAX raises if a process ends during a collective."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:  # gloo's is a ValueError
+        if any(name in str(error) for name in _OF_LOSS):
+            reason = str(error).splitlines()[0][:200]
+            raise GroupLostError(f"another learner process has ended: {reason}") from error
+        raise
+
+
+@contextlib.contextmanager
+def _gloo_listens_at(host: str) -> Iterator[None]:
+    """Makes gloo listen at one address; by default it takes that of the name of the host.
+
+    JAX has no option for it.
+    """
+    from jax._src import xla_bridge
+
+    module: Any = getattr(xla_bridge, "_jax", None) or xla_bridge.xla_client._xla
+    make = module.make_gloo_tcp_collectives
+    module.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+    try:
+        yield
+    finally:
+        module.make_gloo_tcp_collectives = make
+
+
+@contextlib.contextmanager
+def _without_handlers_of_signals() -> Iterator[None]:
+    """Keeps JAX from handling SIGTERM, which tells this process to end; newer versions do not."""
+    from jax._src import distributed
+
+    name = "initialize_preemption_sync_manager"
+    setattr(distributed.global_state, name, lambda: None)
+    try:
+        yield
+    finally:
+        delattr(distributed.global_state, name)
+
+
+def _leave() -> None:
+    """Leaves the group at the end of this process; ends it at once if the others do not leave."""
+    leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_SECONDS)
+    if leaving.is_alive():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
