@@ -2,6 +2,6 @@
 
 `programs.launchers` runs them; `programs.launchers.launchpad` makes Launchpad nodes of them.
 
-May import: programs, programs.components, programs.tracking, rlstack, rlstack.acting,
-rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.
+May import: programs, programs.components, programs.policies, programs.tracking, rlstack,
+rlstack.acting, rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.
 """

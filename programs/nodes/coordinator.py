@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,11 @@ class Coordinator:
                 self._periodic.judged(env_frames, evaluation)
                 self._directory.write_result(result._asdict())
                 self._enter(OVER)
+
+    @remote(idempotent=True)
+    def filmed(self, env_frames: int, path: str) -> None:
+        """The evaluator calls this after it has written a video, for trackers."""
+        self._logger.write_video(env_frames, Path(path))
 
     @remote(idempotent=True)
     def interrupt(self, signal_number: int) -> str:

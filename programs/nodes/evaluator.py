@@ -8,6 +8,7 @@ from programs import timing
 from programs.components.best import BestCheckpoint
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
+from programs.policies.training_videos import TrainingVideos
 from rlstack.rpc import RemoteObject, codec
 
 
@@ -42,6 +43,7 @@ class EvaluatorNode:
         self._evaluator = make_evaluator(setup.experiment, setup.spec)
         setup.register_records(self._evaluator.agent)
         self._best = BestCheckpoint(setup.directory)
+        self._videos = TrainingVideos(setup.experiment, setup.directory, self._program.note)
 
     def run(self) -> None:
         """Evaluates when an evaluation is due, and once more at the end of training."""
@@ -61,6 +63,10 @@ class EvaluatorNode:
         params = codec.decode(encoded)
         found = evaluate(self._setup.experiment, self._evaluator, params)
         self._best.offer(env_frames, params, found)
+        # Before the report, because the program ends after that of the last evaluation.
+        video = self._videos.evaluated(env_frames, params)
+        if video is not None:
+            self._coordinator.filmed(env_frames, str(video))
         self._coordinator.judged(
             env_frames,
             found.returns,

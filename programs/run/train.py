@@ -24,6 +24,7 @@ from programs.components.restored import (
     require_checkpoint,
 )
 from programs.experiment import Experiment, to_json
+from programs.policies.training_videos import TrainingVideos, check_videos
 from programs.policy_sets import members
 from programs.policy_sets.loop import SeveralPolicies
 from programs.run.evaluation import evaluate as evaluate
@@ -103,6 +104,7 @@ def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterat
     check_hooks(experiment)
     check_opponents(experiment)
     check_devices(experiment)
+    check_videos(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
         directory.check_new()  # another command may have had it since
@@ -177,6 +179,7 @@ def earlier_run(
         check_hooks(experiment)
         check_opponents(experiment)
         check_devices(experiment)
+        check_videos(experiment)
         start_from = resume_point(directory)
         if not may_restart:
             start_from = require_checkpoint(directory, experiment, start_from)
@@ -305,6 +308,8 @@ class Books:
         self._listener = display.listener
         self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
+        self._videos = TrainingVideos(experiment, directory, display.write_line)
+        self._logger = logger
         self.periodic = PeriodicActions(
             experiment,
             logger,
@@ -371,8 +376,11 @@ class Books:
         self._display.write_activity("evaluating")
         try:
             found = self._loop.evaluate(show)
+            video = self._videos.evaluated(frames, self._loop.learner.params)
         finally:
             self._display.write_activity("")
         self._best.offer(frames, self._loop.learner.params, found)
         self.periodic.judged(frames, found)
         self._judged = {frames: found}
+        if video is not None:
+            self._logger.write_video(frames, video)

@@ -56,6 +56,13 @@ class Wandb:
         """Logs one line; wandb's own step counts the lines."""
         self._run.log({"env_frames": step, **logs})
 
+    def write_video(self, step: int, path: Path) -> None:
+        """Logs a video."""
+        from wandb import Video
+
+        kind: Any = path.suffix[1:]
+        self._run.log({"env_frames": step, "evaluator/video": Video(str(path), format=kind)})
+
     def close(self) -> None:
         """Ends the run."""
         self._run.finish()
@@ -96,6 +103,11 @@ class MLflow:
         for first in range(0, len(metrics), 500):  # the most that one call may have is 1000
             self._client.log_batch(self._id, metrics=metrics[first : first + 500])
 
+    def write_video(self, step: int, path: Path) -> None:
+        """Keeps a video as an artifact; its name has the step."""
+        del step
+        self._client.log_artifact(self._id, str(path), "videos")
+
     def close(self) -> None:
         """Ends the run."""
         self._client.set_terminated(self._id)
@@ -121,6 +133,12 @@ class Trackio:
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Logs one line."""
         self._run.log(dict(logs), step=step)
+
+    def write_video(self, step: int, path: Path) -> None:
+        """Logs a video."""
+        from trackio import Video
+
+        self._run.log({"evaluator/video": Video(str(path))}, step=step)
 
     def close(self) -> None:
         """Ends the run."""

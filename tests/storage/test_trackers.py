@@ -22,6 +22,16 @@ def run_dir(tmp_path):
     return directory
 
 
+@pytest.fixture
+def video(tmp_path):
+    """A video of two frames."""
+    image = pytest.importorskip("PIL.Image")
+    first, second = (image.new("RGB", (16, 16), color) for color in ("red", "blue"))
+    path = tmp_path / "100.gif"
+    first.save(path, save_all=True, append_images=[second])
+    return path
+
+
 def write_twice(make, run_dir):
     """Logs in two commands of one run."""
     for first in (100, 300):
@@ -66,6 +76,25 @@ def test_trackio_keeps_a_run_on_this_machine(run_dir, monkeypatch):
     del trackio
     found = [path for path in (run_dir / "trackio").rglob("*") if path.is_file()]
     assert any(b"actor/episode_return" in path.read_bytes() for path in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("wandb", trackers.Wandb), ("mlflow", trackers.MLflow), ("trackio", trackers.Trackio)],
+)
+def test_trackers_keep_videos(run_dir, monkeypatch, video, name, make):
+    monkeypatch.setenv("NETRC", str(run_dir / "none"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(run_dir / "trackio"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(run_dir)  # MLflow's artifacts are in the current directory by default
+    pytest.importorskip(name)
+    logger = make(run_dir)
+    logger.write_video(100, video)
+    logger.close()
+    content = video.read_bytes()
+    found = [path for path in run_dir.rglob("*.gif") if path.read_bytes() == content]
+    assert found, f"{name} keeps a copy of the file"
 
 
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
