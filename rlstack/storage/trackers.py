@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Wandb:
         if not mode and not os.environ.get("WANDB_API_KEY") and not _has_key():
             mode = "offline"
         ids = _ids(run_dir)
-        ids.setdefault("wandb", wandb.util.generate_id())
+        ids.setdefault("wandb", uuid.uuid4().hex[:8])
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "rlstack"),
             name=run_dir.name,
@@ -81,13 +82,18 @@ class MLflow:
         from mlflow.entities import Metric
 
         self._metric = Metric
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir / 'mlflow.db'}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        # MLflow would keep the artifacts of a database in the current directory.
+        artifacts = None if uri else str(run_dir / "mlartifacts")
+        uri = uri or f"sqlite:///{run_dir / 'mlflow.db'}"
         self._client: Any = MlflowClient(tracking_uri=uri)
         config, ids = _config(run_dir), _ids(run_dir)
         if "mlflow" not in ids:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(config.get("preset", "rlstack"))
             found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            experiment = (
+                found.experiment_id if found else self._client.create_experiment(name, artifacts)
+            )
             run = self._client.create_run(experiment, run_name=run_dir.name)
             ids["mlflow"] = run.info.run_id
             for key, value in _flat(config):
