@@ -20,6 +20,7 @@ from rlstack.storage import files
 
 _IDS = "trackers.json"
 _lock = threading.Lock()  # each logger has a thread
+_BATCH_SECONDS = 2.0  # between two calls of MLflow: each takes milliseconds, and has many lines
 _MAX_PARAM = 500  # characters of a value of the config, the least that MLflow's servers take
 
 
@@ -100,12 +101,20 @@ class MLflow:
                 self._client.log_param(ids["mlflow"], key, str(value)[:_MAX_PARAM])
             _keep(run_dir, ids)
         self._id = ids["mlflow"]
+        self._waiting: list[Any] = []
+        self._sent = -_BATCH_SECONDS + time.monotonic()
         self._client.update_run(self._id, status="RUNNING")
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Logs one line."""
+        """Logs one line, perhaps with the next ones."""
         now = int(time.time() * 1000)
-        metrics = [self._metric(name, float(value), now, step) for name, value in logs.items()]
+        self._waiting += [self._metric(k, float(value), now, step) for k, value in logs.items()]
+        if time.monotonic() >= self._sent + _BATCH_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        metrics, self._waiting = self._waiting, []
+        self._sent = time.monotonic()
         for first in range(0, len(metrics), 500):  # the most that one call may have is 1000
             self._client.log_batch(self._id, metrics=metrics[first : first + 500])
 
@@ -115,7 +124,8 @@ class MLflow:
         self._client.log_artifact(self._id, str(path), "videos")
 
     def close(self) -> None:
-        """Ends the run."""
+        """Logs the lines that wait, and ends the run."""
+        self._send()
         self._client.set_terminated(self._id)
 
 
