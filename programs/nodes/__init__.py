@@ -2,7 +2,7 @@
 
 `programs.launchers` runs them; `programs.launchers.launchpad` makes Launchpad nodes of them.
 
-May import: programs, programs.components, programs.policy_sets, programs.profiling,
-programs.tracking, rlstack, rlstack.acting, rlstack.devices, rlstack.envs, rlstack.learning,
-rlstack.replay, rlstack.rpc, rlstack.storage.
+May import: programs, programs.components, programs.policies, programs.policy_sets,
+programs.profiling, programs.tracking, rlstack, rlstack.acting, rlstack.devices, rlstack.envs,
+rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.storage.
 """

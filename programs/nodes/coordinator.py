@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from programs.nodes.base import (
     Setup,
     is_learner,
 )
-from programs.nodes.ending import NodeLostError
+from programs.nodes.heartbeat import Silences
 from programs.nodes.several.policies import Policies
 from programs.tracking.frame_budget import FrameBudget
 from programs.tracking.notes import Notes
@@ -90,7 +91,7 @@ class Coordinator:
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
         self._error: Exception | None = None  # that ends this node
-        self._silence: dict[str, float] = {}  # seconds of each learner, as far as this process ran
+        self._silences = Silences()
 
     @remote()
     def report(
@@ -116,7 +117,7 @@ class Coordinator:
           batch: the number of these logs, from 1. A node that got no answer sends them again.
         """
         with self._lock:
-            self._hear(node)
+            self._silences.hear(node)
             known = self._nodes.setdefault(node, NodeStatus(incarnation))
             if incarnation < known.incarnation:  # replaced, but perhaps still running
                 return self._state._replace(phase=OVER)._asdict()
@@ -151,7 +152,7 @@ class Coordinator:
     def alive(self, node: str) -> None:
         """A busy node calls this as a sign of life."""
         with self._lock:
-            self._hear(node)
+            self._silences.hear(node)
 
     @remote(idempotent=True)
     def saved(self) -> None:
@@ -200,6 +201,11 @@ class Coordinator:
                 self._periodic.judged(env_frames, evaluation)
                 self._directory.write_result(result._asdict())
                 self._enter(OVER)
+
+    @remote(idempotent=True)
+    def filmed(self, env_frames: int, path: str) -> None:
+        """The evaluator calls this after it has written a video, for trackers."""
+        self._logger.write_video(env_frames, Path(path))
 
     @remote(idempotent=True)
     def interrupt(self, signal_number: int) -> str:
@@ -279,17 +285,8 @@ class Coordinator:
           NodeLostError: it has been silent for too long.
         """
         with self._lock:
-            for name in self._silence:
-                learner = self._nodes.get(name)
-                if learner is None or learner.left:
-                    continue
-                self._silence[name] += min(passed, timing.REPORT_PERIOD)
-                if self._silence[name] > timing.LEARNER_LOST:
-                    raise NodeLostError(
-                        name,
-                        f"it has not reported for {self._silence[name]:.0f} s; it, or its host, "
-                        "hangs or was stopped",
-                    )
+            alive = [name for name, node in self._nodes.items() if not node.left]
+            self._silences.check(filter(is_learner, alive), passed)
 
     def wait_until_left(self, timeout: float) -> bool:
         """Waits until every node has ended or knows that it should; returns False on a timeout.
@@ -306,10 +303,6 @@ class Coordinator:
     def interrupted(self) -> int:
         """The number of the signal that interrupted the program, 0 for none."""
         return self._interrupted
-
-    def _hear(self, node: str) -> None:
-        if is_learner(node):
-            self._silence[node] = 0.0
 
     @contextlib.contextmanager
     def _own_failures(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from programs import timing
 from programs.components.best import BestCheckpoint
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
+from programs.policies.training_videos import TrainingVideos
 from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import RemoteObject, codec
 from rlstack.types import Params
@@ -45,6 +46,7 @@ class EvaluatorNode:
         self._program = CoordinatorClient(coordinator, "evaluator", stop)
         self._evaluate_params = self._make_evaluator()
         self._best = BestCheckpoint(setup.directory)
+        self._videos = TrainingVideos(setup.experiment, setup.directory, self._program.note)
 
     def _make_evaluator(self) -> Callable[[Params], Evaluation]:
         evaluator = make_evaluator(self._setup.experiment, self._setup.spec)
@@ -71,6 +73,10 @@ class EvaluatorNode:
         params = self._newest_params()
         found = self._evaluate_params(params)
         self._best.offer(env_frames, params, found)
+        # Before the report, because the program ends after that of the last evaluation.
+        video = self._videos.evaluated(env_frames, params)
+        if video is not None:
+            self._coordinator.filmed(env_frames, str(video))
         self._coordinator.judged(
             env_frames,
             found.returns,

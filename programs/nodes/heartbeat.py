@@ -1,12 +1,14 @@
-"""A thread that tells the coordinator that its node is alive, also while the node is busy."""
+"""Signs of life: a node sends them while it is busy, and the coordinator misses a learner's."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import threading
+from collections.abc import Iterable
 
 from programs import timing
+from programs.nodes.ending import NodeLostError
 from rlstack.rpc import ClosedError, RemoteError, RemoteObject, UnavailableError
 
 
@@ -37,3 +39,35 @@ class Heartbeat:
             # Without an answer there is nothing to do here: the node's own reports notice it.
             with contextlib.suppress(UnavailableError, RemoteError, ClosedError):
                 self._coordinator.call("alive", (self._node,), timeout=timing.HEARTBEAT)
+
+
+class Silences:
+    """For how long nodes have been silent, as far as this process ran."""
+
+    def __init__(self) -> None:
+        """Knows no node."""
+        self._seconds: dict[str, float] = {}
+
+    def hear(self, node: str) -> None:
+        """Takes a sign of life."""
+        self._seconds[node] = 0.0
+
+    def check(self, nodes: Iterable[str], passed: float) -> None:
+        """Checks that none of these nodes has been silent for too long; others are not counted.
+
+        Args:
+          nodes: their names.
+          passed: seconds since the last check. Long ones count little, because they mean that this
+            process was stopped itself.
+
+        Raises:
+          NodeLostError: a node has been silent for too long.
+        """
+        for name in nodes:
+            self._seconds[name] += min(passed, timing.REPORT_PERIOD)
+            if self._seconds[name] > timing.LEARNER_LOST:
+                raise NodeLostError(
+                    name,
+                    f"it has not reported for {self._seconds[name]:.0f} s; it, or its host, "
+                    "hangs or was stopped",
+                )

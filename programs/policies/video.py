@@ -39,14 +39,18 @@ def check_video(path: Path) -> None:
         )
     if not path.absolute().parent.is_dir():
         raise ValueError(f"watch: --video must be in a folder that exists; got {path}.")
-    needed = {"PIL": "Pillow"} | ({} if path.suffix.lower() == ".gif" else {"av": "PyAV"})
-    missing = [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := missing_packages(path.suffix.lower()):
         raise ValueError(
             f"watch: --video {path} needs {' and '.join(missing)}, which the extra `video` of "
             "rlstack brings; `rlstack doctor` prints the command. Without --video the terminal "
             "shows the run."
         )
+
+
+def missing_packages(suffix: str) -> list[str]:
+    """Returns the packages that a kind of file, such as ".mp4", needs and that are missing."""
+    needed = {"PIL": "Pillow"} | ({} if suffix == ".gif" else {"av": "PyAV"})
+    return [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.types import TimeStep
 
 _HOLD = 1.0  # seconds for which a video shows the last step of an episode
+_MAX_STEPS = 2000  # of an episode that is shown
 _COLUMNS = 72  # of a picture in the terminal
 
 Show = Callable[[Scene], None]
@@ -49,7 +50,7 @@ def watch(
     params: Which = "last",
     greedy: bool = True,
     seed: int | None = None,
-    max_steps: int = 2000,
+    max_steps: int = _MAX_STEPS,
     fps: float | None = None,
     console: Console | None = None,
 ) -> Watched:
@@ -85,16 +86,44 @@ def watch(
         else:
             shown = _in_video(Path(video), fps)
         with shown as show, StopSignals() as stop:
-            return _play(stage, policy, show, episodes, max_steps, stop)
+
+            def check() -> None:
+                if stop.received is not None:
+                    raise Interrupted(stop.received, saved=False)
+
+            titles = [f"episode {i + 1} of {episodes}" for i in range(episodes)]
+            return _play(stage, policy, show, titles, max_steps, check)
+
+
+def film(stage: Stage, policy: Policy, path: Path, title: str) -> Watched:
+    """Writes a video of one episode, at most as long as those of `watch`.
+
+    Args:
+      stage: a new environment; the caller closes it.
+      policy: plays, from its initial state.
+      path: the file to write.
+      title: what the video says above the step.
+
+    Raises:
+      ValueError: as `check_video`.
+    """
+    with _in_video(path, stage.fps) as show:
+        return _play(stage, policy, show, [title], _MAX_STEPS)
 
 
 def _play(
-    stage: Stage, policy: Policy, show: Show, episodes: int, max_steps: int, stop: StopSignals
+    stage: Stage,
+    policy: Policy,
+    show: Show,
+    titles: Sequence[str],
+    max_steps: int,
+    check: Callable[[], None] = lambda: None,
 ) -> Watched:
+    """Plays an episode for each title; ``check`` is called after each step and may raise."""
     found, frames = Watched([], [], 0), 0
     timestep = stage.pool.reset()
     action = None
-    for episode in range(episodes):
+    for episode, title in enumerate(titles):
         if episode:
             timestep = stage.pool.step(action)  # the pool starts the next episode
             if not timestep.first()[0]:  # the last one was cut
@@ -104,12 +133,10 @@ def _play(
         while True:
             prediction = policy.predict(timestep.observation, timestep.reward)
             action, over = prediction.action, timestep.last()[0] or length >= max_steps
-            title = f"episode {episode + 1} of {episodes}"
             numbers = (title, f"step {length}", f"return {total:.6g}")
             show(_scene(stage, timestep, None if over else prediction, numbers))
             frames += 1
-            if stop.received is not None:
-                raise Interrupted(stop.received, saved=False)
+            check()
             if over:
                 break
             timestep = stage.pool.step(action)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from programs.callbacks import Events
 from programs.components.best import BestCheckpoint
 from programs.experiment import Experiment
+from programs.policies.training_videos import TrainingVideos
 from programs.policy_sets.loop import SeveralPolicies
 from programs.run.fused import Fused
 from programs.run.fused_run import FusedRun
@@ -57,6 +58,8 @@ class Books:
         self._listener = display.listener
         self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
+        self._videos = TrainingVideos(experiment, directory, display.write_line)
+        self._logger = logger
         self.periodic = PeriodicActions(
             experiment,
             logger,
@@ -127,8 +130,11 @@ class Books:
         self._display.write_activity("evaluating")
         try:
             found = self._loop.evaluate(show)
+            video = self._videos.evaluated(frames, self._loop.learner.params)
         finally:
             self._display.write_activity("")
         self._best.offer(frames, self._loop.learner.params, found)
         self.periodic.judged(frames, found)
         self._judged = {frames: found}
+        if video is not None:
+            self._logger.write_video(frames, video)

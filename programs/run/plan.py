@@ -18,6 +18,7 @@ from programs.components.hooks import check_hooks
 from programs.components.replay import replay_bytes
 from programs.experiment import Experiment, to_json
 from programs.nodes.base import Setup
+from programs.policies.training_videos import check_videos
 from programs.policy_sets import members
 from programs.policy_sets.members import divide
 from programs.run.launch import check_packages, transport_name
@@ -92,6 +93,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     check_hooks(experiment)
     check_opponents(experiment)
     devices = check_devices(experiment)
+    check_videos(experiment)
     directory = RunDir(Path(run_dir or f"runs/{experiment.preset}-s{experiment.seed}").absolute())
     if run_dir is not None:
         directory.check_new()
@@ -181,6 +183,8 @@ def _files(experiment: Experiment) -> list[tuple[str, str]]:
         ("checkpoints/best/", f"the params with the best evaluation; one is made {when}at the end"),
         ("result.json", "at the end"),
     ]
+    if every := experiment.evaluator.video:
+        files.append(("videos/", f"an episode for every evaluation of number {every}"))
     if not experiment.in_one_process:
         files += [("logs/", "the output of each node")]
     if _is_served(experiment):

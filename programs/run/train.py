@@ -23,6 +23,7 @@ from programs.components.restored import (
     require_checkpoint,
 )
 from programs.experiment import Experiment, to_json
+from programs.policies.training_videos import check_videos
 from programs.policy_sets import members
 from programs.policy_sets.loop import SeveralPolicies
 from programs.profiling.profile import Profile, Updates, chosen_updates
@@ -102,6 +103,7 @@ def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterat
     check_hooks(experiment)
     check_opponents(experiment)
     check_devices(experiment)
+    check_videos(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
         directory.check_new()  # another command may have had it since
@@ -176,6 +178,7 @@ def earlier_run(
         check_hooks(experiment)
         check_opponents(experiment)
         check_devices(experiment)
+        check_videos(experiment)
         start_from = resume_point(directory)
         if not may_restart:
             start_from = require_checkpoint(directory, experiment, start_from)

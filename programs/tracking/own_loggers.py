@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
-from rlstack.storage.loggers import Logger, Scalar, to_scalar
+from rlstack.storage.loggers import Logger, to_scalar
 
 READY = ("jsonl", "tensorboard", "terminal")
 TRACKERS = {
@@ -79,15 +79,25 @@ class _Guarded:
         self._hook = TRACKERS.get(self._name, logger)
         self._patience = _TRACKER_SECONDS if self._name in TRACKERS else _CLOSE_SECONDS
         self._has_failed = False
-        self._lines: queue.Queue[tuple[int, dict[str, Scalar]] | None] = queue.Queue(_MAX_WAITING)
+        # What to do with the logger; None for nothing more.
+        self._calls: queue.Queue[Callable[[Any], object] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name=f"logger {self._name}", daemon=True)
         self._thread.start()
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Passes a line to the thread."""
         line = {name: to_scalar("Logger.write", name, value) for name, value in logs.items()}
+        self._pass(lambda made: made.write(step, line))
+
+    def write_video(self, step: int, path: Path) -> None:
+        """Passes a video to the thread, if the logger has a method for it."""
+        self._pass(
+            lambda made: made.write_video(step, path) if hasattr(made, "write_video") else None
+        )
+
+    def _pass(self, call: Callable[[Any], object]) -> None:
         try:
-            self._lines.put_nowait((step, line))
+            self._calls.put_nowait(call)
         except queue.Full:
             self._fail(f"is {_MAX_WAITING} lines behind, and loses lines")
 
@@ -96,7 +106,7 @@ class _Guarded:
         if not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=self._patience)
+            self._calls.put(None, timeout=self._patience)
         self._thread.join(self._patience)
         if self._thread.is_alive():
             self._fail(f"did not close within {self._patience:g} s, and may lose lines")
@@ -105,9 +115,9 @@ class _Guarded:
         made = self._attempt(lambda: load_hook(_FIELD, self._hook)(self._run_dir))
         if made is None:
             self._fail("made no logger")
-        while (line := self._lines.get()) is not None:
+        while (call := self._calls.get()) is not None:
             if made is not None:
-                self._attempt(lambda step, logs: made.write(step, logs), *line)
+                self._attempt(call, made)
         if made is not None:
             self._attempt(lambda: made.close())
 

@@ -11,6 +11,7 @@ metrics.abandoned.jsonl
 logs/            the output of each node, for topologies of several nodes; on a cluster,
                  hosts.jsonl lists the host of each node
 failures.jsonl   the failures of nodes
+videos/          a video for every N-th evaluation, if evaluator.video says so
 replay/          checkpoints of the replay service, for the distributed topology
 learners/N/      the same of the replay of learner process N, for N > 0
 dump-N/          the inputs of update N, if it gave NaN
@@ -205,6 +206,11 @@ class RunDir:
     def replay(self) -> Path:
         """The directory of the replay service's checkpoints."""
         return self.path / "replay"
+
+    @property
+    def videos(self) -> Path:
+        """The directory of the videos of evaluations."""
+        return self.path / "videos"
 
     @property
     def result(self) -> Path:

@@ -34,6 +34,9 @@ class EvaluatorConfig(Checked):
     max_steps: int = 30_000
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
+    video: int = 0
+    """Every evaluation of this number leaves a video of one episode in the folder videos of the run
+    directory; 0 for none. The extra video has the packages."""
     by_index: bool = False
     """Whether episode i is the same for all params, also for another num_envs: the one that the
     environment's reset_with_index(i) starts, or without that method the first episode of an
@@ -45,7 +48,7 @@ class EvaluatorConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "episodes", "num_envs", "max_steps")
-        self.require_at_least(0, "period")
+        self.require_at_least(0, "period", "video")
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)
 

@@ -283,6 +283,18 @@ class Fanout:
         for logger in self._loggers:
             logger.write(step, converted)
 
+    def write_video(self, step: int, path: Path) -> None:
+        """Passes a video on to the loggers that have a method for it.
+
+        Args:
+          step: environment frames.
+          path: of the file.
+        """
+        for logger in self._loggers:
+            write_video = getattr(logger, "write_video", None)
+            if write_video is not None:
+                write_video(step, path)
+
     def close(self) -> None:
         """Closes every logger, also after one fails; then raises the first failure."""
         failure: BaseException | None = None

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rlstack.storage import files
 
 _IDS = "trackers.json"
 _lock = threading.Lock()  # each logger has a thread
+_BATCH_SECONDS = 2.0  # between two calls of MLflow: each takes milliseconds, and has many lines
 _MAX_PARAM = 500  # characters of a value of the config, the least that MLflow's servers take
 
 
@@ -37,7 +39,7 @@ class Wandb:
         if not mode and not os.environ.get("WANDB_API_KEY") and not _has_key():
             mode = "offline"
         ids = _ids(run_dir)
-        ids.setdefault("wandb", wandb.util.generate_id())
+        ids.setdefault("wandb", uuid.uuid4().hex[:8])
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "rlstack"),
             name=run_dir.name,
@@ -55,6 +57,13 @@ class Wandb:
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Logs one line; wandb's own step counts the lines."""
         self._run.log({"env_frames": step, **logs})
+
+    def write_video(self, step: int, path: Path) -> None:
+        """Logs a video."""
+        from wandb import Video
+
+        kind: Any = path.suffix[1:]
+        self._run.log({"env_frames": step, "evaluator/video": Video(str(path), format=kind)})
 
     def close(self) -> None:
         """Ends the run."""
@@ -74,30 +83,49 @@ class MLflow:
         from mlflow.entities import Metric
 
         self._metric = Metric
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir / 'mlflow.db'}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        # MLflow would keep the artifacts of a database in the current directory.
+        artifacts = None if uri else str(run_dir / "mlartifacts")
+        uri = uri or f"sqlite:///{run_dir / 'mlflow.db'}"
         self._client: Any = MlflowClient(tracking_uri=uri)
         config, ids = _config(run_dir), _ids(run_dir)
         if "mlflow" not in ids:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(config.get("preset", "rlstack"))
             found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            experiment = (
+                found.experiment_id if found else self._client.create_experiment(name, artifacts)
+            )
             run = self._client.create_run(experiment, run_name=run_dir.name)
             ids["mlflow"] = run.info.run_id
             for key, value in _flat(config):
                 self._client.log_param(ids["mlflow"], key, str(value)[:_MAX_PARAM])
             _keep(run_dir, ids)
         self._id = ids["mlflow"]
+        self._waiting: list[Any] = []
+        self._sent = -_BATCH_SECONDS + time.monotonic()
         self._client.update_run(self._id, status="RUNNING")
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Logs one line."""
+        """Logs one line, perhaps with the next ones."""
         now = int(time.time() * 1000)
-        metrics = [self._metric(name, float(value), now, step) for name, value in logs.items()]
+        self._waiting += [self._metric(k, float(value), now, step) for k, value in logs.items()]
+        if time.monotonic() >= self._sent + _BATCH_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        metrics, self._waiting = self._waiting, []
+        self._sent = time.monotonic()
         for first in range(0, len(metrics), 500):  # the most that one call may have is 1000
             self._client.log_batch(self._id, metrics=metrics[first : first + 500])
 
+    def write_video(self, step: int, path: Path) -> None:
+        """Keeps a video as an artifact; its name has the step."""
+        del step
+        self._client.log_artifact(self._id, str(path), "videos")
+
     def close(self) -> None:
-        """Ends the run."""
+        """Logs the lines that wait, and ends the run."""
+        self._send()
         self._client.set_terminated(self._id)
 
 
@@ -121,6 +149,12 @@ class Trackio:
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Logs one line."""
         self._run.log(dict(logs), step=step)
+
+    def write_video(self, step: int, path: Path) -> None:
+        """Logs a video."""
+        from trackio import Video
+
+        self._run.log({"evaluator/video": Video(str(path))}, step=step)
 
     def close(self) -> None:
         """Ends the run."""

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import entity, fused, launchers, single_process, topologies, transports
+from benchmarks import entity, fused, launchers, loggers, single_process, topologies, transports
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_quick(module, seconds):
+def run_quick(module, seconds, also=()):
     """Runs a benchmark as a command, checks the common fields, and returns the result."""
     before = set(psutil.pids())
     done = subprocess.run(
@@ -31,7 +31,7 @@ def run_quick(module, seconds):
     result = json.loads(line)
     assert set(result) == {"name", "ratios", "medians", "spread", "where"}
     assert result["name"] == module.__name__.rsplit(".", 1)[1]
-    names = {setting.name for setting in module.QUICK}
+    names = {setting.name for setting in module.QUICK}.union(also)
     for part in ("ratios", "medians", "spread", "where"):
         assert set(result[part]) == names
     for name in names:
@@ -81,6 +81,15 @@ def test_transports():
     result = run_quick(transports, 280)
     for medians in result["medians"].values():
         assert 0 < medians["ours_latency_ms_p50"] <= medians["ours_latency_ms_p99"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_loggers_and_watchers():
+    also = [f"loggers/{name}/cpu" for name in ("default", "all")]
+    where = run_quick(loggers, 280, also)["where"]
+    for name in ("top", "dashboard"):
+        assert 0 <= where[f"watching/{name}"]["ours"]["watcher"] < 1
 
 
 @pytest.mark.slow

@@ -22,6 +22,25 @@ def run_dir(tmp_path):
     return directory
 
 
+@pytest.fixture(scope="module")
+def trackio_dir(tmp_path_factory):
+    """The folder of Trackio, which reads its name when it is imported."""
+    directory = tmp_path_factory.mktemp("trackio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(directory))
+        yield directory
+
+
+@pytest.fixture
+def video(tmp_path):
+    """A video of two frames."""
+    image = pytest.importorskip("PIL.Image")
+    first, second = (image.new("RGB", (16, 16), color) for color in ("red", "blue"))
+    path = tmp_path / "100.gif"
+    first.save(path, save_all=True, append_images=[second])
+    return path
+
+
 def write_twice(make, run_dir):
     """Logs in two commands of one run."""
     for first in (100, 300):
@@ -59,13 +78,29 @@ def test_wandb_writes_offline(run_dir, monkeypatch):
     assert b"actor/episode_return" in written and b"env_frames" in written
 
 
-def test_trackio_keeps_a_run_on_this_machine(run_dir, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(run_dir / "trackio"))
+def test_trackio_keeps_a_run_on_this_machine(run_dir, trackio_dir):
     trackio = pytest.importorskip("trackio")
     write_twice(trackers.Trackio, run_dir)
     del trackio
-    found = [path for path in (run_dir / "trackio").rglob("*") if path.is_file()]
+    found = [path for path in trackio_dir.rglob("*") if path.is_file()]
     assert any(b"actor/episode_return" in path.read_bytes() for path in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("wandb", trackers.Wandb), ("mlflow", trackers.MLflow), ("trackio", trackers.Trackio)],
+)
+def test_trackers_keep_videos(run_dir, monkeypatch, trackio_dir, video, name, make):
+    monkeypatch.setenv("NETRC", str(run_dir / "none"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    pytest.importorskip(name)
+    logger = make(run_dir)
+    logger.write_video(100, video)
+    logger.close()
+    content = video.read_bytes()
+    root = trackio_dir if name == "trackio" else run_dir
+    assert any(path.read_bytes() == content for path in root.rglob("*.gif"))
 
 
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
@@ -80,9 +115,7 @@ def test_a_tracker_that_fails_ends_nothing(run_dir, monkeypatch):
     def init(**settings):
         raise ConnectionError("no network")
 
-    fake = types.SimpleNamespace(
-        init=init, util=types.SimpleNamespace(generate_id=lambda: "a"), Settings=dict
-    )
+    fake = types.SimpleNamespace(init=init, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     told = []
     (logger,) = own_loggers(("wandb", "jsonl"), run_dir, told.append)
