@@ -15,7 +15,8 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_spec
 from rlstack.envs.nest import Nest, Tree
-from rlstack.envs.seats.game import GameStep, Seats
+from rlstack.envs.seats.game import Seats
+from rlstack.envs.seats.protocol import GameStep
 from rlstack.references import load_object
 
 
@@ -24,8 +25,11 @@ class ParallelGame:
 
     An agent that ends before the others keeps its row: it gets discount 0, then reward 0 and
     observations of zeros, and its actions are ignored, until the game is over. So its returns end
-    where it ended. The game is over when no agent is left. An agent that is truncated together with
-    all that are left has discount 1.
+    where it ended. An agent that joins later has discount 0 up to the step in which it joins, so
+    its returns begin there; if it ended before, it plays again. The game is over when no agent is
+    left. An agent that is truncated together with all that are left has discount 1.
+
+    The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
 
     def __init__(self, game: str, seed: int = 0, **options: Any):
@@ -46,6 +50,12 @@ class ParallelGame:
         self.seats = tuple(str(agent) for agent in self._env.possible_agents)
         self._agents = list(self._env.possible_agents)
         self.observation_spec = self._spec(self._env.observation_space, acting=False)
+        state = getattr(self._env, "state_space", None)
+        if state is not None:
+            what = f"{game}: state_space"
+            nest = Nest(leaf_spaces(state, what))
+            leaves = [narrow_spec(space_spec(leaf, False), what) for leaf in nest.leaves]
+            self.state_spec = nest.unflatten(leaves)
         self.action_spec = self._spec(self._env.action_space, acting=True)
         spaces = leaf_spaces(self._env.action_space(self._agents[0]), f"{game}: action_space")
         self._action = Nest(spaces)
@@ -64,19 +74,25 @@ class ParallelGame:
     def step(self, actions: Sequence[Tree]) -> GameStep:
         """Passes on the actions of the agents that play."""
         given = dict(zip(self._agents, actions, strict=True))
+        playing = set(self._env.agents)
         found = self._env.step({agent: self._cast(given[agent]) for agent in self._env.agents})
         observations, rewards, terminations, _, infos = found
         last = not self._env.agents
+        self._ended -= set(self._env.agents) - playing
         for agent in rewards:
             if terminations[agent] or (agent not in self._env.agents and not last):
                 self._ended.add(agent)
         return GameStep(
             [observations.get(agent, self._nothing) for agent in self._agents],
             [float(rewards.get(agent, 0.0)) for agent in self._agents],
-            [0.0 if agent in self._ended else 1.0 for agent in self._agents],
+            [float(agent in playing and agent not in self._ended) for agent in self._agents],
             last,
             [_numbers(infos.get(agent)) for agent in self._agents],
         )
+
+    def state(self) -> Tree:
+        """Returns the state of the environment; see `GameWithState`."""
+        return self._env.state()
 
     def close(self) -> None:
         """Closes the environment."""
