@@ -15,7 +15,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import dm_env
 
@@ -32,9 +32,12 @@ class Seats:
 
     Attributes:
       game: builds a game.
+      more: the options that every game has, with their defaults.
     """
 
-    def __init__(self, game: Callable[..., SeatGame]) -> None:
+    more: ClassVar[Mapping[str, Any]] = SHOWN
+
+    def __init__(self, game: Callable[..., Any]) -> None:
         self.game = game
         self.name = getattr(game, "__name__", type(game).__name__)
 
@@ -45,7 +48,7 @@ class Seats:
         found = list(own.parameters.values())
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in {"seed": 0, **SHOWN}.items()
+            for name, default in {"seed": 0, **self.more}.items()
             if name not in own.parameters
         ]
         kinds = [p.kind for p in found]
@@ -53,10 +56,18 @@ class Seats:
         at = kinds.index(rest) if rest in kinds else len(found)
         return own.replace(parameters=[*found[:at], *more, *found[at:]])
 
-    def make(self, **options: Any) -> SeatGame:
+    def make(self, **options: Any) -> Any:
         """Returns a game whose seats see what the options ask for."""
-        seen = {name: options.pop(name, default) for name, default in SHOWN.items()}
+        seen = {name: options.pop(name, default) for name, default in self.more.items()}
         return showing(self.game(**options), self.name, **seen)
+
+    def table(self, game: Any) -> Any:
+        """Returns what the environments of a game's seats share."""
+        return _Table(game, self.name)
+
+    def seat(self, table: Any, seed: int) -> Any:
+        """Returns the environment of the next seat."""
+        return SeatEnv(table, seed)
 
     def seats(self, **options: Any) -> tuple[str, ...]:
         """Returns the name of each seat of a game with these options."""
@@ -66,7 +77,7 @@ class Seats:
         finally:
             getattr(game, "close", lambda: None)()
 
-    def __call__(self, seed: int = 0, **options: Any) -> SeatEnv:
+    def __call__(self, seed: int = 0, **options: Any) -> Any:
         """Returns the environment of the next seat; a game has the seed of its first seat."""
         key = (id(self.game), repr(sorted(options.items())))
         reference = _OPEN.tables.pop(key, None)
@@ -74,8 +85,8 @@ class Seats:
         if table is None or table.is_full or seed in table.seeds:
             seeded = "seed" in inspect.signature(self.game).parameters
             made = self.make(**options, seed=seed) if seeded else self.make(**options)
-            table = _Table(made, self.name)
-        env = SeatEnv(table, seed)
+            table = self.table(made)
+        env = self.seat(table, seed)
         if not table.is_full:
             _OPEN.tables[key] = weakref.ref(table)
         return env
@@ -88,7 +99,7 @@ class _OpenTables(threading.local):
     """
 
     def __init__(self) -> None:
-        self.tables: dict[tuple[int, str], weakref.ref[_Table]] = {}
+        self.tables: dict[tuple[int, str], weakref.ref[Any]] = {}
 
 
 _OPEN = _OpenTables()

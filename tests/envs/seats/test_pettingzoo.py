@@ -58,7 +58,7 @@ def test_only_the_first_reset_has_the_seed():
 def test_environments_that_do_not_fit_are_named():
     with pytest.raises(EnvError, match=r"must be the same for all agents.*b has"):
         ParallelGame(DYING, wide=True)
-    with pytest.raises(ValueError, match="must be a module with parallel environments"):
+    with pytest.raises(ValueError, match="must be a module with a function parallel_env"):
         ParallelGame("json")
     with pytest.raises(EnvCrash, match="nowhere"):
         SyncEnv(Parallel, 3, "for_loop", options={"game": "nowhere.at_all"})
