@@ -40,6 +40,7 @@ CHOICES = (
     Choice("games of several seats", "PettingZoo", ("pettingzoo",)),
     Choice("games of several seats", "MPE", ("mpe2",)),
     Choice("environments in JAX", "brax", ("brax",)),
+    Choice("environments in JAX", "JaxMARL", ("jaxmarl",)),
     Choice("--launch", "processes", ("zmq",)),
     Choice("--launch", "threads"),
     Choice("--launch", "launchpad", ("launchpad",)),
@@ -83,6 +84,7 @@ EXTRAS = {
     "flax": "flax",
     "gymnax": "jax-envs",
     "jax2onnx": "onnx",
+    "jaxmarl": "jaxmarl",
     "matplotlib": "report",
     "mlflow": "mlflow",
     "mpe2": "pettingzoo",
@@ -96,7 +98,7 @@ EXTRAS = {
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
 # Modules that need a newer JAX than CPython 3.10 can have beside the services.
-CORE_ONLY = ("jax2onnx",)
+CORE_ONLY = ("jax2onnx", "jaxmarl")
 
 
 class Line(NamedTuple):

@@ -26,6 +26,7 @@ from programs.policies.greedy import (
     without_unused,
 )
 from programs.policies.policy import Policy, load
+from rlstack.networks.torsos import without_critic_state
 from rlstack.storage import files
 from rlstack.types import EnvSpec
 
@@ -108,7 +109,7 @@ def _description(policy: Policy) -> dict[str, Any]:
         **{name: config[name] for name in kept},
         "env": config["env"]["name"],
         "env_frames": policy.env_frames,
-        "observation_spec": _spec(policy.spec.observation),
+        "observation_spec": _spec(without_critic_state(policy.spec.observation)),
         "action_spec": _spec(policy.spec.action),
     }
 
@@ -289,10 +290,11 @@ def _compare(policy: Policy, function: GreedyFunction, run: Run, rows: int) -> N
     state: Mapping[str, np.ndarray] = {
         name: np.repeat(value[None], rows, axis=0) for name, value in function.initial_state.items()
     }
-    tree = jax.tree.structure(policy.spec.observation)
+    seen_spec = without_critic_state(policy.spec.observation)
+    tree = jax.tree.structure(seen_spec)
     policy.reset()
     for _ in range(_STEPS):
-        leaves = [_random(rng, leaf, rows) for leaf in jax.tree.leaves(policy.spec.observation)]
+        leaves = [_random(rng, leaf, rows) for leaf in jax.tree.leaves(seen_spec)]
         ports = function.observation
         seen = {p.name: x.astype(p.dtype) for p, x in zip(ports, leaves, strict=True)}
         wanted = jax.tree.leaves(policy.act(jax.tree.unflatten(tree, leaves)))

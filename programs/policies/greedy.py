@@ -11,8 +11,9 @@ import numpy as np
 from dm_env import specs
 from jax.extend import core as jax_core
 
-from programs.policies.policy import Policy
+from programs.policies.policy import Policy, with_blank_critic_state
 from rlstack.agent import Agent
+from rlstack.networks.torsos import without_critic_state
 from rlstack.types import Array, Params, PRNGKey, PyTree, StepType, TimeStep
 
 Arrays = Mapping[str, Any]
@@ -41,7 +42,8 @@ def greedy_function(policy: Policy) -> GreedyFunction:
     """Returns what a policy computes, with its normalisation and the bounds of its actions.
 
     The function has no argument for the start of an episode: an episode starts with the initial
-    state. State that does not change actions, such as counts of steps, is left out.
+    state. State that does not change actions, such as counts of steps, is left out, and so is what
+    only a critic sees.
 
     Args:
       policy: of `programs.policies.policy.load`, greedy.
@@ -50,7 +52,8 @@ def greedy_function(policy: Policy) -> GreedyFunction:
       ValueError: its actions depend on random numbers or on rewards.
     """
     agent, params, spec = policy.agent, policy.params, policy.spec
-    observed = _names("observation", spec.observation)
+    seen_spec = without_critic_state(spec.observation)
+    observed = _names("observation", seen_spec)
     acts = _names("action", spec.action)
     fresh = [np.asarray(leaf) for leaf in jax.tree.leaves(agent.initial_state(1))]
     kept = _kept_state(agent, params, spec.observation, len(fresh))
@@ -69,9 +72,7 @@ def greedy_function(policy: Policy) -> GreedyFunction:
             name: after[place] for place, name in zip(kept, names, strict=True)
         }
 
-    inputs = [
-        _port(name, leaf) for name, leaf in zip(observed, _leaves(spec.observation), strict=True)
-    ]
+    inputs = [_port(name, leaf) for name, leaf in zip(observed, _leaves(seen_spec), strict=True)]
     state = [Port(n, fresh[p].shape[1:], fresh[p].dtype) for n, p in zip(names, kept, strict=True)]
     outputs = _outputs(call, inputs, state)
     return GreedyFunction(
@@ -127,13 +128,15 @@ def _act(
     observation: Sequence[Array],
     state: Sequence[Array],
 ) -> tuple[list[Array], list[Array]]:
-    """Acts on leaves ``[B, ...]`` in the middle of an episode."""
+    """Acts on leaves ``[B, ...]`` of what a policy sees, in the middle of an episode."""
     rows = observation[0].shape[0]
+    tree = jax.tree.structure(without_critic_state(obs_spec))
+    seen = jax.tree.unflatten(tree, observation)
     timestep = TimeStep(
         jax.lax.full((rows,), int(StepType.MID), jnp.int32),
         reward,
         jax.lax.full((rows,), 1.0),
-        jax.tree.unflatten(jax.tree.structure(obs_spec), observation),
+        with_blank_critic_state(obs_spec, seen, rows),
     )
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.initial_state(1)))
     before = jax.tree.unflatten(structure, state)
@@ -148,7 +151,8 @@ def _kept_state(agent: Agent, params: Params, obs_spec: PyTree, count: int) -> l
       ValueError: actions also depend on random numbers or on rewards.
     """
     state = jax.tree.leaves(agent.initial_state(2))
-    observation = [jnp.zeros((2, *leaf.shape), leaf.dtype) for leaf in _leaves(obs_spec)]
+    seen_spec = without_critic_state(obs_spec)
+    observation = [jnp.zeros((2, *leaf.shape), leaf.dtype) for leaf in _leaves(seen_spec)]
     shapes: list[int] = []
 
     def act(key: PRNGKey, reward: Array, state: Any, observation: Any) -> Any:

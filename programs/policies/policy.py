@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
@@ -27,6 +28,7 @@ from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.nest import Nest
 from rlstack.exploration import with_env_steps
 from rlstack.families.q_learning import TargetNetworkAgent
+from rlstack.networks.torsos import CRITIC_STATE, has_critic_state, without_critic_state
 from rlstack.storage import checkpoint
 from rlstack.types import (
     ActionDistribution,
@@ -49,7 +51,9 @@ class Prediction(NamedTuple):
     probabilities: Mapping[str, np.ndarray]
     # For agents that learn action values, these values, in the same form; otherwise empty.
     action_values: Mapping[str, np.ndarray]
-    value: Any  # expected return of the rest of the episode, float or [B]; None without a critic
+    # Expected return of the rest of the episode, float or [B]; None without a critic, and without
+    # the state that the critic sees.
+    value: Any
 
 
 class Policy:
@@ -89,6 +93,7 @@ class Policy:
         self.agent, self.params = make_agent(experiment, spec, greedy=greedy), params
         self._key = role_key(seed, "policy")
         self._observation, self._action = Nest(spec.observation), Nest(spec.action)
+        self._needed = Nest(without_critic_state(spec.observation))
         self._state: AgentState = ()
         self._first = np.zeros(0, bool)  # the rows whose next step begins an episode; [] at first
         has_values = issubclass(AGENTS[type(experiment.agent)].agent, TargetNetworkAgent)
@@ -122,6 +127,7 @@ class Policy:
 
     def predict(self, observation: PyTree, reward: Array | float = 0.0) -> Prediction:
         """Acts as `act` does, and also returns probabilities and the value."""
+        blind = _lacks_critic_state(self.spec.observation, observation)
         timestep, batched = self._timestep(observation, reward)
         self._key, self._state, action, *details = self._predict(
             self._key, self.params, timestep, self._state
@@ -130,6 +136,7 @@ class Policy:
         if not batched:
             chances, values, value = jax.tree.map(lambda x: x[0], (chances, values, value))
             value = None if value is None else float(value)
+        value = None if blind else value
         return Prediction(self._bounded(action, batched), chances, values, value)
 
     def reset(self, rows: Any = None) -> None:
@@ -155,34 +162,35 @@ class Policy:
 
     def _timestep(self, observation: PyTree, reward: Array | float) -> tuple[TimeStep, bool]:
         """Returns the step ``[B, ...]``, and whether the observation is a batch."""
+        blind = _lacks_critic_state(self.spec.observation, observation)
+        nest = self._needed if blind else self._observation
         try:
-            leaves = self._observation.flatten(observation, "Policy.act: observation")
+            leaves = nest.flatten(observation, "Policy.act: observation")
         except TypeError as error:
             raise WrongKindError(f"{error}{_hint(observation)}") from None
         arrays = [
             _array(leaf, spec, f"Policy.act: observation{path}")
-            for leaf, spec, path in zip(
-                leaves, self._observation.leaves, self._observation.paths, strict=True
-            )
+            for leaf, spec, path in zip(leaves, nest.leaves, nest.paths, strict=True)
         ]
-        batched = arrays[0].ndim > len(self._observation.leaves[0].shape)
+        batched = arrays[0].ndim > len(nest.leaves[0].shape)
         arrays = arrays if batched else [array[None] for array in arrays]
         rows = len(arrays[0])
-        for array, spec, path in zip(
-            arrays, self._observation.leaves, self._observation.paths, strict=True
-        ):
+        for array, spec, path in zip(arrays, nest.leaves, nest.paths, strict=True):
             if array.shape != (rows, *spec.shape):
                 raise ValueError(
                     f"Policy.act: observation{path} must have shape {spec.shape}, or (B, *shape) "
                     f"as all arrays of a batch; got {array.shape if batched else array.shape[1:]}."
                 )
         first = self._begin(rows)
+        seen = nest.unflatten(arrays)
+        if blind:
+            seen = with_blank_critic_state(self.spec.observation, seen, rows)
         return self.agent.lay_out(
             TimeStep(
                 np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
                 np.broadcast_to(np.asarray(reward, np.float32), rows),
                 np.ones(rows, np.float32),
-                self._observation.unflatten(arrays),
+                seen,
             )
         ), batched
 
@@ -294,6 +302,20 @@ def _logits(distribution: ActionDistribution | None) -> dict[str, Array]:
         for name, component in named.items()
         if isinstance(component, Categorical | MultiCategorical)
     }
+
+
+def with_blank_critic_state(obs_spec: PyTree, observation: PyTree, rows: int) -> PyTree:
+    """Adds what only a critic sees, as zeros, to an observation ``[rows, ...]`` without it."""
+    if not has_critic_state(obs_spec):
+        return observation
+    blank = jax.tree.map(
+        lambda spec: jnp.zeros((rows, *spec.shape), spec.dtype), obs_spec[CRITIC_STATE]
+    )
+    return {**observation, CRITIC_STATE: blank}
+
+
+def _lacks_critic_state(obs_spec: PyTree, observation: Any) -> bool:
+    return has_critic_state(obs_spec) and not has_critic_state(observation)
 
 
 def _array(leaf: Any, spec: specs.Array, where: str) -> np.ndarray:

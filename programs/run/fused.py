@@ -17,8 +17,7 @@ from programs.experiment import Experiment
 from programs.run.fused_run import FusedRun, begin, make_parts
 from programs.tracking.periodic import PeriodicActions
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
-from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.jax_envs.factory import make_jax_env
+from rlstack.jax_envs.factory import make_batch
 
 _GROWTH = 8  # most times as many iterations as in the call before
 # The start is computed only once, and optimizing its random draws takes XLA a second.
@@ -59,7 +58,7 @@ class Fused(FusedRun):
         Raises:
           ValueError: the environment is not one in JAX, or the agent does not fit it.
         """
-        env = BatchedEnv(make_jax_env(experiment.env.name, experiment.env.options))
+        env = make_batch(experiment.env.name, experiment.env.options)
         parts = make_parts(experiment, env)
         self._phase, self._loop = phase, parts.loop
         evaluator = make_evaluator(experiment, env.spec)

@@ -21,7 +21,7 @@ from rlstack.acting.evaluator import Evaluator
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import NO_LIMIT, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.jax_envs.factory import make_jax_env
+from rlstack.jax_envs.factory import make_batch
 from rlstack.types import Array, PyTree
 
 Values = Mapping[str, Any]  # name of an option -> its value in each run, [N]
@@ -38,7 +38,7 @@ def can_trace(experiment: Experiment, name: str, values: Sequence[Option]) -> bo
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if not name.startswith("agent.") or not numbers:
         return False
-    env = BatchedEnv(make_jax_env(experiment.env.name, experiment.env.options))
+    env = make_batch(experiment.env.name, experiment.env.options)
     dtype = jnp.float32 if any(isinstance(v, float) for v in values) else jnp.int32
     key = jax.random.PRNGKey(0)
     keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
@@ -117,7 +117,7 @@ class Group:
         self, experiments: Sequence[Experiment], values: Mapping[str, Sequence[Option]]
     ) -> None:
         base = self._base = experiments[0]
-        env = self._env = BatchedEnv(make_jax_env(base.env.name, base.env.options))
+        env = self._env = make_batch(base.env.name, base.env.options)
         parts = make_parts(base, env)
         self._loop = parts.loop
         evaluators = _evaluators(experiments, env)

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlstack.checks import EnvError
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.nest import Nest
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
-from rlstack.jax_envs.factory import JaxEnvBuilder, make_jax_env, resolve
+from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
+from rlstack.jax_envs.game import BatchedGame
 from rlstack.types import PyTree, TimeStep
 
 
@@ -42,7 +44,7 @@ class _Options(dict[str, Any]):
 # Each evaluation makes a pool, which must not be compiled again.
 @functools.lru_cache(maxsize=8)
 def _compiled(builder: str | JaxEnvBuilder, options: _Options) -> _Compiled:
-    env = BatchedEnv(make_jax_env(builder, options))
+    env = make_batch(builder, options)
 
     def step_rows(
         state: BatchState, rows: np.ndarray, action: PyTree
@@ -61,9 +63,19 @@ class JaxBackend:
     """
 
     def __init__(self, name_or_builder: str | JaxEnvBuilder, config: PoolConfig):
-        """Builds the environments; environment i has the seed ``config.seed + i``."""
+        """Builds the environments; environment i has the seed ``config.seed + i``.
+
+        Raises:
+          EnvError: the environments are seats of games, which step together, and the pool is not
+            synchronous.
+        """
         compiled = _compiled(resolve(name_or_builder), _Options(config.options))
         env = compiled.env
+        if isinstance(env, BatchedGame) and config.wait_num != config.size:
+            raise EnvError(
+                f"JAX game {env.name}: all seats of a game step together, so a batch must "
+                f"have all {config.size} rows; got wait_num={config.wait_num}. Use wait_num 0."
+            )
         self._wait = config.wait_num
         self._action = Nest(env.spec.action)
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(

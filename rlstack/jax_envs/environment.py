@@ -64,25 +64,31 @@ class BatchedEnv:
     """Many copies of one environment, which reset themselves on the step after LAST.
 
     The methods are pure, and row i depends only on row i of the arguments. So an environment makes
-    the same steps in a batch of any size.
+    the same steps in a batch of any size. `rlstack.jax_envs.game.BatchedGame` has games of several
+    seats, whose rows are seats.
 
     Attributes:
       spec: the specs of one observation and one action, without a batch axis.
     """
 
-    def __init__(self, env: JaxEnv) -> None:
+    def __init__(self, env: JaxEnv, seats: tuple[int, ...] = ()) -> None:
         """Stores the environment, and compares its functions with its specs.
+
+        Args:
+          env: the environment.
+          seats: the axes that its observations, actions and rewards have besides those of the
+              specs: one of its seats for a game.
 
         Raises:
           EnvError: an observation does not have the structure, shape or dtype of its spec, or a
             step changes the structure or a shape of the state.
         """
-        self._env = env
+        self._env, self._seats = env, seats
         self.spec = EnvSpec(env.observation_spec(), env.action_spec())
         self._check_specs()
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         action = jax.tree.map(
-            lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), self.spec.action
+            lambda spec: jax.ShapeDtypeStruct((*seats, *spec.shape), spec.dtype), self.spec.action
         )
         state, observation = jax.eval_shape(env.reset, key)
         outcome = jax.eval_shape(env.step, key, state, action)
@@ -188,9 +194,10 @@ class BatchedEnv:
             raise self._error(f"{what} must have the structure of its spec", structure)
         for spec, x in zip(jax.tree.leaves(wanted), jax.tree.leaves(observation), strict=True):
             kinds = jnp.issubdtype(x.dtype, jnp.floating), jnp.issubdtype(spec.dtype, jnp.floating)
-            if x.shape != tuple(spec.shape) or kinds == (True, False):
+            shape = (*self._seats, *spec.shape)
+            if x.shape != shape or kinds == (True, False):
                 came = f"{x.dtype}{x.shape}"
-                raise self._error(f"{what} must be {spec.dtype}{tuple(spec.shape)}", came)
+                raise self._error(f"{what} must be {spec.dtype}{shape}", came)
 
     def _error(self, rule: str, came: Any) -> EnvError:
         return EnvError(f"JAX environment {type(self._env).__name__}: {rule}; got {came}.")

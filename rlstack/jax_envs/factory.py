@@ -7,21 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlstack.checks import WrongKindError
-from rlstack.jax_envs.environment import JaxEnv
+from rlstack.jax_envs.environment import BatchedEnv, JaxEnv
+from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
+from rlstack.jax_envs.showing import SHOWN, showing
 
-JaxEnvBuilder = Callable[..., JaxEnv]
-_BRAX = "brax/"
+JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
+_BRAX, _JAXMARL = "brax/", "jaxmarl/"
 
 
 def make_jax_env(
     name_or_builder: str | JaxEnvBuilder, options: Mapping[str, Any] | None = None
-) -> JaxEnv:
+) -> JaxEnv | JaxGame:
     """Returns the environment.
 
     Args:
       name_or_builder: an id of gymnax such as ``"CartPole-v1"``, a name of Brax after ``brax/``
-        such as ``"brax/ant"``, ``"module:callable"`` of a function or class that makes a `JaxEnv`,
-        or such a callable itself.
+        such as ``"brax/ant"``, a name of JaxMARL after ``jaxmarl/``, ``"module:callable"`` of a
+        function or class that makes a `JaxEnv` or a game of several seats, or such a callable
+        itself.
       options: its keyword arguments. For gymnax: fields of the environment's params, such as
         ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax: ``episode_length``,
         and arguments of the environment, such as ``backend``.
@@ -36,6 +39,10 @@ def make_jax_env(
         from rlstack.jax_envs.from_brax import make_brax
 
         return make_brax(builder.removeprefix(_BRAX), options)
+    if isinstance(builder, str) and builder.startswith(_JAXMARL):
+        from rlstack.jax_envs.from_jaxmarl import make_jaxmarl
+
+        return make_jaxmarl(builder.removeprefix(_JAXMARL), options)
     if isinstance(builder, str):
         from rlstack.jax_envs.from_gymnax import make_gymnax
 
@@ -51,6 +58,31 @@ def make_jax_env(
             f"step; got {type(env).__name__}. Environments in Python need another env.type."
         )
     return env
+
+
+def make_batch(
+    name_or_builder: str | JaxEnvBuilder, options: Mapping[str, Any] | None = None
+) -> BatchedEnv:
+    """Returns environments with the time rules, or the seats of games; see `make_jax_env`.
+
+    Games of several seats have two more options, those of `rlstack.jax_envs.showing.showing`:
+    ``seat_index`` and ``critic_state``.
+
+    Raises:
+      ValueError, WrongKindError: as `make_jax_env` and `showing` say.
+      EnvError: the environment does not fit its specs.
+    """
+    options = dict(options or {})
+    seen = {name: options.pop(name) for name in SHOWN if name in options}
+    env: Any = make_jax_env(name_or_builder, options)
+    if is_game(env):
+        return BatchedGame(showing(env, **seen))
+    if seen:
+        raise ValueError(
+            f"JAX environment {name_or_builder}: {', '.join(seen)} must be left out, because it is "
+            "no game of several seats."
+        )
+    return BatchedEnv(env)
 
 
 def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:

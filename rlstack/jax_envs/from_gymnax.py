@@ -81,11 +81,11 @@ class GymnaxEnv:
 
     def observation_spec(self) -> PyTree:
         """Returns the spec of gymnax's observation space."""
-        return _spec(self._env.observation_space(self._params), "observation")
+        return space_spec(self._env.observation_space(self._params), "observation")
 
     def action_spec(self) -> PyTree:
         """Returns the spec of gymnax's action space."""
-        return _spec(self._env.action_space(self._params), "action")
+        return space_spec(self._env.action_space(self._params), "action")
 
     def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
         """Starts an episode."""
@@ -130,7 +130,12 @@ def _without_pictures() -> Iterator[None]:
             module.step_aside()
 
 
-def _spec(space: Any, name: str) -> PyTree:
+def space_spec(space: Any, name: str) -> PyTree:
+    """Returns the specs of a space of gymnax, or of a library with spaces like these.
+
+    Raises:
+      ValueError: there is no such spec.
+    """
     kind = type(space).__name__
     if kind == "Discrete":
         return specs.DiscreteArray(int(space.n), np.int32, name)
@@ -139,9 +144,9 @@ def _spec(space: Any, name: str) -> PyTree:
         low, high = np.asarray(space.low, dtype), np.asarray(space.high, dtype)
         return specs.BoundedArray(tuple(space.shape), dtype, low, high, name)
     if kind == "Dict":
-        return {key: _spec(part, key) for key, part in space.spaces.items()}
+        return {key: space_spec(part, key) for key, part in space.spaces.items()}
     if kind == "Tuple":
-        return tuple(_spec(part, f"{name}_{i}") for i, part in enumerate(space.spaces))
+        return tuple(space_spec(part, f"{name}_{i}") for i, part in enumerate(space.spaces))
     raise ValueError(
         f"JAX environment: spaces must be Box, Discrete, Dict or Tuple; got {kind} as {name}."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,13 @@ from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
+from rlstack.networks.torsos import has_critic_state
 from rlstack.types import PyTree
+
+_SHARED = (
+    "actor_critic: shared must be False if the observation has an entry critic_state, which the "
+    "policy must not see; got True. Set --network.shared False."
+)
 
 
 def actor_critic(
@@ -25,13 +33,18 @@ def actor_critic(
     (or ``torso``), ``core``, ``policy_head`` and ``value_head``; configs of optimizers refer to
     these names. Observations of entities use `ragged_transformer` with ``cfg.entities``.
 
+    If the observation is a dict with an entry ``critic_state``, only the value depends on this
+    entry, as in MAPPO (Yu et al. 2022, arXiv:2103.01955): its torso sees what ``cfg.critic_input``
+    says. With a recurrent core, the core is then the policy's alone, and the value has none.
+
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       action_spec: pytree of ``dm_env.specs`` of one action.
       cfg: the architecture; None takes the defaults.
 
     Raises:
-      ValueError: cfg has noisy layers, or an option that observations of entities do not have.
+      ValueError: cfg has noisy layers, an option that observations of entities do not have, or a
+        shared torso where only the value sees a part of the observation.
     """
     cfg = cfg or NetworkConfig()
     if is_entity_spec(obs_spec):
@@ -43,18 +56,23 @@ def actor_critic(
             f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
         )
 
-    def heads(policy_features: jax.Array, value_features: jax.Array) -> ActorCriticOutput:
-        return ActorCriticOutput(
-            policy_head(action_spec, policy_features, cfg.policy_log_std),
-            hk.Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")(value_features)[
-                ..., 0
-            ],
-        )
+    heads = functools.partial(_heads, action_spec, cfg)
 
     def shared(observation: PyTree, is_training: bool) -> jax.Array:
         return cfg.encode(obs_spec, observation, "torso", is_training)
 
+    def policy_features(observation: PyTree, is_training: bool) -> jax.Array:
+        return cfg.encode(obs_spec, observation, "policy_torso", is_training)
+
+    def value_features(observation: PyTree, is_training: bool) -> jax.Array:
+        return cfg.encode(obs_spec, observation, "value_torso", is_training, cfg.critic_input)
+
+    centralised = has_critic_state(obs_spec)
+    if centralised and cfg.shared:
+        raise ValueError(_SHARED)
     if cfg.core != "none":
+        if centralised:
+            return cfg.recurrent(policy_features, heads, obs_spec, beside=value_features)
         return cfg.recurrent(shared, lambda hidden: heads(hidden, hidden), obs_spec)
 
     def forward(observation: PyTree, is_training: bool) -> ActorCriticOutput:
@@ -62,11 +80,20 @@ def actor_critic(
             features = shared(observation, is_training)
             return heads(features, features)
         return heads(
-            cfg.encode(obs_spec, observation, "policy_torso", is_training),
-            cfg.encode(obs_spec, observation, "value_torso", is_training),
+            policy_features(observation, is_training), value_features(observation, is_training)
         )
 
     return cfg.feed_forward(forward, obs_spec)
+
+
+def _heads(
+    action_spec: PyTree, cfg: NetworkConfig, of_policy: jax.Array, of_value: jax.Array
+) -> ActorCriticOutput:
+    """Maps the features of policy and value, each ``[B, D]``, to the output."""
+    value_head = hk.Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    return ActorCriticOutput(
+        policy_head(action_spec, of_policy, cfg.policy_log_std), value_head(of_value)[..., 0]
+    )
 
 
 def policy_network(

@@ -22,6 +22,7 @@ from rlstack.networks.torsos import (
     MinAtarTorso,
     MLPTorso,
     NatureTorso,
+    Reader,
     is_image_batch,
     observation_entries,
     observation_features,
@@ -68,6 +69,9 @@ class NetworkConfig(Checked):
     singular value."""
     shared: bool = False
     """Whether policy and value share one torso. With a recurrent core they always share it."""
+    critic_input: Literal["all", "state"] = "all"
+    """What the value sees if the observation has an entry critic_state, which the policy never
+    sees: that entry and the rest of the observation (all), or that entry alone (state)."""
     duelling: bool = False
     """Whether an action's value is a state value plus an advantage with mean 0 over actions."""
     noisy_sigma: float = 0.0
@@ -104,6 +108,7 @@ class NetworkConfig(Checked):
         for field, names in choices.items():
             self.require_one_of(field, get_args(names))
         self.require_one_of("dtype", get_args(Precision))
+        self.require_one_of("critic_input", ("all", "state"))
         self.require_at_least(0, "noisy_sigma")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")
         self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
@@ -141,7 +146,11 @@ class NetworkConfig(Checked):
         return feed_forward(functools.partial(forward, is_training=False), obs_spec)
 
     def recurrent(
-        self, encode: Callable[..., PyTree], decode: Callable[[Any], PyTree], obs_spec: PyTree
+        self,
+        encode: Callable[..., PyTree],
+        decode: Callable[..., PyTree],
+        obs_spec: PyTree,
+        beside: Callable[..., PyTree] | None = None,
     ) -> Network:
         """Makes a network with the configured core.
 
@@ -149,18 +158,28 @@ class NetworkConfig(Checked):
           encode: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]``.
           decode: maps the core's output ``[N, D]`` to the network's output.
           obs_spec: pytree of ``dm_env.specs`` of one observation.
+          beside: maps an observation ``[N, ...]`` and ``is_training`` to features ``[N, D]`` that
+              pass the core; ``decode`` then takes them as a second argument.
         """
         # The core keeps float32: its rounding errors would add up from step to step.
-        encode, decode = in_precision(self.dtype, encode), in_precision(self.dtype, decode)
+        encode = in_precision(self.dtype, encode)
+
+        def after(hidden: Any, observation: PyTree, is_training: bool = False) -> PyTree:
+            return decode(hidden, *([] if beside is None else [beside(observation, is_training)]))
+
+        after = in_precision(self.dtype, after)
         if self.has_state:
-            return recurrent_with_state(
-                encode, self.make_core, lambda hidden, *_: decode(hidden), obs_spec
-            )
+            return recurrent_with_state(encode, self.make_core, after, obs_spec)
         plain = functools.partial(encode, is_training=False)
-        return recurrent(plain, self.make_core, lambda hidden, _: decode(hidden), obs_spec)
+        return recurrent(plain, self.make_core, after, obs_spec)
 
     def encode(
-        self, obs_spec: PyTree, observation: PyTree, name: str, is_training: bool = False
+        self,
+        obs_spec: PyTree,
+        observation: PyTree,
+        name: str,
+        is_training: bool = False,
+        reader: Reader = "policy",
     ) -> jax.Array:
         """Maps an observation ``[B, ...]`` to features ``[B, D]``; call it inside a transform.
 
@@ -169,14 +188,15 @@ class NetworkConfig(Checked):
           observation: the same structure of arrays ``[B, ...]``.
           name: of the torso's module. See `EntryTorsos` for the modules of several entries.
           is_training: whether there is dropout, and batch norm uses the batch.
+          reader: whose torso it is.
 
         Raises:
           ValueError: the torso is for images, and the observation has none that it can take.
         """
         if self.torso == "mlp":
             torso = self.make_torso(name, is_training)
-            return torso(observation_features(obs_spec, observation, self.scale_pixels))
-        entries = observation_entries(obs_spec, observation, self.scale_pixels)
+            return torso(observation_features(obs_spec, observation, self.scale_pixels, reader))
+        entries = observation_entries(obs_spec, observation, self.scale_pixels, reader)
         if not any(map(is_image_batch, entries.values())):
             shapes = ", ".join(str(tuple(x.shape[1:])) for x in entries.values())
             raise ValueError(

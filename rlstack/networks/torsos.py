@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import haiku as hk
 import jax
@@ -21,7 +21,12 @@ from rlstack.networks.noisy import linear
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
-ACTION_MASK = "action_mask"  # the entry of a dict observation that marks the legal actions
+# Entries of a dict observation that have a meaning of their own.
+ACTION_MASK = "action_mask"  # marks the legal actions
+CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state of a game
+# Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
+# the other entries (all), or alone (state).
+Reader = Literal["policy", "all", "state"]
 
 
 def action_mask(observation: PyTree) -> jax.Array | None:
@@ -31,32 +36,50 @@ def action_mask(observation: PyTree) -> jax.Array | None:
     return None
 
 
-def without_action_mask(tree: PyTree) -> PyTree:
-    """Removes the action mask from a dict observation or its spec."""
+def has_critic_state(tree: PyTree) -> bool:
+    """Returns whether an observation or its spec has an entry that only a critic sees."""
+    return isinstance(tree, Mapping) and CRITIC_STATE in tree
+
+
+def without_critic_state(tree: PyTree) -> PyTree:
+    """Removes the entry that only a critic sees from an observation or its spec."""
+    if has_critic_state(tree):
+        return {name: value for name, value in tree.items() if name != CRITIC_STATE}
+    return tree
+
+
+def entries_for(reader: Reader, tree: PyTree) -> PyTree:
+    """Returns the part of an observation or its spec that a reader's torso sees."""
+    if reader == "state" and has_critic_state(tree):
+        return tree[CRITIC_STATE]
+    if reader == "policy":
+        tree = without_critic_state(tree)
     if isinstance(tree, Mapping) and ACTION_MASK in tree:
         return {name: value for name, value in tree.items() if name != ACTION_MASK}
     return tree
 
 
 def observation_features(
-    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True
+    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True, reader: Reader = "policy"
 ) -> jax.Array:
     """Converts an observation to one float array ``[B, ...]`` for a torso.
 
     Images (uint8 of rank 3) are scaled to [0, 1] with the channels last. Discrete entries become
-    one-hot. Several entries are flattened and concatenated. The action mask is left out.
+    one-hot. Several entries are flattened and concatenated. The action mask is left out, and for a
+    policy the entry that only a critic sees.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       observation: the same structure of arrays ``[B, ...]``.
       scale_pixels: whether images are divided by 255.
+      reader: whose torso reads it.
     """
-    entries = list(observation_entries(obs_spec, observation, scale_pixels).values())
+    entries = list(observation_entries(obs_spec, observation, scale_pixels, reader).values())
     return entries[0] if len(entries) == 1 else joined(entries)
 
 
 def observation_entries(
-    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True
+    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True, reader: Reader = "policy"
 ) -> dict[str, jax.Array]:
     """Converts each entry of an observation as `observation_features` does, without joining them.
 
@@ -64,8 +87,8 @@ def observation_entries(
       Float arrays ``[B, ...]`` by the names of the entries, in the order of the tree. The names can
       be parts of the names of Haiku modules.
     """
-    paths, _ = jax.tree_util.tree_flatten_with_path(without_action_mask(obs_spec))
-    leaves = jax.tree.leaves(without_action_mask(observation))
+    paths, _ = jax.tree_util.tree_flatten_with_path(entries_for(reader, obs_spec))
+    leaves = jax.tree.leaves(entries_for(reader, observation))
     entries: dict[str, jax.Array] = {}
     for (path, spec), x in zip(paths, leaves, strict=True):
         name = _entry_name(path)

@@ -3,6 +3,10 @@
 A pool has one row for each seat, and the seats of one game are consecutive rows. `Seats` builds the
 environment of each row from a class of games: ``SyncEnv(Seats(MyGame), 8)`` has four games of two
 seats.
+
+Every game has two more options, which `rlstack.envs.seats.showing` explains: ``seat_index`` tells
+seats that share a policy which seat they are, and ``critic_state`` shows the state of the game, or
+the observations of all seats, to the critic.
 """
 
 from __future__ import annotations
@@ -10,46 +14,17 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import dm_env
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Tree
+from rlstack.envs.seats.protocol import GameStep, SeatGame
+from rlstack.envs.seats.showing import SHOWN, showing
 
-
-class GameStep(NamedTuple):
-    """What a step of a game gives its seats; sequences have one entry for each seat."""
-
-    observations: Sequence[Tree]
-    rewards: Sequence[float]
-    # 0 where the future of a seat is worth nothing, as after its end; otherwise 1.
-    discounts: Sequence[float]
-    last: bool = False  # whether the game is over, for all seats
-    infos: Sequence[Mapping[str, float]] = ()  # numbers to log, those of the last step by default
-
-
-class SeatGame(Protocol):
-    """A game whose seats act at the same time."""
-
-    @property
-    def seats(self) -> Sequence[str]:
-        """A name for each seat, such as its role; names may repeat."""
-
-    @property
-    def observation_spec(self) -> Tree:
-        """The spec of one seat's observation, the same for all seats."""
-
-    @property
-    def action_spec(self) -> Tree:
-        """The spec of one seat's action, the same for all seats."""
-
-    def reset(self) -> Sequence[Tree]:
-        """Starts a game and returns the observation of each seat."""
-
-    def step(self, actions: Sequence[Tree]) -> GameStep:
-        """Takes the action of each seat."""
+__all__ = ["GameStep", "SeatEnv", "SeatGame", "Seats"]
 
 
 class Seats:
@@ -57,42 +32,61 @@ class Seats:
 
     Attributes:
       game: builds a game.
+      more: the options that every game has, with their defaults.
     """
 
-    def __init__(self, game: Callable[..., SeatGame]) -> None:
+    more: ClassVar[Mapping[str, Any]] = SHOWN
+
+    def __init__(self, game: Callable[..., Any]) -> None:
         self.game = game
         self.name = getattr(game, "__name__", type(game).__name__)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The options of the game; pools check whether they include ``seed``."""
+        """The options of the game and of all games; pools check whether they include ``seed``."""
         own = inspect.signature(self.game)
-        if "seed" in own.parameters:
-            return own
-        seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
-        kinds = [p.kind for p in own.parameters.values()]
         found = list(own.parameters.values())
-        at = kinds.index(inspect.Parameter.VAR_KEYWORD) if seed.VAR_KEYWORD in kinds else len(found)
-        return own.replace(parameters=[*found[:at], seed, *found[at:]])
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in {"seed": 0, **self.more}.items()
+            if name not in own.parameters
+        ]
+        kinds = [p.kind for p in found]
+        rest = inspect.Parameter.VAR_KEYWORD
+        at = kinds.index(rest) if rest in kinds else len(found)
+        return own.replace(parameters=[*found[:at], *more, *found[at:]])
+
+    def make(self, **options: Any) -> Any:
+        """Returns a game whose seats see what the options ask for."""
+        seen = {name: options.pop(name, default) for name, default in self.more.items()}
+        return showing(self.game(**options), self.name, **seen)
+
+    def table(self, game: Any) -> Any:
+        """Returns what the environments of a game's seats share."""
+        return _Table(game, self.name)
+
+    def seat(self, table: Any, seed: int) -> Any:
+        """Returns the environment of the next seat."""
+        return SeatEnv(table, seed)
 
     def seats(self, **options: Any) -> tuple[str, ...]:
         """Returns the name of each seat of a game with these options."""
-        game = self.game(**options)
+        game = self.make(**options)
         try:
             return tuple(game.seats)
         finally:
             getattr(game, "close", lambda: None)()
 
-    def __call__(self, seed: int = 0, **options: Any) -> SeatEnv:
+    def __call__(self, seed: int = 0, **options: Any) -> Any:
         """Returns the environment of the next seat; a game has the seed of its first seat."""
         key = (id(self.game), repr(sorted(options.items())))
         reference = _OPEN.tables.pop(key, None)
         table = None if reference is None else reference()
         if table is None or not table.waits_for(seed):
             seeded = "seed" in inspect.signature(self.game).parameters
-            made = self.game(**options, seed=seed) if seeded else self.game(**options)
-            table = _Table(made, self.name)
-        env = SeatEnv(table, seed)
+            made = self.make(**options, seed=seed) if seeded else self.make(**options)
+            table = self.table(made)
+        env = self.seat(table, seed)
         if not table.is_full:
             _OPEN.tables[key] = weakref.ref(table)
         return env
@@ -105,7 +99,7 @@ class _OpenTables(threading.local):
     """
 
     def __init__(self) -> None:
-        self.tables: dict[tuple[int, str], weakref.ref[_Table]] = {}
+        self.tables: dict[tuple[int, str], weakref.ref[Any]] = {}
 
 
 _OPEN = _OpenTables()
@@ -123,6 +117,7 @@ class _Table:
         self._outcome: GameStep | None = None  # of the step that seats take now
         self._left: set[int] = set()  # seats that have not taken it
         self._closed = False
+        self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
 
     @property
     def is_full(self) -> bool:
@@ -164,11 +159,19 @@ class _Table:
         if all(action is None for action in actions):
             ones = [_FIRST_DISCOUNT] * number
             self._outcome = GameStep(self.game.reset(), [0.0] * number, ones)
+            self._returns = [0.0] * number
         elif any(action is None for action in actions):
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
             self._outcome = self.game.step(actions)
+            for seat, reward in enumerate(self._outcome.rewards):
+                self._returns[seat] += float(reward)
         self._left = set(range(number))
+
+    def returns(self, seat: int) -> dict[str, float]:
+        """Returns the undiscounted sums of rewards so far, of the seat and of all seats."""
+        named = f"return_of_{self.game.seats[seat]}"
+        return {"team_return": sum(self._returns), named: self._returns[seat]}
 
     def close(self) -> None:
         with self._lock:
@@ -229,6 +232,8 @@ class SeatEnv(dm_env.Environment):
         del action  # announced
         outcome = self._table.take(self.seat)
         self.last_metrics = outcome.infos[self.seat] if outcome.infos else {}
+        if outcome.last and len(self.game.seats) > 1:
+            self.last_metrics = {**self.last_metrics, **self._table.returns(self.seat)}
         return dm_env.TimeStep(
             dm_env.StepType.LAST if outcome.last else dm_env.StepType.MID,
             float(outcome.rewards[self.seat]),

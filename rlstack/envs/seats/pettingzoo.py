@@ -1,7 +1,8 @@
-"""Parallel environments of PettingZoo as games of several seats; needs the extra ``pettingzoo``.
+"""Environments of PettingZoo as games of several seats; needs the extra ``pettingzoo``.
 
 ``EnvConfig("rlstack.envs.seats.pettingzoo:Parallel", num_envs=24, options={"game":
-"mpe2.simple_spread_v3"})``. The environment's own options are further options.
+"mpe2.simple_spread_v3"})``. The environment's own options are further options. Environments whose
+agents act in turn are ``rlstack.envs.seats.pettingzoo:AEC``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_spec
 from rlstack.envs.nest import Nest, Tree
-from rlstack.envs.seats.game import GameStep, Seats
+from rlstack.envs.seats.game import Seats
+from rlstack.envs.seats.protocol import GameStep
+from rlstack.envs.seats.turns import Ending, Turn, Turns
 from rlstack.references import load_object
 
 
@@ -24,8 +27,11 @@ class ParallelGame:
 
     An agent that ends before the others keeps its row: it gets discount 0, then reward 0 and
     observations of zeros, and its actions are ignored, until the game is over. So its returns end
-    where it ended. The game is over when no agent is left. An agent that is truncated together with
-    all that are left has discount 1.
+    where it ended. An agent that joins later has discount 0 up to the step in which it joins, so
+    its returns begin there; if it ended before, it plays again. The game is over when no agent is
+    left. An agent that is truncated together with all that are left has discount 1.
+
+    The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
 
     def __init__(self, game: str, seed: int = 0, **options: Any):
@@ -45,11 +51,12 @@ class ParallelGame:
         self._name, self._seed = game, seed
         self.seats = tuple(str(agent) for agent in self._env.possible_agents)
         self._agents = list(self._env.possible_agents)
-        self.observation_spec = self._spec(self._env.observation_space, acting=False)
-        self.action_spec = self._spec(self._env.action_space, acting=True)
-        spaces = leaf_spaces(self._env.action_space(self._agents[0]), f"{game}: action_space")
-        self._action = Nest(spaces)
-        self._casts = [action_cast(space) for space in self._action.leaves]
+        self.observation_spec = _common_spec(self._env, game, acting=False)
+        state = getattr(self._env, "state_space", None)
+        if state is not None:
+            self.state_spec = _specs_of(state, f"{game}: state_space")
+        self.action_spec = _common_spec(self._env, game, acting=True)
+        self._cast = _Cast(self._env, game)
         specs = Nest(self.observation_spec)
         self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
         self._ended: set[Any] = set()
@@ -64,57 +71,140 @@ class ParallelGame:
     def step(self, actions: Sequence[Tree]) -> GameStep:
         """Passes on the actions of the agents that play."""
         given = dict(zip(self._agents, actions, strict=True))
+        playing = set(self._env.agents)
         found = self._env.step({agent: self._cast(given[agent]) for agent in self._env.agents})
         observations, rewards, terminations, _, infos = found
         last = not self._env.agents
+        self._ended -= set(self._env.agents) - playing
         for agent in rewards:
             if terminations[agent] or (agent not in self._env.agents and not last):
                 self._ended.add(agent)
         return GameStep(
             [observations.get(agent, self._nothing) for agent in self._agents],
             [float(rewards.get(agent, 0.0)) for agent in self._agents],
-            [0.0 if agent in self._ended else 1.0 for agent in self._agents],
+            [float(agent in playing and agent not in self._ended) for agent in self._agents],
             last,
             [_numbers(infos.get(agent)) for agent in self._agents],
         )
+
+    def state(self) -> Tree:
+        """Returns the state of the environment; see `GameWithState`."""
+        return self._env.state()
 
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
 
-    def _cast(self, action: Tree) -> Tree:
-        leaves = self._action.flatten(action, f"{self._name}: action")
-        return self._action.unflatten(
-            [to(np.asarray(leaf)) for to, leaf in zip(self._casts, leaves, strict=True)]
-        )
 
-    def _spec(self, space_of: Callable[[Any], Any], acting: bool) -> Tree:
-        """Returns the spec that all agents have in common."""
-        what = f"{self._name}: {'action' if acting else 'observation'}_space"
-        head = space_of(self._agents[0])
-        for agent in self._agents[1:]:
-            if space_of(agent) != head:
-                raise EnvError(
-                    f"{what}: must be the same for all agents; {self._agents[0]} has {head}, and "
-                    f"{agent} has {space_of(agent)}. Pad them, as SuperSuit's "
-                    "pad_observations_v0 and pad_action_space_v0 do."
-                )
-        nest = Nest(leaf_spaces(head, what))
-        return nest.unflatten([narrow_spec(space_spec(s, acting), what) for s in nest.leaves])
+class AECGame:
+    """A ``pettingzoo.AECEnv``, whose agents act in turn; its possible agents are the seats.
+
+    The reward of a turn is what the environment gives the agent since its last one. An agent that
+    is terminated has discount 0, one that is truncated discount 1.
+    """
+
+    def __init__(self, game: str, seed: int = 0, **options: Any):
+        """Makes the environment.
+
+        Args:
+          game: a module of environments such as "pettingzoo.classic.tictactoe_v3", or
+            "module:callable" of a function that returns an AEC environment.
+          seed: of its first reset.
+          **options: of the environment.
+
+        Raises:
+          ValueError: there is no such environment.
+          EnvError: it has no equal spaces for all agents.
+        """
+        self._env = _function(game, "env")(**options)
+        self._seed: int | None = seed
+        self._agents = list(self._env.possible_agents)
+        self.seats = tuple(str(agent) for agent in self._agents)
+        self.observation_spec = _common_spec(self._env, game, acting=False)
+        self.action_spec = _common_spec(self._env, game, acting=True)
+        self._cast = _Cast(self._env, game)
+
+    def reset(self) -> Turn:
+        """Starts an episode; the first one has the seed."""
+        self._env.reset(seed=self._seed)
+        self._seed = None
+        return self._next_turn()
+
+    def observe(self, seat: int) -> Tree:
+        """Returns what the agent sees."""
+        return self._env.observe(self._agents[seat])
+
+    def step(self, action: Tree) -> Turn:
+        """Passes on the action of the agent whose turn it is."""
+        self._env.step(self._cast(action))
+        return self._next_turn()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+    def _next_turn(self) -> Turn:
+        """Steps agents that have ended, as the interface asks for, up to the next turn."""
+        ended: dict[int, Ending] = {}
+        while self._env.agents:
+            agent = self._env.agent_selection
+            seat = self._agents.index(agent)
+            seen, reward, terminated, truncated, info = self._env.last()
+            if not (terminated or truncated):
+                return Turn(seat, float(reward), ended)
+            ended[seat] = Ending(seen, float(reward), float(not terminated), _numbers(info))
+            self._env.step(None)
+        return Turn(None, 0.0, ended)
 
 
 Parallel = Seats(ParallelGame)
+AEC = Turns(AECGame)
 
 
-def _function(game: str) -> Callable[..., Any]:
-    """Returns the function that makes a parallel environment."""
+class _Cast:
+    """Casts an action to what the environment takes."""
+
+    def __init__(self, env: Any, name: str) -> None:
+        spaces = leaf_spaces(env.action_space(env.possible_agents[0]), f"{name}: action_space")
+        self._name, self._nest = name, Nest(spaces)
+        self._casts = [action_cast(space) for space in self._nest.leaves]
+
+    def __call__(self, action: Tree) -> Tree:
+        leaves = self._nest.flatten(action, f"{self._name}: action")
+        return self._nest.unflatten(
+            [to(np.asarray(leaf)) for to, leaf in zip(self._casts, leaves, strict=True)]
+        )
+
+
+def _common_spec(env: Any, name: str, acting: bool) -> Tree:
+    """Returns the spec that all agents have in common."""
+    what = f"{name}: {'action' if acting else 'observation'}_space"
+    space_of = env.action_space if acting else env.observation_space
+    head, *others = env.possible_agents
+    for agent in others:
+        if space_of(agent) != space_of(head):
+            raise EnvError(
+                f"{what}: must be the same for all agents; {head} has {space_of(head)}, and "
+                f"{agent} has {space_of(agent)}. Pad them, as SuperSuit's "
+                "pad_observations_v0 and pad_action_space_v0 do."
+            )
+    return _specs_of(space_of(head), what, acting)
+
+
+def _specs_of(space: Any, what: str, acting: bool = False) -> Tree:
+    nest = Nest(leaf_spaces(space, what))
+    return nest.unflatten([narrow_spec(space_spec(s, acting), what) for s in nest.leaves])
+
+
+def _function(game: str, name: str = "parallel_env") -> Callable[..., Any]:
+    """Returns the function of this name that makes an environment."""
     if ":" in game:
         return load_object(game)
     try:
-        return importlib.import_module(game).parallel_env
+        return getattr(importlib.import_module(game), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"ParallelGame: game must be a module with parallel environments of PettingZoo, or "
+            f"PettingZoo: game must be a module with a function {name}, or "
             f'"module:callable"; got {game!r}: {error}. pip install "rlstack[pettingzoo]" '
             "installs PettingZoo and MPE."
         ) from error

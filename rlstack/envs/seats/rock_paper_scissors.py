@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from dm_env import specs
 
-from rlstack.envs.seats.game import GameStep
+from rlstack.envs.seats.protocol import GameStep
 
 
 class RockPaperScissors:

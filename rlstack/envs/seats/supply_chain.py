@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from dm_env import specs
 
-from rlstack.envs.seats.game import GameStep
+from rlstack.envs.seats.protocol import GameStep
 
 CHOICES = 9  # orders from 4 below the last demand to 4 above it
 _MAX_DEMAND = 8  # of customers in a week, uniform from 0

@@ -43,3 +43,31 @@ class Dying:
 
     def close(self):
         self.agents = []
+
+
+class Joining(Dying):
+    """Agent c joins in the second step; all are truncated after the third."""
+
+    def reset(self, seed=None, options=None):
+        self.agents, self._time = ["a", "b"], 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self._time += 1
+        playing, over = self.agents, self._time == 3
+        self.agents = list(self.possible_agents) if self._time >= 2 else playing
+        rewards = {agent: float(actions[agent]) for agent in playing}
+        ends = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, over)
+        found = self._observe(), rewards, *ends, {}
+        self.agents = [] if over else self.agents
+        return found
+
+
+class Surveyed(Dying):
+    """Has a state: the time."""
+
+    state_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+
+    def state(self):
+        return np.full(1, self._time, np.float32)

@@ -27,6 +27,27 @@ def test_agents_that_end_keep_rows_without_reward_or_future():
             np.testing.assert_array_equal(pool.episode_metrics(np.array([2]))["time"], [3])
 
 
+def test_returns_of_an_agent_that_joins_begin_there():
+    options = {"game": "tests.envs.seats.parallel_envs:Joining"}
+    with SyncEnv(Parallel, 3, "for_loop", options=options) as pool:
+        first = pool.reset()
+        np.testing.assert_array_equal(first.observation[:, 0], [1, 1, 0])
+        steps = [pool.step(np.array([0, 1, 2])) for _ in range(3)]
+        assert [step.reward.tolist() for step in steps] == [[1, 2, 0], [1, 2, 0], [1, 2, 3]]
+        assert [step.discount.tolist() for step in steps] == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
+        assert [step.step_type[2] for step in steps] == [1, 1, 2]
+
+
+def test_the_state_of_an_environment_is_for_the_critic():
+    options = {"game": "tests.envs.seats.parallel_envs:Surveyed", "critic_state": "game"}
+    with SyncEnv(Parallel, 3, "for_loop", options=options) as pool:
+        pool.reset()
+        seen = pool.step(np.zeros(3, np.int64)).observation
+        np.testing.assert_array_equal(seen["critic_state"], [[1]] * 3)
+    with pytest.raises(EnvCrash, match="critic_state=game needs a game with state"):
+        SyncEnv(Parallel, 3, "for_loop", options={"game": DYING, "critic_state": "game"})
+
+
 def test_only_the_first_reset_has_the_seed():
     game = ParallelGame(DYING, seed=7)
     game.reset()
@@ -37,7 +58,7 @@ def test_only_the_first_reset_has_the_seed():
 def test_environments_that_do_not_fit_are_named():
     with pytest.raises(EnvError, match=r"must be the same for all agents.*b has"):
         ParallelGame(DYING, wide=True)
-    with pytest.raises(ValueError, match="must be a module with parallel environments"):
+    with pytest.raises(ValueError, match="must be a module with a function parallel_env"):
         ParallelGame("json")
     with pytest.raises(EnvCrash, match="nowhere"):
         SyncEnv(Parallel, 3, "for_loop", options={"game": "nowhere.at_all"})

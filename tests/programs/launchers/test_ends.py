@@ -120,11 +120,11 @@ class Program:
     def said(self, name, word):
         """Waits for a line of a node's log; returns its time."""
         until = time.monotonic() + 20.0
-        (log,) = (self.run_dir / "logs").glob(f"*{name}*") or [None]
         while True:
-            for line in log.read_text().splitlines():
-                if line.split()[0] == word:
-                    return float(line.split()[-1]) if " " in line else 0.0
+            for log in (self.run_dir / "logs").glob(f"*{name}*"):  # one, once the node has begun
+                for line in log.read_text().splitlines():
+                    if line.split()[0] == word:
+                        return float(line.split()[-1]) if " " in line else 0.0
             assert time.monotonic() < until, f"{name} did not say {word}"
             time.sleep(0.02)
 

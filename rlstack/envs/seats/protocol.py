@@ -1,0 +1,52 @@
+"""The protocol of games of several seats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from rlstack.envs.nest import Tree
+
+
+class GameStep(NamedTuple):
+    """What a step of a game gives its seats; sequences have one entry for each seat."""
+
+    observations: Sequence[Tree]
+    rewards: Sequence[float]
+    # 0 where the future of a seat is worth nothing, as after its end; otherwise 1.
+    discounts: Sequence[float]
+    last: bool = False  # whether the game is over, for all seats
+    infos: Sequence[Mapping[str, float]] = ()  # numbers to log, those of the last step by default
+
+
+class SeatGame(Protocol):
+    """A game whose seats act at the same time."""
+
+    @property
+    def seats(self) -> Sequence[str]:
+        """A name for each seat, such as its role; names may repeat."""
+
+    @property
+    def observation_spec(self) -> Tree:
+        """The spec of one seat's observation, the same for all seats."""
+
+    @property
+    def action_spec(self) -> Tree:
+        """The spec of one seat's action, the same for all seats."""
+
+    def reset(self) -> Sequence[Tree]:
+        """Starts a game and returns the observation of each seat."""
+
+    def step(self, actions: Sequence[Tree]) -> GameStep:
+        """Takes the action of each seat."""
+
+
+class GameWithState(SeatGame, Protocol):
+    """A game that can also show its whole state, for a critic that sees more than any seat does."""
+
+    @property
+    def state_spec(self) -> Tree:
+        """The spec of the state."""
+
+    def state(self) -> Tree:
+        """Returns the state that belongs to the newest observations."""

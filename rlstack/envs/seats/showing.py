@@ -1,0 +1,120 @@
+"""More entries in the observations of seats: their number, and the state for the critic.
+
+An observation then is a dict: the entries that the game shows, or ``observation`` if it shows no
+dict, and these:
+
+- ``seat``: the number of the seat, which networks see as one-hot. Seats that share a policy and
+  whose observations do not tell them apart need it to play different parts.
+- ``critic_state``: only the value of an actor-critic network sees it, so no action depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from dm_env import specs
+
+from rlstack.envs.nest import Tree
+from rlstack.envs.seats.protocol import GameStep, GameWithState, SeatGame
+
+# As in rlstack.networks.torsos, which imports JAX and so cannot be imported here.
+ACTION_MASK, CRITIC_STATE = "action_mask", "critic_state"
+SEAT = "seat"
+CriticState = Literal["none", "joined", "game"]
+SHOWN: dict[str, Any] = {"seat_index": False, "critic_state": "none"}  # the options, by default
+
+
+def showing(
+    game: SeatGame, name: str, seat_index: bool = False, critic_state: CriticState = "none"
+) -> SeatGame:
+    """Returns a game whose seats see these entries too, or the game itself for no entry.
+
+    Args:
+      game: the game.
+      name: of the game, in errors.
+      seat_index: whether a seat sees its number.
+      critic_state: what the critic sees: nothing more than the seat; the observations of all seats
+          without their action masks, in a dict with an entry for each seat (joined); or the state
+          of the game (game), for which the game must be a `GameWithState`.
+
+    Raises:
+      ValueError: there is no such state, or the game already has an entry of this name.
+    """
+    if critic_state not in get_args(CriticState):
+        raise ValueError(
+            f"{name}: critic_state must be one of {', '.join(get_args(CriticState))}; got "
+            f"{critic_state!r}."
+        )
+    if critic_state == "game" and not hasattr(game, "state_spec"):
+        raise ValueError(
+            f"{name}: critic_state=game needs a game with state() and state_spec; it has none. Use "
+            "critic_state=joined, which shows the critic the observations of all seats."
+        )
+    if not seat_index and critic_state == "none":
+        return game
+    return _Showing(game, name, seat_index, critic_state)
+
+
+class _Showing:
+    """A game with more entries in its observations; everything else is that of the game."""
+
+    def __init__(self, game: SeatGame, name: str, seat_index: bool, critic_state: CriticState):
+        self.game, self.seats = game, game.seats
+        self.action_spec = game.action_spec
+        self._seat_index, self._critic_state = seat_index, critic_state
+        number = len(game.seats)
+        more: dict[str, Tree] = {}
+        if seat_index:
+            more[SEAT] = specs.DiscreteArray(number, np.int32, SEAT)
+        if critic_state == "game":
+            more[CRITIC_STATE] = cast(GameWithState, game).state_spec
+        elif critic_state == "joined":
+            more[CRITIC_STATE] = _by_seat([_without_mask(game.observation_spec)] * number)
+        shown = _entries(game.observation_spec)
+        if twice := sorted(shown.keys() & more.keys()):
+            raise ValueError(
+                f"{name}: its observations already have an entry {', '.join(twice)}. Rename it in "
+                "the game, or leave out seat_index and critic_state."
+            )
+        self.observation_spec = {**shown, **more}
+
+    def reset(self) -> list[Tree]:
+        """Starts a game and returns the observation of each seat."""
+        return self._observe(self.game.reset())
+
+    def step(self, actions: Sequence[Tree]) -> GameStep:
+        """Takes the action of each seat."""
+        outcome = self.game.step(actions)
+        return outcome._replace(observations=self._observe(outcome.observations))
+
+    def close(self) -> None:
+        """Closes the game."""
+        getattr(self.game, "close", lambda: None)()
+
+    def _observe(self, observations: Sequence[Tree]) -> list[Tree]:
+        more: dict[str, Tree] = {}
+        if self._critic_state == "game":
+            more[CRITIC_STATE] = cast(GameWithState, self.game).state()
+        elif self._critic_state == "joined":
+            more[CRITIC_STATE] = _by_seat([_without_mask(seen) for seen in observations])
+        shown = [{**_entries(seen), **more} for seen in observations]
+        if self._seat_index:
+            for seat, entries in enumerate(shown):
+                entries[SEAT] = np.int32(seat)
+        return shown
+
+
+def _entries(observation: Tree) -> Mapping[str, Tree]:
+    return observation if isinstance(observation, Mapping) else {"observation": observation}
+
+
+def _by_seat(observations: Sequence[Tree]) -> dict[str, Tree]:
+    return {str(seat): seen for seat, seen in enumerate(observations)}
+
+
+def _without_mask(observation: Tree) -> Tree:
+    if isinstance(observation, Mapping) and ACTION_MASK in observation:
+        return {name: seen for name, seen in observation.items() if name != ACTION_MASK}
+    return observation

@@ -1,0 +1,158 @@
+"""JaxMARL's environments (https://github.com/FLAIROX/JaxMARL) as games of several seats.
+
+JaxMARL's ``step`` resets an environment in the step that ends an episode, and ``dones`` do not tell
+a time limit from a termination. The adapter calls ``step_env``, which does not reset, and calls it
+again without the time limit: what is then done is terminated. XLA computes what both calls share
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from dm_env import specs
+
+from rlstack.checks import EnvError
+from rlstack.envs.seats.showing import ACTION_MASK
+from rlstack.jax_envs.from_gymnax import space_spec
+from rlstack.jax_envs.game import GameOutcome
+from rlstack.types import PRNGKey, PyTree
+
+_LIMIT = "max_steps"
+_NEVER = 2**30  # steps
+
+
+def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
+    """Returns a game of JaxMARL.
+
+    Args:
+      name: its id.
+      options: keyword arguments of ``jaxmarl.make``.
+
+    Raises:
+      ValueError: JaxMARL is not installed, has no such id, or does not take these options.
+      EnvError: the agents have different spaces.
+    """
+    try:
+        import jaxmarl
+        from jaxmarl.registration import registered_envs
+    except ImportError as error:
+        raise ValueError(
+            f"JAX environment: 'jaxmarl/{name}' needs JaxMARL, which cannot be imported: {error}. "
+            "pip install 'rlstack[jaxmarl]'."
+        ) from error
+    if name not in registered_envs:
+        near = difflib.get_close_matches(name, registered_envs, n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(
+            "JAX environment: the name after jaxmarl/ must be an id of JaxMARL; got "
+            f"{name!r}.{hint}"
+        )
+    try:
+        env = jaxmarl.make(name, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"JAX environment jaxmarl/{name}: options must be arguments of jaxmarl.make; {error}."
+        ) from error
+    return JaxMARLGame(env, name)
+
+
+class JaxMARLGame:
+    """One environment of JaxMARL; see `rlstack.jax_envs.game.JaxGame`.
+
+    Where the environment says which actions are legal, and actions are one choice, an observation
+    is a dict of ``observation`` and ``action_mask``. For a critic there are the joined observations
+    of all agents.
+    """
+
+    def __init__(self, env: Any, name: str) -> None:
+        """Stores the environment.
+
+        Raises:
+          EnvError: the agents have different spaces.
+        """
+        self._env, self._name = env, f"jaxmarl/{name}"
+        self.seats = tuple(str(agent) for agent in env.agents)
+        self._agents = list(env.agents)
+        self._unlimited = env
+        if getattr(env, _LIMIT, None) is not None:
+            self._unlimited = copy.copy(env)
+            setattr(self._unlimited, _LIMIT, _NEVER)
+        self._action_spec = self._of_all(
+            "action", [space_spec(env.action_space(agent), "action") for agent in self._agents]
+        )
+        observations, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+        self._observation_spec = self._of_all(
+            "observation", [_spec_of(observations[agent]) for agent in self._agents]
+        )
+        if isinstance(self._action_spec, specs.DiscreteArray):
+            with contextlib.suppress(NotImplementedError):
+                masks = jax.eval_shape(env.get_avail_actions, state)
+                mask = self._of_all("mask", [_spec_of(masks[agent]) for agent in self._agents])
+                self._observation_spec = {
+                    "observation": self._observation_spec,
+                    ACTION_MASK: mask,
+                }
+
+    def observation_spec(self) -> PyTree:
+        """Returns the specs of what one agent sees."""
+        return self._observation_spec
+
+    def action_spec(self) -> PyTree:
+        """Returns the specs of one agent's action."""
+        return self._action_spec
+
+    def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
+        """Starts an episode."""
+        observations, state = self._env.reset(rng_key)
+        return state, self._observe(observations, state)
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> GameOutcome:
+        """Takes the actions of all agents; a game that ends only by its limit is truncated."""
+        actions = {
+            agent: jax.tree.map(lambda x, seat=seat: x[seat], action)
+            for seat, agent in enumerate(self._agents)
+        }
+        observations, after, rewards, dones, _ = self._env.step_env(rng_key, state, actions)
+        endless = self._unlimited.step_env(rng_key, state, actions)[3]
+        terminated = jnp.asarray(endless["__all__"], bool) | self._stacked(endless).astype(bool)
+        return GameOutcome(
+            after,
+            self._observe(observations, after),
+            self._stacked(rewards).astype(jnp.float32),
+            terminated,
+            jnp.asarray(dones["__all__"], bool),
+        )
+
+    def _observe(self, observations: Mapping[str, Any], state: PyTree) -> PyTree:
+        seen = self._stacked(observations)
+        if not isinstance(self._observation_spec, Mapping):
+            return seen
+        masks = self._stacked(self._env.get_avail_actions(state))
+        return {"observation": seen, ACTION_MASK: masks}
+
+    def _stacked(self, by_agent: Mapping[str, Any]) -> PyTree:
+        """Returns what all agents have as arrays ``[S, ...]``."""
+        return jax.tree.map(lambda *x: jnp.stack(x), *(by_agent[agent] for agent in self._agents))
+
+    def _of_all(self, what: str, found: list[Any]) -> Any:
+        """Returns the specs that all agents have in common."""
+        for agent, spec in zip(self._agents, found, strict=True):
+            if spec != found[0]:
+                raise EnvError(
+                    f"{self._name}: the {what} space must be the same for all agents; "
+                    f"{self._agents[0]} has {found[0]}, and {agent} has {spec}. Use an environment "
+                    "whose agents share their spaces."
+                )
+        return found[0]
+
+
+def _spec_of(x: Any) -> PyTree:
+    """Returns the specs of arrays."""
+    return jax.tree.map(lambda leaf: specs.Array(tuple(leaf.shape), leaf.dtype), x)

@@ -1,0 +1,145 @@
+"""Games of several seats in JAX: their protocol, and batches whose rows are seats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.checks import EnvError
+from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.types import Array, PRNGKey, PyTree, StepType, TimeStep
+
+
+class GameOutcome(NamedTuple):
+    """The result of one step of one game of S seats."""
+
+    state: PyTree
+    observation: PyTree  # [S, ...] of each seat
+    reward: Array  # [S] float32
+    # Whether no reward can follow for a seat; it stays True until the game is over.
+    terminated: Array  # [S] bool
+    over: Array | bool  # [] bool, whether the game is over, for all seats
+
+
+class JaxGame(Protocol):
+    """A game whose seats act at the same time, as pure functions that JAX can compile.
+
+    An object holds only settings, as that of a `rlstack.jax_envs.environment.JaxEnv`. Methods
+    ``state_spec()`` and ``critic_state(state)`` may show the whole state, for a critic that sees
+    more than a seat does.
+    """
+
+    @property
+    def seats(self) -> Sequence[str]:
+        """A name for each seat; names may repeat."""
+
+    def observation_spec(self) -> PyTree:
+        """Returns the specs of one seat's observation, the same for all seats."""
+
+    def action_spec(self) -> PyTree:
+        """Returns the specs of one seat's action, the same for all seats."""
+
+    def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
+        """Starts a game; returns its state and the first observations ``[S, ...]``."""
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> GameOutcome:
+        """Takes the actions ``[S, ...]`` of all seats.
+
+        The observations are those of the game that the actions belong to, also where it is over.
+        """
+
+
+def is_game(env: Any) -> TypeGuard[JaxGame]:
+    """Returns whether an environment in JAX is a game of several seats."""
+    return hasattr(env, "seats")
+
+
+class BatchedGame(BatchedEnv):
+    """Many copies of one game; row ``S i + j`` is seat j of game i.
+
+    A game is over for all of its seats at once. A seat that is over before has discount 0 until
+    then, so its returns end where it ended.
+
+    Attributes:
+      num_seats: S, the number of seats of a game.
+      name: of the game's class, for errors.
+    """
+
+    def __init__(self, game: JaxGame) -> None:
+        """Stores the game, and compares its functions with its specs.
+
+        Raises:
+          EnvError: as `BatchedEnv` says, with an axis of seats.
+        """
+        self.num_seats, self.name = len(game.seats), type(game).__name__
+        super().__init__(game, (self.num_seats,))  # type: ignore[arg-type]
+        self._game = game
+
+    def reset(self, rng_key: PRNGKey) -> tuple[BatchState, TimeStep]:
+        """Starts all games; each has the key of its first seat.
+
+        Args:
+          rng_key: ``[B, ...]``, as for `BatchedEnv.reset`.
+
+        Raises:
+          EnvError: B is no multiple of the number of seats.
+        """
+        rows = rng_key.shape[0]
+        if rows % self.num_seats:
+            raise EnvError(
+                f"JAX game {self.name}: every {self.num_seats} consecutive environments are the "
+                f"seats of one game; got {rows} environments. Make their number a multiple of "
+                f"{self.num_seats}."
+            )
+        next_key, env, observation = jax.vmap(self._first)(rng_key[:: self.num_seats])
+        ones = jnp.ones(rows, jnp.float32)
+        timestep = TimeStep(
+            jnp.full(rows, StepType.FIRST, jnp.int32), 0 * ones, ones, self._rows(observation)
+        )
+        return BatchState(env, self._spread(next_key), jnp.zeros(rows, bool)), timestep
+
+    def step(self, state: BatchState, action: PyTree) -> tuple[BatchState, TimeStep]:
+        """Steps every game; those at LAST ignore their actions and start anew.
+
+        Args:
+          state: of the games: arrays of the game are ``[B / S, ...]``, those of rows ``[B, ...]``.
+          action: ``[B, ...]`` in the structure of ``spec.action``.
+        """
+        by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)
+        keys, over = state.rng_key[:: self.num_seats], state.over[:: self.num_seats]
+        env, next_key, ends, timestep = jax.vmap(self._step_game)(state.env, keys, over, by_game)
+        return BatchState(env, self._spread(next_key), self._spread(ends)), self._rows(timestep)
+
+    def _step_game(
+        self, env: PyTree, rng_key: PRNGKey, over: Array, action: PyTree
+    ) -> tuple[PyTree, PRNGKey, Array, TimeStep]:
+        """Steps one game; the step that it returns has an axis of seats."""
+        next_key, key = jax.random.split(rng_key)
+        first_env, first_observation = self._game.reset(key)
+        outcome = self._game.step(key, env, action)
+
+        def choose(first: PyTree, other: PyTree) -> PyTree:
+            return jax.tree.map(lambda x, y: jnp.where(over, x, y), first, other)
+
+        ends = jnp.asarray(outcome.over, bool) & ~over
+        step_type = jnp.where(ends, StepType.LAST, StepType.MID)
+        kinds = jnp.where(over, StepType.FIRST, step_type).astype(jnp.int32)
+        reward = jnp.asarray(outcome.reward, jnp.float32)
+        timestep = TimeStep(
+            jnp.full(self.num_seats, kinds),
+            jnp.where(over, 0.0, reward),
+            jnp.where(jnp.asarray(outcome.terminated, bool) & ~over, 0.0, 1.0),
+            choose(self._seen(first_observation), self._seen(outcome.observation)),
+        )
+        return choose(self._typed(first_env), self._typed(outcome.state)), next_key, ends, timestep
+
+    def _rows(self, by_game: PyTree) -> PyTree:
+        """Turns ``[B / S, S, ...]`` into ``[B, ...]``."""
+        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), by_game)
+
+    def _spread(self, of_games: Array) -> Array:
+        """Repeats what belongs to a game, ``[B / S, ...]``, for each of its seats."""
+        return jnp.repeat(of_games, self.num_seats, axis=0)

@@ -1,0 +1,148 @@
+"""Games whose seats act in turn: steps, rewards and returns worked by hand."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from rlstack.checks import EnvError
+from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.envs.seats.pettingzoo import AEC, AECGame
+from rlstack.envs.seats.turns import playable
+from rlstack.math import returns
+from rlstack.types import StepType
+
+pytestmark = pytest.mark.timeout(60)
+BIDDING = "tests.envs.seats.turn_envs:Bidding"
+FIRST, MID, LAST = map(int, StepType)
+
+
+def play(pool, bids, batches):
+    """Sends the bids in the order of turns; returns (type, reward, discount) of each row."""
+    bids = iter(bids)
+    found = {row: [] for row in range(pool.num_envs)}
+    pool.async_reset()
+    for _ in range(batches):
+        ids, step = pool.recv()
+        actions = np.zeros(len(ids), np.int64)
+        for i, row in enumerate(ids.tolist()):
+            kind = int(step.step_type[i])
+            found[row].append((kind, float(step.reward[i]), float(step.discount[i])))
+            seen = step.observation["observation"][i]
+            assert seen[0] == row and step.observation["action_mask"][i].any()
+            actions[i] = 0 if kind == LAST else next(bids)
+        pool.send(ids, actions)
+    return found
+
+
+def pool_of(agents, **options):
+    options = {"game": BIDDING, "agents": agents, **options}
+    return AsyncEnv(AEC, agents, 1, "thread", options=options, num_workers=agents)
+
+
+def of_episode(steps, discount=1.0):
+    """The returns of a row's decisions, with the functions that learners use."""
+    kinds, rewards, discounts = (np.array(column)[:, None] for column in zip(*steps, strict=True))
+    return returns.discounted_returns(
+        rewards[1:], discount * discounts[1:], np.zeros((len(steps), 1)), kinds[1:] != FIRST
+    )[:, 0]
+
+
+def test_a_seat_that_waits_makes_no_transition_and_its_rewards_are_summed():
+    with pool_of(2) as pool:
+        # a bids 1, b bids 2, a bids 3, b bids 4; then a new game, in which a bids 5.
+        found = play(pool, [1, 2, 3, 4, 5, 6], batches=8)
+        metrics = pool.episode_metrics(np.arange(2))
+    # From its first turn to its second, a gets 1 and loses 2; then it gets 3 and loses 4.
+    assert found[0] == [(FIRST, 0, 1), (MID, -1, 1), (LAST, -1, 0), (FIRST, 0, 1)]
+    # From its first turn to its second, b gets 2 and loses 3; then it gets 4.
+    assert found[1] == [(FIRST, 0, 1), (MID, -1, 1), (LAST, 4, 0), (FIRST, 0, 1)]
+    np.testing.assert_allclose(of_episode(found[0][:3]), [-2, -1])
+    np.testing.assert_allclose(of_episode(found[1][:3], discount=0.5), [-1 + 0.5 * 4, 4])
+    np.testing.assert_array_equal(metrics["return_of_a"], [-2])
+    np.testing.assert_array_equal(metrics["return_of_b"], [2])  # also before its turn
+    np.testing.assert_array_equal(metrics["team_return"], [0, 0])
+    np.testing.assert_array_equal(metrics["bids"], [4, 4])
+
+
+def test_a_seat_that_is_terminated_has_no_future_and_waits_for_the_next_game():
+    with pool_of(3, bids=5, leaves=True) as pool:
+        # Bids of a 1, b 2, c 3, a 4; c is gone; b 5, and the game is over.
+        found = play(pool, [1, 2, 3, 4, 5, 6, 7], batches=10)
+    assert found[2][:2] == [(FIRST, 0, 1), (LAST, 3 - 4 + 100, 0)]
+    assert found[0][:3] == [(FIRST, 0, 1), (MID, 1 - 2 - 3, 1), (LAST, 4 - 5, 0)]
+    assert found[1][:3] == [(FIRST, 0, 1), (MID, 2 - 3 - 4, 1), (LAST, 5, 0)]
+    assert [step[0] for row in range(3) for step in found[row][3:]] == [FIRST, FIRST]
+
+
+def test_truncated_games_are_bootstrapped_and_seats_without_a_turn_wait():
+    with pool_of(3, bids=2, limit=True) as pool:
+        found = play(pool, [1, 2, 3, 4], batches=6)
+    assert found[0][:2] == [(FIRST, 0, 1), (LAST, 1 - 2, 1)]
+    assert found[1][:2] == [(FIRST, 0, 1), (LAST, 2, 1)]
+    assert found[2] == []  # two games without a turn of its own
+    assert found[0][2][0] == FIRST
+
+
+def test_a_synchronous_pool_repeats_what_waiting_seats_see():
+    options = {"game": BIDDING, "agents": 2}
+    with SyncEnv(AEC, 4, "for_loop", options=options, seed=3) as pool:
+        assert pool.reset().step_type.tolist() == [FIRST] * 4
+        for _ in range(2):
+            steps = [pool.step(np.array([bid] * 4)) for bid in (1, 2, 3, 4)]
+            kinds = [step.step_type.tolist() for step in steps]
+            assert kinds == [[MID] * 4] * 3 + [[LAST] * 4]
+            rewards = [step.reward[:2].tolist() for step in steps]
+            # Seat b is at its first turn after the bid of 1, which it loses.
+            assert rewards == [[0, -1], [-1, 0], [0, -1], [-1, 4]]
+            masks = [step.observation["action_mask"][:2].sum(axis=1).tolist() for step in steps]
+            assert masks == [[1, 10], [10, 1], [1, 10], [1, 1]]
+            np.testing.assert_array_equal(steps[-1].discount, 0.0)
+            found = pool.episode_metrics(np.arange(2))
+            np.testing.assert_array_equal(found["return_of_b"], [2])
+            assert pool.step(np.zeros(4, np.int64)).step_type.tolist() == [FIRST] * 4
+    with (
+        SyncEnv(AEC, 3, "for_loop", options=options) as pool,
+        pytest.raises(EnvError, match="of 2"),
+    ):
+        pool.reset()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_several_games_run_beside_each_other_and_close(kind):
+    options = {"game": BIDDING, "agents": 2, "bids": 6}
+    workers = {"thread": 4, "process": 1}[kind]
+    with AsyncEnv(AEC, 4, 2, kind, options=options, num_workers=workers) as pool:
+        pool.async_reset()
+        ended = np.zeros(4, int)
+        for _ in range(60):
+            ids, step = pool.recv()
+            ended[ids[np.asarray(step.step_type) == LAST]] += 1
+            pool.send(ids, np.ones(2, np.int64))
+        assert (ended >= 6).all()
+
+
+def test_only_the_first_reset_has_the_seed_and_what_does_not_fit_is_named():
+    game = AECGame(BIDDING, seed=7)
+    game.reset()
+    game.reset()
+    assert game._env.seeds == [7, None]
+    with pytest.raises(ValueError, match="must be a module with a function env"):
+        AECGame("json")
+    blank = {"action_mask": np.zeros(3, np.int8)}
+    np.testing.assert_array_equal(playable(blank)["action_mask"], [1, 0, 0])
+    assert playable(np.ones(2)) is not None and not blank["action_mask"].any()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pettingzoo") is None, reason="needs PettingZoo")
+def test_an_environment_of_pettingzoo():
+    pytest.importorskip("mpe2")
+    options = {"game": "mpe2.simple_spread_v3", "N": 2, "max_cycles": 3}
+    with AsyncEnv(AEC, 2, 1, "thread", options=options, seed=1, num_workers=2) as pool:
+        pool.async_reset()
+        kinds = {0: [], 1: []}
+        for _ in range(10):
+            ids, step = pool.recv()
+            kinds[int(ids[0])].append(int(step.step_type[0]))
+            pool.send(ids, np.zeros(1, np.int64))
+        assert kinds[0][:4] == kinds[1][:4] == [FIRST, MID, MID, LAST]
