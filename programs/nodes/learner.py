@@ -84,9 +84,9 @@ class LearnerNode:
         self._barrier = LockStepBarrier(
             experiment.program.num_actors, cfg.min_actors, cfg.grace_seconds
         )
-        self._profile = Profile(setup.profiled, setup.directory, "learner")
+        self._profile = Profile(setup.profiled, setup.directory, self.name)
         self._profile.time(self._learner, step=LEARNING)
-        if experiment.program.pacing == "lock_step":
+        if experiment.program.pacing == "lock_step" or experiment.learner.processes > 1:
             self._profile.time(self._replay, sample=DRAWING)
         else:
             self._profile.read(DRAWING, lambda: self._learner.stats()["draw_seconds"])

@@ -57,12 +57,13 @@ def bottleneck(nodes: Mapping[str, Mapping[str, float]]) -> str:
     Args:
       nodes: the share of each part in the time of a node, by the names of nodes.
     """
-    # The learner makes the updates that are counted; a single process is its own learner.
-    chosen = "learner" if "learner" in nodes else min(nodes)
+    # A learner makes the updates that are counted; a single process is its own learner.
+    learners = sorted(node for node in nodes if node.split("/")[0] == "learner")
+    chosen = learners[0] if learners else min(nodes)
     parts = nodes[chosen]
     name = max(parts, key=lambda part: parts[part])
     advice = _ADVICE[name]
-    if chosen == "learner" and name == DRAWING:
+    if learners and name == DRAWING:
         actors = [shares for node, shares in nodes.items() if node.startswith("actor/")]
         if actors:
             total = {part: sum(shares.get(part, 0.0) for shares in actors) for part in _ADVICE}
