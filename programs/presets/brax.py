@@ -40,7 +40,7 @@ def _ppo(name: str, env: str, frames: int, **changes: Any) -> Experiment:
 
 
 def _sac(name: str, env: str, frames: int) -> Experiment:
-    """Returns SAC with the constants of halfcheetah-sac, and normalised observations."""
+    """Returns SAC with an update for each frame, as in its paper, and normalised observations."""
     return Experiment(
         preset=name,
         agent=SACConfig(target_rate=0.01, optimizer=OptimizerConfig(learning_rate=1e-3)),
@@ -48,7 +48,7 @@ def _sac(name: str, env: str, frames: int) -> Experiment:
         topology="fused",
         network=NetworkConfig(hidden_sizes=(256, 256), activation="relu"),
         normalisation=NormalisationConfig(observations=True),
-        replay=transitions(128, max_size=300_000, min_size=5_000, updates_per_frame=0.25),
+        replay=transitions(128, max_size=300_000, min_size=5_000, updates_per_frame=1.0),
         evaluator=_EVALUATOR,
         frames=frames,
         checkpoint_replay=False,
