@@ -30,7 +30,7 @@ def commands(path):
 def test_every_command_of_the_page_is_one(monkeypatch):
     scripts = pytest.importorskip("ray.scripts.scripts")
     seen = []
-    monkeypatch.setattr(cli.train, "run", lambda experiment, run_dir: seen.append(experiment))
+    monkeypatch.setattr(cli.train, "run", lambda experiment, *_, **__: seen.append(experiment))
     monkeypatch.setattr(cli, "_print_result", lambda result: 0)
     counts = {"ray": 0, "rlstack": 0}
     for name in ("cluster.md", "security.md", "cluster/ray_up.yaml"):

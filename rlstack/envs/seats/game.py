@@ -61,7 +61,7 @@ class Seats:
         seen = {name: options.pop(name, default) for name, default in self.more.items()}
         return showing(self.game(**options), self.name, **seen)
 
-    def table(self, game: Any) -> Any:
+    def table(self, game: Any) -> Table:
         """Returns what the environments of a game's seats share."""
         return _Table(game, self.name)
 
@@ -99,28 +99,31 @@ class _OpenTables(threading.local):
     """
 
     def __init__(self) -> None:
-        self.tables: dict[tuple[int, str], weakref.ref[Any]] = {}
+        self.tables: dict[tuple[int, str], weakref.ref[Table]] = {}
 
 
 _OPEN = _OpenTables()
 _FIRST_DISCOUNT = 1.0
 
 
-class _Table:
-    """One game, and the actions that its seats have announced for its next step."""
+class Table:
+    """A game that the environments of its seats share.
 
-    def __init__(self, game: SeatGame, name: str) -> None:
+    Attributes:
+      game: the game.
+      name: of the game, for errors.
+      seeds: of the environments of the seats so far.
+    """
+
+    def __init__(self, game: Any, name: str) -> None:
+        """Has no seats yet."""
         self.game, self.name = game, name
-        self.seeds: list[int] = []  # of the environments of the seats
-        self._lock = threading.Lock()
-        self._announced: dict[int, Tree | None] = {}
-        self._outcome: GameStep | None = None  # of the step that seats take now
-        self._left: set[int] = set()  # seats that have not taken it
+        self.seeds: list[int] = []
         self._closed = False
-        self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
 
     @property
     def is_full(self) -> bool:
+        """Whether all seats have their environments."""
         return len(self.seeds) >= len(self.game.seats)
 
     def waits_for(self, seed: int) -> bool:
@@ -130,6 +133,18 @@ class _Table:
         the garbage collector may free such a game late.
         """
         return not (self._closed or self.is_full or seed in self.seeds)
+
+
+class _Table(Table):
+    """One game, and the actions that its seats have announced for its next step."""
+
+    def __init__(self, game: SeatGame, name: str) -> None:
+        super().__init__(game, name)
+        self._lock = threading.Lock()
+        self._announced: dict[int, Tree | None] = {}
+        self._outcome: GameStep | None = None  # of the step that seats take now
+        self._left: set[int] = set()  # seats that have not taken it
+        self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
 
     def announce(self, seat: int, action: Tree | None) -> None:
         """Takes the next action of a seat, None for a new game."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Tree
-from rlstack.envs.seats.game import Seats
+from rlstack.envs.seats.game import Seats, Table
 from rlstack.envs.seats.showing import ACTION_MASK
 
 
@@ -85,12 +85,11 @@ class Turns(Seats):
         return TurnEnv(table, seed)
 
 
-class _TurnTable:
+class _TurnTable(Table):
     """One game, and the steps that its seats have not taken yet."""
 
     def __init__(self, game: TurnGame, name: str) -> None:
-        self.game, self.name = game, name
-        self.seeds: list[int] = []  # of the environments of the seats
+        super().__init__(game, name)
         self._changed = threading.Condition()
         self._number = len(game.seats)
         self._turn: int | None = None
@@ -102,11 +101,6 @@ class _TurnTable:
         self._returns = [0.0] * self._number
         self._seen: dict[int, Tree] = {}  # the last observations of seats that have ended
         self.infos: dict[int, Mapping[str, Any]] = {}
-        self._closed = False
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.seeds) >= self._number
 
     def announce(self, seat: int, action: Tree | None, together: bool) -> None:
         """Takes the next action of a seat, None for a new game."""

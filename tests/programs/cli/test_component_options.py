@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 def trained(monkeypatch):
     """A function that returns the agent's config which a command would train."""
     seen = []
-    monkeypatch.setattr(commands.train, "run", lambda experiment, _: seen.append(experiment))
+    monkeypatch.setattr(commands.train, "run", lambda experiment, *_, **__: seen.append(experiment))
     monkeypatch.setattr(commands, "_print_result", lambda _: 0)
 
     def config(*args):

@@ -49,7 +49,7 @@ def test_a_name_without_a_value_is_an_error(words):
 
 def test_the_command_takes_both_forms(monkeypatch):
     seen = []
-    monkeypatch.setattr(commands.train, "run", lambda experiment, _: seen.append(experiment))
+    monkeypatch.setattr(commands.train, "run", lambda experiment, *_, **__: seen.append(experiment))
     monkeypatch.setattr(commands, "_print_result", lambda _: 0)
     args = ["memorycue-r2d2", "--env.options", "num_cues", "3", "--env.options.delay", "7"]
     assert commands.main("train", args) == 0
