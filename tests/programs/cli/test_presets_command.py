@@ -21,8 +21,12 @@ def test_all_presets_are_listed(capsys):
 @pytest.mark.parametrize(
     ("args", "names"),
     [
+        (
+            ["--agent", "SAC"],
+            {"pendulum-sac", "halfcheetah-sac", "cartpole-sac"}
+            | {"brax-inverted-double-pendulum-sac", "brax-halfcheetah-sac"},
+        ),
         (["--agent", "SAC", "--env", "pendulum-v"], {"pendulum-sac"}),
-        (["--agent", "td3"], {"pendulum-td3", "halfcheetah-td3"}),
         (["--env", "pong", "--agent", "ppo"], {"pong-ppo", "pong-small-ppo"}),
         (["--env", "acrobot"], {"acrobot-ppo", "acrobot-dqn"}),
         (
