@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -129,7 +130,7 @@ def blocks():
     return {link for link in links if link.startswith("/dev/shm/#")} | {
         name
         for name in os.listdir("/dev/shm")
-        if name.startswith("rlstack-") and not _is_anothers(int(name.split("-")[1]), ours)
+        if (owner := re.match(r"rlstack-(\d+)", name)) and not _is_anothers(int(owner[1]), ours)
     }
 
 
