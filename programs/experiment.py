@@ -14,10 +14,10 @@ import cattrs
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS
-from programs import cluster_config, fused_config, member_config, own_modules
-from programs.cluster_config import RayConfig
+from programs import fused_config, member_config, own_modules, program_config
 from programs.env_config import EnvConfig
 from programs.member_config import AgentConfig, MemberConfig
+from programs.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
 from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
@@ -42,59 +42,6 @@ def use_modules(names: Sequence[str]) -> None:
     for name in names:
         own_modules.load(name)
     globals()["AgentConfig"] = member_config.agents_changed()
-
-
-Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distributed"]
-_IN_ONE_PROCESS = ("single_process", "fused")
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgramConfig(Checked):
-    """The nodes of a topology of several processes, and how actors and learner keep pace."""
-
-    num_actors: int = 2
-    """Number of actors, each with env.num_envs environments."""
-    num_inferencers: int = 1
-    """Number of inference services, among which actors are divided (light_env, distributed)."""
-    trainers: Literal["one_each", "one"] = "one_each"
-    """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
-    launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
-    """What runs the nodes. processes: one process each, on this machine.
-    threads: all nodes in this process, so that a debugger can stop in any of them.
-    launchpad: one process each, as nodes of a Launchpad program (CPython 3.10 only).
-    ray: the hosts of a Ray cluster, for the topology distributed only."""
-    transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
-    """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not
-    copied. zmq: ZeroMQ, encrypted, for the nodes of this run only. courier: Launchpad's; neither.
-    auto: direct with threads; else courier where it is installed, and zmq elsewhere."""
-    pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
-    """asynchronous: actors act while the learner learns.
-    lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
-    params_interval: float = 0.02
-    """Seconds between two requests for newer params, where they are fetched in the background."""
-    max_restarts: int = 10
-    """How often one actor or inference service may restart before the program fails."""
-    silence_seconds: float = 60.0
-    """Seconds without a sign of life after which a node's process is killed (launch processes).
-    Actors, inference services and the evaluator are then restarted; other nodes end the program.
-    A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
-    0 for no limit, as under a debugger."""
-    interface: str = ""
-    """Network interface (such as eth0) or IPv4 address at which servers listen; 0.0.0.0 is all.
-    By default loopback, or under Ray the address that the cluster uses for the host."""
-    ray: RayConfig = RayConfig()
-    """The Ray cluster, for launch ray."""
-
-    def __post_init__(self) -> None:
-        self.require_at_least(1, "num_actors", "num_inferencers")
-        self.require_at_least(0, "max_restarts")
-        rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"
-        self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
-        rule = "zmq or courier, because nodes in several processes cannot call one another directly"
-        self.require("transport", self.transport != "direct" or self.launch == "threads", rule)
-        self.require("params_interval", self.params_interval > 0, "positive")
-        enough = self.silence_seconds == 0 or 5 <= self.silence_seconds < math.inf
-        self.require("silence_seconds", enough, "0, or at least 5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +136,9 @@ class Experiment(Checked):
                 f"Experiment: replay.min_actors must be at most the {self.num_actors} actors of "
                 f"{self.topology}; got {self.replay.min_actors}."
             )
-        cluster_config.check(self)
+        program_config.check(
+            self.topology, self.program, self.replay, self.learner, tuple(self.policies)
+        )
         if self.replay.sampler_factory and self.replay.service == "reverb":
             raise ValueError(
                 f"Experiment: replay.sampler_factory must be empty with replay.service reverb, "
@@ -241,7 +190,7 @@ class Experiment(Checked):
 
     def _check_policies(self) -> None:
         """Checks what several policies exclude."""
-        member_config.check(self)
+        member_config.check(self.policies, self.topology, self.updates, self.replay)
         self.require("data", not self.data, "empty with policies: nothing is acted")
         if self.env.wait_num:
             raise ValueError(
@@ -290,7 +239,7 @@ class Experiment(Checked):
     @property
     def in_one_process(self) -> bool:
         """Whether the topology has no nodes."""
-        return self.topology in _IN_ONE_PROCESS
+        return self.topology in IN_ONE_PROCESS
 
     @property
     def num_actors(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from agents import AGENTS
@@ -22,8 +23,6 @@ own_modules.load_entry_points(own_modules.AGENTS)
 # The config of any agent. The command line takes its options from this union. Its members are known
 # only at run time.
 if TYPE_CHECKING:
-    from programs.experiment import Experiment
-
     AgentConfig = object
 else:
     AgentConfig = functools.reduce(operator.or_, AGENTS)
@@ -101,13 +100,20 @@ class MemberConfig(Checked):
         return bool(self.run or self.history.of)
 
 
-def check(experiment: Experiment) -> None:
+def check(
+    policies: Mapping[str, MemberConfig], topology: str, updates: int, replay: ReplayConfig
+) -> None:
     """Checks the names of the policies of a set, and that they can train in the topology.
+
+    Args:
+      policies: by name.
+      topology: of the experiment, as the other arguments.
+      updates: its budget of updates.
+      replay: that of policies without one of their own.
 
     Raises:
       ValueError: they cannot.
     """
-    policies, topology = experiment.policies, experiment.topology
     for name in policies:
         if not name.isidentifier():
             raise ValueError(
@@ -121,10 +127,10 @@ def check(experiment: Experiment) -> None:
         )
     if topology == "single_process":
         return
-    replays = [experiment.replay, *(member.replay for member in policies.values())]
-    if experiment.updates and any(replay and replay.min_actors for replay in replays):
+    replays = [replay, *(member.replay for member in policies.values())]
+    if updates and any(own and own.min_actors for own in replays):
         raise ValueError(
             "Experiment: updates must be 0 with policies and replay.min_actors, because actors "
             "would wait for params of a learner that has ended; got "
-            f"{experiment.updates}. Use --frames."
+            f"{updates}. Use --frames."
         )

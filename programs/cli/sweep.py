@@ -12,9 +12,9 @@ import tyro
 
 from programs.cli import env_options, experiment_options
 from programs.cli.options import UsageError, parse
-from programs.cluster_config import RayConfig
 from programs.env_config import Option
 from programs.experiment import Experiment, ProgramConfig
+from programs.program_config import RayConfig
 from programs.sets.members import RunSet, is_set
 
 _SEARCH_TASKS = 4  # of a Slurm array, unless --jobs says otherwise

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from programs import module_path
-from programs.cluster_config import GROUPS, RayConfig
 from programs.experiment import ProgramConfig
+from programs.program_config import GROUPS, RayConfig
 from programs.topologies import environment
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of
 

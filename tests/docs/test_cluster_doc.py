@@ -47,7 +47,7 @@ def test_every_command_of_the_page_is_one(monkeypatch):
 
 
 def test_every_option_of_the_table_is_in_the_config():
-    from programs.cluster_config import RayConfig
+    from programs.program_config import RayConfig
 
     page = (DOCS / "cluster.md").read_text()
     options = re.findall(r"^\| `([a-z][a-z-]*)", page[page.index("Who gets what") :], re.MULTILINE)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from programs.cluster_config import RayConfig
 from programs.experiment import ProgramConfig, from_json, to_json
 from programs.launchers import ray_cluster
 from programs.launchers.ray_nodes import RayNodes
+from programs.program_config import RayConfig
 from programs.run import launch
 from tests.programs.clusters import wait_until_empty
 from tests.programs.running import dqn, params, ppo, run, same, series, threads

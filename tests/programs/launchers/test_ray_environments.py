@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from programs.cluster_config import RayConfig
 from programs.experiment import ProgramConfig
 from programs.launchers import ray_cluster
 from programs.launchers.ray_runner import NodeRunner
+from programs.program_config import RayConfig
 from rlstack.rpc import versions
 from tests.programs.clusters import VARIABLES, wait_until_empty
 

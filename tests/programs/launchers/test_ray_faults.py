@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from programs.cluster_config import RayConfig
 from programs.presets import preset
+from programs.program_config import RayConfig
 from programs.run import train
 from programs.run.launch import ProgramError
 from rlstack.acting.evaluator import EvaluatorConfig

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from programs.cluster_config import RayConfig
 from programs.experiment import ProgramConfig
 from programs.presets import preset
+from programs.program_config import RayConfig
 from programs.sets import processes
 from programs.sweeps import ray_hosts, search
 from programs.sweeps.space import Range

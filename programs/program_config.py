@@ -1,15 +1,18 @@
-"""Programs on a Ray cluster and with several learner processes: config and checks."""
+"""The nodes of a program, and what each topology and launcher needs: config and checks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from rlstack.checks import Checked
+from rlstack.learning.learner import LearnerConfig
+from rlstack.replay import ReplayConfig
 
-if TYPE_CHECKING:
-    from programs.experiment import Experiment
+Topology = Literal["single_process", "fused", "heavy_env", "light_env", "distributed"]
+IN_ONE_PROCESS = ("single_process", "fused")
 
 GROUPS = ("coordinator", "replay", "learner", "inferencer", "actor", "evaluator")
 _WITH_LEARNER = ("replay", "coordinator")
@@ -75,43 +78,109 @@ class RayConfig(Checked):
         return "" if leader == "any" else leader
 
 
-def check(experiment: Experiment) -> None:
+@dataclasses.dataclass(frozen=True)
+class ProgramConfig(Checked):
+    """The nodes of a topology of several processes, and how actors and learner keep pace."""
+
+    num_actors: int = 2
+    """Number of actors, each with env.num_envs environments."""
+    num_inferencers: int = 1
+    """Number of inference services, among which actors are divided (light_env, distributed)."""
+    trainers: Literal["one_each", "one"] = "one_each"
+    """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
+    launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
+    """What runs the nodes. processes: one process each, on this machine.
+    threads: all nodes in this process, so that a debugger can stop in any of them.
+    launchpad: one process each, as nodes of a Launchpad program (CPython 3.10 only).
+    ray: the hosts of a Ray cluster, for the topology distributed only."""
+    transport: Literal["auto", "direct", "zmq", "courier"] = "auto"
+    """What carries calls between nodes. direct: nothing, for launch threads only; arrays are not
+    copied. zmq: ZeroMQ, encrypted, for the nodes of this run only. courier: Launchpad's; neither.
+    auto: direct with threads; else courier where it is installed, and zmq elsewhere."""
+    pacing: Literal["asynchronous", "lock_step"] = "asynchronous"
+    """asynchronous: actors act while the learner learns.
+    lock_step: actors wait for it, as in a single process, so that a run can be repeated exactly."""
+    params_interval: float = 0.02
+    """Seconds between two requests for newer params, where they are fetched in the background."""
+    max_restarts: int = 10
+    """How often one actor or inference service may restart before the program fails."""
+    silence_seconds: float = 60.0
+    """Seconds without a sign of life after which a node's process is killed (launch processes).
+    Actors, inference services and the evaluator are then restarted; other nodes end the program.
+    A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
+    0 for no limit, as under a debugger."""
+    interface: str = ""
+    """Network interface (such as eth0) or IPv4 address at which servers listen; 0.0.0.0 is all.
+    By default loopback, or under Ray the address that the cluster uses for the host."""
+    ray: RayConfig = RayConfig()
+    """The Ray cluster, for launch ray."""
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "num_actors", "num_inferencers")
+        self.require_at_least(0, "max_restarts")
+        rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"
+        self.require("num_inferencers", self.num_inferencers <= self.num_actors, rule)
+        rule = "zmq or courier, because nodes in several processes cannot call one another directly"
+        self.require("transport", self.transport != "direct" or self.launch == "threads", rule)
+        self.require("params_interval", self.params_interval > 0, "positive")
+        enough = self.silence_seconds == 0 or 5 <= self.silence_seconds < math.inf
+        self.require("silence_seconds", enough, "0, or at least 5")
+
+
+def check(
+    topology: Topology,
+    program: ProgramConfig,
+    replay: ReplayConfig,
+    learner: LearnerConfig,
+    policies: Sequence[str],
+) -> None:
     """Checks what a Ray cluster and several learner processes need.
+
+    Args:
+      topology: of the experiment, as the other arguments.
+      program: its nodes.
+      replay: its replay.
+      learner: its learner.
+      policies: the names of several policies.
 
     Raises:
       ValueError: something is missing; the message says what to change.
     """
-    if experiment.program.launch == "ray" and experiment.topology != "distributed":
+    if program.launch == "ray" and topology != "distributed":
         raise ValueError(
             "Experiment: topology must be distributed with launch ray, because the nodes of other "
-            f"topologies share memory; got {experiment.topology}. Add --topology distributed."
+            f"topologies share memory; got {topology}. Add --topology distributed."
         )
-    count = experiment.learner.processes
-    if count == 1:
+    if learner.processes == 1:
         return
-    for field, came, rule, advice in _limits(experiment, count):
+    for field, came, rule, advice in _limits(topology, program, replay, learner, policies):
         raise ValueError(
-            f"Experiment: {field} must be {rule} with learner.processes {count}; got {came}. "
-            f"{advice}"
+            f"Experiment: {field} must be {rule} with learner.processes {learner.processes}; got "
+            f"{came}. {advice}"
         )
 
 
-def _limits(experiment: Experiment, count: int) -> Iterator[tuple[str, Any, str, str]]:
+def _limits(
+    topology: Topology,
+    program: ProgramConfig,
+    replay: ReplayConfig,
+    learner: LearnerConfig,
+    policies: Sequence[str],
+) -> Iterator[tuple[str, Any, str, str]]:
     """Yields fields that do not fit several learner processes, with value, rule and advice."""
-    program, replay, learner = experiment.program, experiment.replay, experiment.learner
-    one = "Or use --learner.processes 1."
-    if experiment.in_one_process:
+    count, one = learner.processes, "Or use --learner.processes 1."
+    if topology in IN_ONE_PROCESS:
         rule = "heavy_env, light_env or distributed"
-        yield "topology", experiment.topology, rule, "--learner.devices needs no processes."
-    if experiment.policies:
-        yield "policies", ", ".join(experiment.policies), "empty", one
+        yield "topology", topology, rule, "--learner.devices needs no processes."
+    if policies:
+        yield "policies", ", ".join(policies), "empty", one
     if program.launch not in ("processes", "ray"):
         yield "program.launch", program.launch, "processes or ray", one
     if program.pacing != "asynchronous":
         yield "program.pacing", program.pacing, "asynchronous", one
     if replay.min_actors:
         yield "replay.min_actors", replay.min_actors, "0", one
-    if experiment.topology == "distributed" and replay.chosen_service != "table":
+    if topology == "distributed" and replay.chosen_service != "table":
         yield "replay.service", replay.chosen_service, "table", "Add --replay.service table."
     if learner.prefetch == "on":
         yield "learner.prefetch", learner.prefetch, "auto or off", one
