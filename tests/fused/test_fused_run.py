@@ -202,7 +202,7 @@ def test_an_environment_that_gives_nan_ends_the_run_with_a_checkpoint(tmp_path):
 @pytest.mark.chosen
 def test_an_interruption_saves_a_checkpoint(tmp_path, monkeypatch):
     calls = []
-    call = Fused._call
+    call = Fused.call
 
     def interrupting(self, limits):
         calls.append(limits)
@@ -212,7 +212,7 @@ def test_an_interruption_saves_a_checkpoint(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return call(self, limits)
 
-    monkeypatch.setattr(Fused, "_call", interrupting)
+    monkeypatch.setattr(Fused, "call", interrupting)
     with pytest.raises(Interrupted):
         run(ppo(updates=10**6), tmp_path / "run")
     assert len(calls) == 3
