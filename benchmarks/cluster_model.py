@@ -72,7 +72,8 @@ class Cluster(NamedTuple):
     """A cluster. A learner process and its replay share a host, and have a share of the actors."""
 
     actors: int
-    sums_ms: float = 0.0  # that sums add to an update of two learners; 0 for what was measured
+    # Milliseconds that summing gradients adds to an update of two learners; 0: the measured value.
+    sums_ms: float = 0.0
     actor_frames: float = 0.0  # frames/s that an environment allows; 0 if only the core limits it
     actors_per_service: int = 10
     actors_per_host: int = 16

@@ -78,7 +78,7 @@ class Versions:
             slot = int(np.flatnonzero(self._frames < 0)[0])
         else:
             at = self._frames[slots]
-            # The one whose neighbours are closest, never the first.
+            # Replaces the version with the smallest gap around it. The first version stays.
             gaps = np.append(at[2:], frames) - at[:-1]
             slot = int(slots[1 + int(np.argmin(gaps))])
         self._frames[slot], self._ids[slot] = frames, self._ids.max() + 1

@@ -210,7 +210,7 @@ class Group:
         self.states = self.states._replace(learning=learning)
         split = self._split(learning)
         for i, source in enumerate(sources):
-            if source != i:  # a run that has ended keeps what it had then
+            if source != i:  # a run that has ended keeps its params of that time
                 self.members[i].learner.take(split[i])
 
     def _parts(self, values: Values) -> Parts:
