@@ -195,11 +195,8 @@ class _Table(Table):
                 getattr(self.game, "close", lambda: None)()
 
 
-class SeatEnv(dm_env.Environment):
-    """The environment of one seat, for the pools of this package.
-
-    A pool calls `announce` for all its environments before it steps any of them, so the first seat
-    to step finds the actions of all.
+class EnvOfSeat(dm_env.Environment):
+    """The environment of one seat of any game, for the pools of this package.
 
     Attributes:
       game: the game, which all its seats share.
@@ -207,12 +204,11 @@ class SeatEnv(dm_env.Environment):
       last_metrics: the numbers of the newest step, which pools log at the end of an episode.
     """
 
-    def __init__(self, table: _Table, seed: int) -> None:
+    def __init__(self, table: Table, seed: int) -> None:
         """Takes the next free seat."""
         self.game, self.seat = table.game, len(table.seeds)
-        self.last_metrics: Mapping[str, float] = {}
+        self.last_metrics: Mapping[str, Any] = {}
         table.seeds.append(seed)
-        self._table = table
 
     def observation_spec(self) -> Tree:
         """Returns the spec of one seat's observation."""
@@ -221,6 +217,19 @@ class SeatEnv(dm_env.Environment):
     def action_spec(self) -> Tree:
         """Returns the spec of one seat's action."""
         return self.game.action_spec
+
+
+class SeatEnv(EnvOfSeat):
+    """The environment of one seat of a `SeatGame`.
+
+    A pool calls `announce` for all its environments before it steps any of them, so the first seat
+    to step finds the actions of all.
+    """
+
+    def __init__(self, table: _Table, seed: int) -> None:
+        """Takes the next free seat."""
+        super().__init__(table, seed)
+        self._table = table
 
     def announce(self, action: Tree | None, together: bool) -> None:
         """Takes the next action, None for a new game, before any environment steps."""

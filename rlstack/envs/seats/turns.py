@@ -23,7 +23,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Tree
-from rlstack.envs.seats.game import Seats, Table
+from rlstack.envs.seats.game import EnvOfSeat, Seats, Table
 from rlstack.envs.seats.showing import ACTION_MASK
 
 
@@ -226,29 +226,13 @@ class _TurnTable(Table):
         return playable(seen, waits=True)
 
 
-class TurnEnv(dm_env.Environment):
-    """The environment of one seat, for the pools of this package.
-
-    Attributes:
-      game: the game, which all its seats share.
-      seat: the number of this seat.
-      last_metrics: the numbers of the last step, which pools log at the end of an episode.
-    """
+class TurnEnv(EnvOfSeat):
+    """The environment of one seat of a `TurnGame`."""
 
     def __init__(self, table: _TurnTable, seed: int) -> None:
         """Takes the next free seat."""
-        self.game, self.seat = table.game, len(table.seeds)
-        self.last_metrics: Mapping[str, Any] = {}
-        table.seeds.append(seed)
+        super().__init__(table, seed)
         self._table = table
-
-    def observation_spec(self) -> Tree:
-        """Returns the spec of one seat's observation."""
-        return self.game.observation_spec
-
-    def action_spec(self) -> Tree:
-        """Returns the spec of one seat's action."""
-        return self.game.action_spec
 
     def announce(self, action: Tree | None, together: bool) -> None:
         """Takes the next action, None for a new game, before any environment steps."""
