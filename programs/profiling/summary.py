@@ -13,6 +13,7 @@ from programs.profiling.profile import (
     ENVIRONMENTS,
     LEARNING,
     OTHER,
+    SERVING,
     WRITING,
 )
 from programs.tracking.run_dir import RunDir
@@ -46,6 +47,7 @@ _ADVICE = {
     DRAWING: "The learner waits for data: use more actors or environments.",
     WRITING: "Actors wait for space in the replay: the learner is slower than they are. Use a "
     "smaller network, fewer epochs, or an accelerator (docs/devices.md).",
+    SERVING: "The service waits: actors or the learner limit the speed.",
     COMPILED: "Acting, environments and updates are one function; the trace shows its operations.",
     OTHER: "The trace shows it.",
 }

@@ -148,7 +148,7 @@ def test_the_learner_state_is_donated_and_nobody_else_holds_it():
     assert_close({**saved, "params": published}, before, atol=0, rtol=0)
     learner.load(saved)
     learner.step(sample())
-    learner.load(saved)  # what was loaded is not donated
+    learner.load(saved)  # the learner donates its own copy of the loaded state
     assert_close(learner.save(), before, atol=0, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""Mixed precision: which numbers have which type, and what is refused."""
+"""Mixed precision: types of params, activations and losses; networks that are refused."""
 
 import dataclasses
 

@@ -11,7 +11,7 @@ from dm_env import specs
 from rlstack.envs.seats.game import GameStep
 
 ROWS, COLUMNS = 6, 7
-WAIT = COLUMNS  # the action of the seat whose turn it is not
+WAIT = COLUMNS  # the only action of a seat that waits for its turn
 _HEIGHT = ROWS + 1  # bits of a column of a bitboard; the highest one stays empty
 _DIRECTIONS = (1, _HEIGHT - 1, _HEIGHT, _HEIGHT + 1)  # up, the two diagonals, across
 

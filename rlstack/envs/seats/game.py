@@ -1,4 +1,4 @@
-"""Games whose seats act at the same time, as rows of a pool: `SeatGame` and `Seats`.
+"""Games in which all seats act at the same time, as rows of a pool: `SeatGame` and `Seats`.
 
 A pool has one row for each seat, and the seats of one game are consecutive rows. `Seats` builds the
 environment of each row from a class of games: ``SyncEnv(Seats(MyGame), 8)`` has four games of two

@@ -1,4 +1,4 @@
-"""A game whose rewards tell which action reached which seat."""
+"""A game with rewards that show which action each seat received."""
 
 import numpy as np
 from dm_env import specs

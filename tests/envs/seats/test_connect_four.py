@@ -1,4 +1,4 @@
-"""The rules of Connect Four: who wins, who waits, and what is legal."""
+"""The rules of Connect Four: wins, waiting seats and legal actions."""
 
 import numpy as np
 import pytest
