@@ -79,11 +79,15 @@ class Hellos:
           The connection, which blocks; None if the wait ended without one.
         """
         deadline = time.monotonic() + timeout
-        while keep_waiting() and time.monotonic() < deadline:
+        over = False
+        while not over:
+            over = not keep_waiting() or time.monotonic() >= deadline
             with self._lock:
                 if self._closed:
                     return None
-                if not self._known.get(token):
+                if over:
+                    self._read_all()
+                elif not self._known.get(token):
                     self._read(_POLL)
                 if callers := self._known.get(token):
                     caller = callers.pop(0)
@@ -91,8 +95,18 @@ class Hellos:
                     return caller
         return None
 
-    def _read(self, timeout: float) -> None:
-        """Accepts connections and reads what they have sent; waits for either."""
+    def _read_all(self) -> None:
+        """Reads what has arrived: a game may have sent a HELLO with a refusal, and ended."""
+        for _ in range(2 * _MOST):
+            if not self._read(0.0):
+                return
+
+    def _read(self, timeout: float) -> bool:
+        """Accepts connections and reads what they have sent; waits for either.
+
+        Returns:
+          Whether there was anything.
+        """
         with selectors.DefaultSelector() as selector:
             for sock in (self._listening, *self._new):
                 selector.register(sock, selectors.EVENT_READ)
@@ -104,6 +118,7 @@ class Hellos:
                 self._drop(sock, f"a game must begin with HELLO; got nothing for {_PATIENCE:g} s")
         if self._listening in ready:
             self._accept()
+        return bool(ready)
 
     def _accept(self) -> None:
         try:

@@ -18,6 +18,7 @@ import pytest
 from rlstack.checks import EnvError
 from rlstack.entity.inverted import GameError, SocketGame
 from rlstack.entity.inverted.client import Connection
+from rlstack.entity.inverted.listener import Listener
 from rlstack.entity.inverted.wire import MAGIC
 from rlstack.envs import SyncEnv
 from tests.entity.inverted import games
@@ -225,6 +226,21 @@ def test_strangers_do_not_end_a_game_nor_the_wait_for_one():
         over.set()
         stranger.join(10)
     assert len(met) > 20
+
+
+def test_the_hello_of_a_game_that_has_ended_is_read(tmp_path):
+    """The game refuses its options, so it ends at once; a stranger connected before."""
+    listener = Listener(f"unix:{tmp_path / 's'}")
+    listener.hellos.expect("ours")
+    with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as game:
+        for sock in (stranger, game):
+            sock.connect(listener.address.removeprefix("unix:"))
+        game.sendall(frame(1, MAGIC + struct.pack("<II", 1, 4) + b"ours"))
+        game.close()
+        caller = listener.accept("ours", 10.0, keep_waiting=lambda: False)
+    listener.close()
+    assert caller is not None
+    caller.connection.close()
 
 
 def test_games_at_one_address_find_their_own_connections(tmp_path):

@@ -51,13 +51,16 @@ class Doubler:
 
     def __init__(self, directory, coordinator, stop):
         self._directory, self._coordinator, self._stop = directory, coordinator, stop
+        self._runs = threading.Event()
 
     @remote(idempotent=True)
     def double(self, x):
+        assert self._runs.wait(60.0)  # some launchers answer calls before `run`
         return 2 * x
 
     def run(self):
         print("doubling", flush=True)
+        self._runs.set()
         while not self._stop.wait(POLL) and not is_over(self._coordinator):
             pass
         (self._directory.path / "told").touch()
