@@ -27,13 +27,29 @@ class Acting(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What happened in a call."""
+    """What happened in some steps, of each environment; the sums are `total`'s."""
 
-    frames: Array  # [] int32
-    episodes: Array  # [] int32, that ended
-    returns: Array  # [] float32, the sum of their returns
-    lengths: Array  # [] float32, the sum of their lengths
+    frames: Array  # [B] int32
+    episodes: Array  # [B] int32, that ended
+    returns: Array  # [B] float32, the sum of their returns
+    lengths: Array  # [B] float32, the sum of their lengths
     bad: Array  # [B] bool, where a reward or an observation was not finite
+
+    def total(self) -> Tally:
+        """Returns the sums over the environments, ``[]``; ``bad`` stays ``[B]``."""
+        return Tally(
+            self.frames.sum(), self.episodes.sum(), self.returns.sum(), self.lengths.sum(), self.bad
+        )
+
+    def after(self, earlier: Tally) -> Tally:
+        """Returns what happened in these steps and in earlier ones."""
+        return Tally(
+            earlier.frames + self.frames,
+            earlier.episodes + self.episodes,
+            earlier.returns + self.returns,
+            earlier.lengths + self.lengths,
+            earlier.bad | self.bad,
+        )
 
 
 class Actors:
@@ -67,9 +83,8 @@ class Actors:
 
     def tally(self) -> Tally:
         """Returns a tally of nothing."""
-        none = jnp.zeros((), jnp.int32)
-        bad = jnp.zeros(self.num_envs, bool)
-        return Tally(none, none, jnp.zeros(()), jnp.zeros(()), bad)
+        none, zeros = jnp.zeros(self.num_envs, jnp.int32), jnp.zeros(self.num_envs)
+        return Tally(none, none, zeros, zeros, jnp.zeros(self.num_envs, bool))
 
     def step(
         self, params: Params, version: Array, acting: Acting, tally: Tally
@@ -94,16 +109,18 @@ class Actors:
 
         last = timestep.last()
         returns, lengths = acting.returns + timestep.reward, acting.lengths + 1
-        tally = Tally(
-            tally.frames + (~timestep.first()).sum(dtype=jnp.int32),
-            tally.episodes + last.sum(dtype=jnp.int32),
-            tally.returns + jnp.where(last, returns, 0.0).sum(),
-            # n actions give n + 1 steps
-            tally.lengths + jnp.where(last, lengths - 1, 0).sum().astype(jnp.float32),
-            tally.bad | self._is_bad(received),
+        # Sums over the environments wait for the end of the iteration: in each step of a small
+        # batch, they would take a noticeable part of the time.
+        stepped = Tally(
+            (~timestep.first()).astype(jnp.int32),
+            last.astype(jnp.int32),
+            jnp.where(last, returns, 0.0),
+            jnp.where(last, lengths - 1, 0).astype(jnp.float32),  # n actions give n + 1 steps
+            self._is_bad(received),
         )
         returns, lengths = jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths)
-        return Acting(env, received, next_state, next_key, returns, lengths), tally, transition
+        acting = Acting(env, received, next_state, next_key, returns, lengths)
+        return acting, stepped.after(tally), transition
 
     def _action(self, action: PyTree) -> PyTree:
         """Returns the action in the environment's dtypes and bounds, as pools do."""

@@ -42,7 +42,7 @@ class Report(NamedTuple):
     """What happened in a call."""
 
     iterations: Array  # [] int32
-    tally: Tally
+    tally: Tally  # the total
     updates: Updates
 
 
@@ -196,13 +196,14 @@ class FusedLoop:
     def _nothing(self, state: LoopState) -> Report:
         """Returns the report of no iterations."""
         none = self._updater.none(state.learning, self._replay.batch_spec(state.replay))
-        return Report(jnp.zeros((), jnp.int32), self._actors.tally(), none)
+        return Report(jnp.zeros((), jnp.int32), self._actors.tally().total(), none)
 
     def _iterate(self, state: LoopState, report: Report, most: Array) -> tuple[LoopState, Report]:
-        *after, tally, updates = self._replay.iterate(*state, report.tally, report.updates, most)
+        before = self._actors.tally()._replace(bad=report.tally.bad)
+        *after, tally, updates = self._replay.iterate(*state, before, report.updates, most)
         state = LoopState(*after)
         state = self._devices.constrained(state, self._axes(state))
-        return state, Report(report.iterations + 1, tally, updates)
+        return state, Report(report.iterations + 1, tally.total().after(report.tally), updates)
 
     def _axes(self, state: LoopState) -> LoopState:
         """Returns the axis of environments of each array; see `Devices`."""

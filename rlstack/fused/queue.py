@@ -85,7 +85,7 @@ class Queue:
           learning: the state of learning.
           acting: the state of acting.
           last: the step that the last unroll ended with.
-          tally: of what happened before.
+          tally: of this iteration so far; ``bad`` has what happened before it too.
           updates: what was learned before.
           most: number of updates, ever, after which no update is made, [] int32.
         """

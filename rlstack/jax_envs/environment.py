@@ -126,35 +126,45 @@ class BatchedEnv:
           state: of the environments.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
-        return jax.vmap(self._step)(state, action)
-
-    def _first(self, rng_key: PRNGKey) -> tuple[PRNGKey, PyTree, PyTree]:
-        next_key, key = jax.random.split(rng_key)
-        env, observation = self._env.reset(key)
-        return next_key, self._typed(env), self._seen(observation)
-
-    def _step(self, state: BatchState, action: PyTree) -> tuple[BatchState, TimeStep]:
-        # Each row uses its key once, either to start an episode or to continue one.
-        next_key, key = jax.random.split(state.rng_key)
-        first_env, first_observation = self._env.reset(key)
-        outcome = self._env.step(key, state.env, action)
-
-        def choose(first: PyTree, other: PyTree) -> PyTree:
-            return jax.tree.map(lambda x, y: jnp.where(state.over, x, y), first, other)
-
-        env = choose(self._typed(first_env), self._typed(outcome.state))
-        observation = choose(self._seen(first_observation), self._seen(outcome.observation))
+        keys = jax.vmap(jax.random.split)(state.rng_key)
+        next_key, outcome = keys[:, 0], jax.vmap(self._env.step)(keys[:, 1], state.env, action)
+        env, observation = self._begin(state.rng_key, state.over, outcome)
         terminated = jnp.asarray(outcome.terminated, bool)
         ends = (terminated | jnp.asarray(outcome.truncated, bool)) & ~state.over
         step_type = jnp.where(ends, StepType.LAST, StepType.MID)
         reward = jnp.asarray(outcome.reward, jnp.float32)
         timestep = TimeStep(
             jnp.where(state.over, StepType.FIRST, step_type).astype(jnp.int32),
-            jnp.where(state.over, 0.0, reward).astype(jnp.float32),
+            jnp.where(state.over, 0.0, reward),
             jnp.where(terminated & ~state.over, 0.0, 1.0).astype(jnp.float32),
             observation,
         )
         return BatchState(env, next_key, ends), timestep
+
+    def _first(self, rng_key: PRNGKey) -> tuple[PRNGKey, PyTree, PyTree]:
+        next_key, key = jax.random.split(rng_key)
+        env, observation = self._env.reset(key)
+        return next_key, self._typed(env), self._seen(observation)
+
+    def _begin(self, rng_key: PRNGKey, over: Array, outcome: Any) -> tuple[PyTree, PyTree]:
+        """Returns the states and observations of an outcome, and of new episodes where over.
+
+        A row uses its key once, either to continue an episode or to start one.
+        """
+        later = self._typed(outcome.state), self._seen(outcome.observation)
+
+        def begin() -> tuple[PyTree, PyTree]:
+            first = jax.vmap(self._first)(rng_key)[1:]
+            choose = jax.vmap(jnp.where)
+            return jax.tree.map(lambda x, y: choose(over, x, y), first, later)
+
+        def begin_some() -> tuple[PyTree, PyTree]:
+            # Most steps of a few environments begin no episode, and a reset may cost as much as a
+            # step.
+            return jax.lax.cond(over.any(), begin, lambda: later)
+
+        # An accelerator's branch would wait for its condition on the host.
+        return jax.lax.platform_dependent(cpu=begin_some, default=begin)
 
     def _typed(self, env: PyTree) -> PyTree:
         return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), env, self._dtypes)

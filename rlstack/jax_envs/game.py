@@ -110,31 +110,20 @@ class BatchedGame(BatchedEnv):
         """
         by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)
         keys, over = state.rng_key[:: self.num_seats], state.over[:: self.num_seats]
-        env, next_key, ends, timestep = jax.vmap(self._step_game)(state.env, keys, over, by_game)
-        return BatchState(env, self._spread(next_key), self._spread(ends)), self._rows(timestep)
-
-    def _step_game(
-        self, env: PyTree, rng_key: PRNGKey, over: Array, action: PyTree
-    ) -> tuple[PyTree, PRNGKey, Array, TimeStep]:
-        """Steps one game; the step that it returns has an axis of seats."""
-        next_key, key = jax.random.split(rng_key)
-        first_env, first_observation = self._game.reset(key)
-        outcome = self._game.step(key, env, action)
-
-        def choose(first: PyTree, other: PyTree) -> PyTree:
-            return jax.tree.map(lambda x, y: jnp.where(over, x, y), first, other)
-
+        both = jax.vmap(jax.random.split)(keys)
+        next_key, outcome = both[:, 0], jax.vmap(self._game.step)(both[:, 1], state.env, by_game)
+        env, observation = self._begin(keys, over, outcome)
         ends = jnp.asarray(outcome.over, bool) & ~over
         step_type = jnp.where(ends, StepType.LAST, StepType.MID)
         kinds = jnp.where(over, StepType.FIRST, step_type).astype(jnp.int32)
-        reward = jnp.asarray(outcome.reward, jnp.float32)
+        reward, terminated = jnp.asarray(outcome.reward, jnp.float32), outcome.terminated
         timestep = TimeStep(
-            jnp.full(self.num_seats, kinds),
-            jnp.where(over, 0.0, reward),
-            jnp.where(jnp.asarray(outcome.terminated, bool) & ~over, 0.0, 1.0),
-            choose(self._seen(first_observation), self._seen(outcome.observation)),
+            self._spread(kinds),
+            jnp.where(state.over, 0.0, self._rows(reward)),
+            jnp.where(self._rows(jnp.asarray(terminated, bool)) & ~state.over, 0.0, 1.0),
+            self._rows(observation),
         )
-        return choose(self._typed(first_env), self._typed(outcome.state)), next_key, ends, timestep
+        return BatchState(env, self._spread(next_key), self._spread(ends)), timestep
 
     def _rows(self, by_game: PyTree) -> PyTree:
         """Turns ``[B / S, S, ...]`` into ``[B, ...]``."""

@@ -83,6 +83,27 @@ def test_the_rules_of_time_hold_in_any_episode(seed, actions):
             assert discount == (0.0 if kind == LAST and length != 2 else 1.0)
 
 
+def test_only_steps_that_begin_an_episode_reset():
+    """On the CPU, where a branch costs less than a reset."""
+    resets = []
+
+    class Counted(Scripted):
+        def reset(self, rng_key):
+            jax.debug.callback(lambda: resets.append(None))
+            return super().reset(rng_key)
+
+    env = BatchedEnv(Counted())
+    state, timestep = jax.jit(env.reset)(env.keys(range(3)))
+    step = jax.jit(env.step)
+    for _ in range(20):
+        ended = (timestep.step_type == LAST).any()
+        jax.block_until_ready(timestep)
+        resets.clear()
+        state, timestep = step(state, jnp.zeros(3, jnp.int32))
+        jax.effects_barrier()
+        assert bool(resets) == ended
+
+
 @pytest.mark.parametrize("kind", TOYS)
 def test_toys_keep_the_time_rules_and_their_specs(kind):
     with SyncEnv(kind, 3, "jax", seed=5) as env:
