@@ -22,11 +22,12 @@ def several(setup: Setup) -> Graph:
     experiment, learning = setup.experiment, setup.learning
     graph = Graph(experiment.topology)
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
+    first, *others = learning
     replays: dict[str, SharedMemory | Handle] = {
         own.policy: replay_service(graph, own, coordinator)
         if experiment.topology == "distributed"
         else SharedMemory(own.experiment, own.step)
-        for own in learning
+        for own in (*others, first)  # as the learners, since Ray puts each with the same of these
     }
     learners = _learners(graph, setup, replays, coordinator)
     services = {
@@ -51,13 +52,21 @@ def _learners(
     coordinator: Handle,
 ) -> dict[str, Handle]:
     """Adds the learners of all policies; that of the first one writes the checkpoints of all."""
+    restarts = setup.learner_restarts
     if setup.experiment.program.trainers == "one":
-        together = graph.service(LEARNER, TogetherLearnerNode, setup, replays, coordinator)
+        together = graph.service(
+            LEARNER, TogetherLearnerNode, setup, replays, coordinator, restartable=restarts
+        )
         return dict.fromkeys(replays, together)
     first, *others = setup.learning
     following = {
         own.policy: graph.service(
-            own.node(LEARNER), FollowingLearnerNode, own, replays[own.policy], coordinator
+            own.node(LEARNER),
+            FollowingLearnerNode,
+            own,
+            replays[own.policy],
+            coordinator,
+            restartable=restarts,
         )
         for own in others
     }
@@ -68,5 +77,6 @@ def _learners(
         replays[first.policy],
         coordinator,
         following,
+        restartable=restarts,
     )
     return {first.policy: leading, **following}
