@@ -2,7 +2,7 @@
 
 
 class _AfterRestart:
-    def __init__(self, policy, updates=100):
+    def __init__(self, policy, updates=40):
         self._name, self._updates = f"{policy}/learner/steps", updates
         self._before = None  # steps at the restart
 
