@@ -22,12 +22,11 @@ def several(setup: Setup) -> Graph:
     experiment, learning = setup.experiment, setup.learning
     graph = Graph(experiment.topology)
     coordinator = graph.service("coordinator", CoordinatorNode, setup)
-    first, *others = learning
     replays: dict[str, SharedMemory | Handle] = {
         own.policy: replay_service(graph, own, coordinator)
         if experiment.topology == "distributed"
         else SharedMemory(own.experiment, own.step)
-        for own in (*others, first)  # as the learners, since Ray puts each with the same of these
+        for own in learning
     }
     learners = _learners(graph, setup, replays, coordinator)
     services = {
