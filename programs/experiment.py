@@ -190,7 +190,7 @@ class Experiment(Checked):
 
     def _check_policies(self) -> None:
         """Checks what several policies exclude."""
-        member_config.check(self.policies, self.topology, self.updates, self.replay)
+        member_config.check(self.policies, self.topology, self.updates, self.replay, self.program)
         self.require("data", not self.data, "empty with policies: nothing is acted")
         if self.env.wait_num:
             raise ValueError(

@@ -32,7 +32,8 @@ class Node:
     # With a `Handle` for every node that this one calls; handles may also be the values of a dict.
     args: tuple[object, ...]
     kind: Literal["worker", "service", "server"]
-    restartable: bool = False  # True if the node holds nothing that the program needs
+    # True if the node holds nothing that the program needs, or can restore it.
+    restartable: bool = False
     client: Callable[[str], object] | None = None  # of a server: makes a client for an address
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from agents import AGENTS
 from programs import own_modules
+from programs.program_config import ProgramConfig
 from rlstack.checks import Checked
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
@@ -101,7 +102,11 @@ class MemberConfig(Checked):
 
 
 def check(
-    policies: Mapping[str, MemberConfig], topology: str, updates: int, replay: ReplayConfig
+    policies: Mapping[str, MemberConfig],
+    topology: str,
+    updates: int,
+    replay: ReplayConfig,
+    program: ProgramConfig,
 ) -> None:
     """Checks the names of the policies of a set, and that they can train in the topology.
 
@@ -110,6 +115,7 @@ def check(
       topology: of the experiment, as the other arguments.
       updates: its budget of updates.
       replay: that of policies without one of their own.
+      program: its nodes.
 
     Raises:
       ValueError: they cannot.
@@ -128,7 +134,15 @@ def check(
     if topology == "single_process":
         return
     replays = [replay, *(member.replay for member in policies.values())]
-    if updates and any(own and own.min_actors for own in replays):
+    in_rounds = any(own and own.min_actors for own in replays)
+    if program.on_learner_loss == "restart" and (in_rounds or program.pacing == "lock_step"):
+        came = "replay.min_actors" if in_rounds else "program.pacing lock_step"
+        raise ValueError(
+            "Experiment: program.on_learner_loss must be end with program.pacing lock_step and "
+            "replay.min_actors, in which actors wait for all learners, so that no policy could go "
+            f"on without one; got restart with {came}. --resume continues a run that has ended."
+        )
+    if updates and in_rounds:
         raise ValueError(
             "Experiment: updates must be 0 with policies and replay.min_actors, because actors "
             "would wait for params of a learner that has ended; got "

@@ -88,6 +88,10 @@ class ProgramConfig(Checked):
     """Number of inference services, among which actors are divided (light_env, distributed)."""
     trainers: Literal["one_each", "one"] = "one_each"
     """Nodes that learn, with several policies. one_each: one node for each. one: one for all."""
+    on_learner_loss: Literal["end", "restart"] = "end"
+    """What to do when the learner of one of several policies is lost. end: the run fails, and
+    --resume continues it. restart: that learner continues from the last checkpoint, and the other
+    policies go on; needs pacing asynchronous, and no rounds."""
     launch: Literal["processes", "threads", "launchpad", "ray"] = "processes"
     """What runs the nodes. processes: one process each, on this machine.
     threads: all nodes in this process, so that a debugger can stop in any of them.
@@ -103,10 +107,12 @@ class ProgramConfig(Checked):
     params_interval: float = 0.02
     """Seconds between two requests for newer params, where they are fetched in the background."""
     max_restarts: int = 10
-    """How often one actor or inference service may restart before the program fails."""
+    """How often in a row one actor or inference service, or with on_learner_loss restart a learner,
+    may restart before the program fails."""
     silence_seconds: float = 60.0
     """Seconds without a sign of life after which a node's process is killed (launch processes).
-    Actors, inference services and the evaluator are then restarted; other nodes end the program.
+    Actors, inference services and the evaluator are then restarted; other nodes end the program
+    (a learner with on_learner_loss restart does not).
     A thread gives the signs, so a long computation is no silence unless it holds Python's lock.
     0 for no limit, as under a debugger."""
     interface: str = ""

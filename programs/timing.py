@@ -39,6 +39,13 @@ ATTEMPT = 12.0
 HEARTBEAT = 2.0
 # ...and without a sign for this long, the coordinator ends the program.
 LEARNER_LOST = 60.0
+# Where the learners of several policies may restart, one that has been silent for this long is
+# lost, until its next sign: a few signs are missing. Actors then go on without it.
+LEARNER_ABSENT = 5.0
+# One that was started again waits this long before it begins. Actors look once a second whether
+# the owner of their replay's memory has ended; then they free it, and the new memory fits. And all
+# nodes have reported which params they have, so that the new ones get a later version.
+LEARNER_RETURN = 1.5
 # The display's period. Twice a second reads as continuous and costs the coordinator little.
 DISPLAY_PERIOD = 0.5
 
@@ -53,6 +60,11 @@ ASK_PART = 1.0
 # Between two requests of an actor for new earlier versions of a policy. Nodes learn of everything
 # else with this delay too.
 EXCHANGE_PERIOD = REPORT_PERIOD
+# One such request, where learners may restart: the actor acts for other policies too, and goes on
+# without a learner that is lost. An answer takes no computation, but may be large.
+EXCHANGE = 2.0
+# Between two such requests to a learner that has not given its part: it may have been restarted.
+ASK_PART_AGAIN = 1.0
 # Between two checks for the parts; they are small next to what writing a checkpoint takes.
 PARTS_POLL = 0.02
 # An actor whose replay is full.
@@ -73,6 +85,8 @@ SHARED_PARAMS = 12.0
 # Pulls of params may fail for this long before acting fails. A learner that has failed ends the
 # program much sooner, and a learner that compiles or saves may delay a pull.
 PARAMS_PULL = 30.0
+# The same where learners may restart. One that stays silent ends the program sooner.
+PARAMS_PULL_RESTART = 90.0
 
 # Restarts of actors, inference services and the evaluator.
 
@@ -152,6 +166,8 @@ assert 2 * ATTEMPT < COORDINATOR_LOST < COORDINATOR_LOST_TO_OTHERS - GRACE_TO_SA
 # The learner's own complaint about the coordinator comes first, since it has then saved.
 assert 4 * HEARTBEAT < COORDINATOR_LOST < LEARNER_LOST
 assert COORDINATOR_LOST_TO_OTHERS < START
+assert 2 * HEARTBEAT < LEARNER_ABSENT < LEARNER_LOST < PARAMS_PULL_RESTART
+assert 1.0 + 2 * REPORT_PERIOD < LEARNER_RETURN
 assert REPLAY_LINGER < GRACE_TO_SAVE
 assert PARTS_POLL < LEARNER_SAMPLE and PARTS_AT_END + 2 * ASK_PART < GRACE_TO_SAVE
 # A waiting node learns of the end within its grace period.

@@ -24,7 +24,7 @@ from programs.graph import Node
 from programs.launchers import compiled, local, wiring
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
-from programs.nodes.base import OVER, SAVING, Setup
+from programs.nodes.base import OVER, SAVING, Setup, is_learner
 from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
@@ -74,7 +74,8 @@ def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
 
 def grace_of(node: Node) -> float:
     """Returns the seconds from a signal until a node is killed."""
-    return timing.GRACE if node.restartable else timing.GRACE_TO_SAVE
+    saves = not node.restartable or is_learner(node.name)
+    return timing.GRACE_TO_SAVE if saves else timing.GRACE
 
 
 def run(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -19,11 +21,12 @@ from programs.components.hooks import make_step_processor
 from programs.components.replay import ProgramReplay, ReplayWriter
 from programs.components.seeds import acting_key, role_seed
 from programs.experiment import EnvConfig, Experiment
-from programs.nodes.base import RUNNING, CoordinatorClient, Setup
+from programs.nodes.base import LEARNER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.group import shares
 from programs.nodes.lock_step import ACT, STOP, WAIT
 from programs.nodes.params import pull_params
 from programs.nodes.replay import program_replay
+from programs.nodes.several.writer import RenewedWriter
 from programs.profiling.profile import Profile
 from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerLike
@@ -192,7 +195,7 @@ class LearningPart:
         """
         self._setup, self._rank, self._program = setup, rank, program
         self._share, self._rank_there = shares.of_actor(setup, rank)
-        self._replay = program_replay(self._share, replay)
+        self._replay = replay
         self._learner, self._service = learner, service
         self._agent = make_agent(setup.experiment, setup.spec)
         setup.register_records(self._agent)
@@ -206,7 +209,24 @@ class LearningPart:
         if self._service is not None:
             with program.phase("waiting for the inference service"):
                 program.wait_for(self._service.is_ready)
-        self._writer = self._replay.writer(self._rank_there, lambda: memory)
+        self._writer: ReplayWriter
+        if self._setup.learner_restarts:
+            self._writer = program.wait_for(self._renewed_writer)
+        else:
+            self._writer = self._open_writer(lambda: memory)
+
+    def _open_writer(self, find_memory: Callable[[], str]) -> ReplayWriter:
+        replay = copy.copy(self._replay)  # a client of its own, which a writer closes
+        return program_replay(self._share, replay).writer(self._rank_there, find_memory)
+
+    def _renewed_writer(self) -> RenewedWriter:
+        open_writer = functools.partial(self._open_writer, self._learner.replay_name)
+        return RenewedWriter(open_writer, self._setup.node(LEARNER), self._program)
+
+    @property
+    def has_learner(self) -> bool:
+        """Whether the learner is there, as far as the actor knows."""
+        return not isinstance(self._writer, RenewedWriter) or self._writer.has_learner
 
     def begin(self) -> WaitingReplay:
         """Makes what chooses the actions; returns where to add the steps."""
@@ -330,6 +350,8 @@ class WaitingReplay:
         gauges = {"actor/add_wait_seconds": self._waited}
         if self.gate is not None:
             gauges["actor/round_wait_seconds"] = self.gate.waited
+        if isinstance(self._writer, RenewedWriter):
+            gauges["actor/discarded_steps"] = self._writer.discarded
         if self._versions is not None:
             gauges["params/version"] = float(self._versions[0])
         return gauges

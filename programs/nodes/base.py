@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -98,6 +99,12 @@ class Setup:
         """Returns the name of the policy's node of a group: GROUP, or with several GROUP/POLICY."""
         return f"{group}/{self.policy}" if self.policy else group
 
+    @property
+    def learner_restarts(self) -> bool:
+        """Whether a learner of several policies that is lost is started again."""
+        several = bool(self.policy or self.experiment.policies)
+        return several and self.experiment.program.on_learner_loss == "restart"
+
     @functools.cached_property
     def step(self) -> Transition:
         """The `transition_spec`. Access it once before pickling, so that nodes find it cached."""
@@ -126,6 +133,8 @@ class ProgramState(NamedTuple):
     train_seconds: float = 0.0  # with timed_frames: see programs.tracking.progress
     timed_frames: int = 0
     granted: int = 0  # to an actor: frames of its incarnation after which it must report again
+    # Where learners may restart: the incarnation of each one that is there, by name.
+    learners: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -188,6 +197,7 @@ class CoordinatorClient:
     Attributes:
       gauges: returns the current values that a report sends; called for each report.
       incarnation: how often this node has been restarted.
+      has_lasting_work: whether a restart would not lose all that this node has done.
     """
 
     def __init__(
@@ -207,6 +217,7 @@ class CoordinatorClient:
         self._patience = getattr(_thread, "coordinator_lost", None) or lost
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         self.incarnation = incarnation()
+        self.has_lasting_work = True
         self._counts: dict[str, float] = {}
         self._logs: dict[str, list[np.ndarray]] = {}
         self._unanswered: dict[str, np.ndarray] = {}  # logs that may have arrived
@@ -295,8 +306,14 @@ class CoordinatorClient:
         self._dismissed = True
 
     def ran_seconds(self) -> float:
-        """Returns for how long this node has worked: since its first report."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        """Returns for how long this node has worked: since its first report.
+
+        It is 0 if a restart would lose all of it, because the same error then comes back however
+        late.
+        """
+        if self._began is None or not self.has_lasting_work:
+            return 0.0
+        return time.monotonic() - self._began
 
     def check_end(self) -> None:
         """Checks that this node may end now.

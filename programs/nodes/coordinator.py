@@ -81,7 +81,7 @@ class Coordinator:
             earlier=directory.metrics,
             events=Events(self._events.send, self._position) if listens else None,
         )
-        self._state = ProgramState(env_frames=start.env_frames)
+        self._state = ProgramState(env_frames=start.env_frames, learners={})
         self._policies = Policies(experiment)
         self._budget = FrameBudget(experiment.frames, self._policies.unroll)
         self._learner_steps = dict.fromkeys(self._policies.learners, 0)
@@ -146,7 +146,15 @@ class Coordinator:
             made, total = int(counts.get("env_frames", -1)), self._state.env_frames
             granted = 0 if made < 0 else self._budget.grant(node, made, total, known.seen)
             progress = self._periodic.progress(total)
-            return self._state._replace(granted=granted, **progress._asdict())._asdict()
+            there = self._policies.present(self._nodes, self._silences)
+            answer = {**progress._asdict(), "granted": granted, "learners": there}
+            return {**self._state._asdict(), **answer}
+
+    @remote(idempotent=True)
+    def newest_version(self, learner: str) -> int:
+        """Returns the newest version of a learner's params that a node is known to have had."""
+        with self._lock:
+            return max(self._policies.in_use(learner, self._nodes), self._learner_steps[learner])
 
     @remote(idempotent=True)
     def alive(self, node: str) -> None:

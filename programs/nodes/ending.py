@@ -9,6 +9,7 @@ from programs.tracking import open_files
 from programs.tracking.run_lock import ClaimLostError
 from rlstack.acting.params import ParamsClosedError, ParamsError
 from rlstack.devices.group import GroupLostError
+from rlstack.learning.learner import NonFiniteError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
 
@@ -71,4 +72,6 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
         secondary=isinstance(error, _SECONDARY),
         passing=isinstance(error, _PASSING),
         ran_seconds=ran_seconds,
+        # Its text says which update it was, and which of its values are not finite.
+        kind=type(error).__name__ if isinstance(error, NonFiniteError) else "",
     )

@@ -52,6 +52,10 @@ class Silences:
         """Takes a sign of life."""
         self._seconds[node] = 0.0
 
+    def of(self, node: str) -> float:
+        """Returns for how long a node has been silent, in seconds; 0 if it is not counted."""
+        return self._seconds.get(node, 0.0)
+
     def check(self, nodes: Iterable[str], passed: float) -> None:
         """Checks that none of these nodes has been silent for too long; others are not counted.
 

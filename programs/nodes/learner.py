@@ -70,9 +70,7 @@ class LearnerNode:
         self._learner = Learner(
             learner_config, agent, self._replay, role_key(experiment.seed, "learner")
         )
-        if setup.restored is not None:
-            with self._program.phase(f"restoring {setup.restored.name}"):
-                self._load(setup.restored)
+        self._restore()
         on_host = OnHost()
         self._publisher = ParamsPublisher(
             self._learner, lambda params: codec.encode(on_host(params))
@@ -98,6 +96,12 @@ class LearnerNode:
     def _join(self) -> LearnerConfig:
         """Prepares JAX before its first computation; returns the config of the learner."""
         return self._setup.experiment.learner
+
+    def _restore(self) -> None:
+        """Restores the checkpoint, if the program resumes from one."""
+        if self._setup.restored is not None:
+            with self._program.phase(f"restoring {self._setup.restored.name}"):
+                self._load(self._setup.restored)
 
     def _replay_setup(self) -> Setup:
         """Returns the setup of the replay that this learner reads."""

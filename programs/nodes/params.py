@@ -52,7 +52,9 @@ def pull_params(
             shared = HostParams(f"{client.publication()}-{address_towards(client.host)}", get)
             get = shared.get
     source = RemoteParams(get, codec.decode)
-    background = ParamsPuller(source, interval, patience=timing.PARAMS_PULL)
+    restarts = cfg.on_learner_loss == "restart"
+    patience = timing.PARAMS_PULL_RESTART if restarts else timing.PARAMS_PULL
+    background = ParamsPuller(source, interval, patience=patience)
 
     def close() -> None:
         client.close()  # first; otherwise closing would wait for a learner that has ended

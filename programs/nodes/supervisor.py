@@ -58,6 +58,7 @@ class End(NamedTuple):
     secondary: bool = False  # whether the failure of another node may be the cause
     passing: bool = False  # whether the same may succeed at the next try, as when a host is away
     ran_seconds: float = 0.0  # since the node began its work, without the time of its start
+    kind: str = ""  # of errors that are one error whatever the reason says; empty for others
 
 
 STOPPED = End(reason=_SIGNALLED, passing=True)  # of a node whose process received a signal
@@ -132,7 +133,8 @@ class RestartPolicy:
         """
         self.failures += 1
         self._in_a_row = 1 if lived_seconds >= self._forgotten_after else self._in_a_row + 1
-        reason = re.sub(r"0x[0-9a-f]+", "0x", end.reason)  # addresses of objects differ
+        # Addresses of objects differ.
+        reason = end.kind or re.sub(r"0x[0-9a-f]+", "0x", end.reason)
         came_back = bool(reason) and reason == self._last_reason
         self._last_reason = reason
         if self._in_a_row > self._max_restarts:

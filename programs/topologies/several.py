@@ -51,13 +51,21 @@ def _learners(
     coordinator: Handle,
 ) -> dict[str, Handle]:
     """Adds the learners of all policies; that of the first one writes the checkpoints of all."""
+    restarts = setup.learner_restarts
     if setup.experiment.program.trainers == "one":
-        together = graph.service(LEARNER, TogetherLearnerNode, setup, replays, coordinator)
+        together = graph.service(
+            LEARNER, TogetherLearnerNode, setup, replays, coordinator, restartable=restarts
+        )
         return dict.fromkeys(replays, together)
     first, *others = setup.learning
     following = {
         own.policy: graph.service(
-            own.node(LEARNER), FollowingLearnerNode, own, replays[own.policy], coordinator
+            own.node(LEARNER),
+            FollowingLearnerNode,
+            own,
+            replays[own.policy],
+            coordinator,
+            restartable=restarts,
         )
         for own in others
     }
@@ -68,5 +76,6 @@ def _learners(
         replays[first.policy],
         coordinator,
         following,
+        restartable=restarts,
     )
     return {first.policy: leading, **following}

@@ -182,14 +182,21 @@ class SeveralActorNode:
         while may_act(self._program, frames):
             frames = self._step(actors)
             if self._histories and time.monotonic() >= due:
-                self._exchange()
-                due = time.monotonic() + timing.EXCHANGE_PERIOD
+                answered = self._exchange()
+                pause = timing.EXCHANGE_PERIOD if answered else timing.LEARNER_ABSENT
+                due = time.monotonic() + pause
 
-    def _exchange(self) -> None:
-        """Exchanges the results of games for new versions."""
-        for player in self._histories.values():
-            with contextlib.suppress(UnavailableError):
-                exchange(player)
+    def _exchange(self) -> bool:
+        """Exchanges the results of games for new versions; returns whether all learners answer."""
+        answered = True
+        for name, player in self._histories.items():
+            of = self._division.members[name].cfg.history.of
+            if self._parts[of].has_learner:
+                try:
+                    exchange(player)
+                except UnavailableError:
+                    answered = False
+        return answered
 
     def _act_in_lock_step(
         self, actors: Mapping[str, Actor], replays: Mapping[str, WaitingReplay]

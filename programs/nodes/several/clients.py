@@ -19,12 +19,33 @@ class _OfPolicy:
         call = getattr(self.__dict__["_learners"], method)
         return lambda *arguments: call(self._policy, *arguments)
 
+    @property
+    def host(self) -> str:
+        """The host of the node."""
+        return self._learners.host
+
+    def call(self, method: str, arguments: tuple, timeout: float) -> Any:
+        """Calls a method of the learner; see `RemoteObject.call`."""
+        return self._learners.call(method, (self._policy, *arguments), timeout=timeout)
+
     def __copy__(self) -> _OfPolicy:
         return _OfPolicy(copy.copy(self._learners), self._policy)
 
     def close(self) -> None:
         """Closes the client; see `RemoteObject.close`."""
         self._learners.close()
+
+
+class SoonLost:
+    """A client of a learner whose calls wait for less long than usual."""
+
+    def __init__(self, learner: Any, seconds: float) -> None:
+        """Takes a client, and the seconds that each call may take."""
+        self._learner, self._seconds = learner, seconds
+
+    def __getattr__(self, method: str) -> Any:
+        learner, seconds = self.__dict__["_learner"], self.__dict__["_seconds"]
+        return lambda *arguments: learner.call(method, arguments, timeout=seconds)
 
 
 def learner_of(setup: Setup, learner: RemoteObject) -> Any:

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Mapping
 
 from programs.components.agent import make_agent
-from programs.nodes.base import Setup
+from programs.nodes.base import OVER, Setup
 from programs.nodes.evaluator import EvaluatorNode, newest_params
 from programs.nodes.several.clients import learner_of
 from programs.nodes.several.versions import CopiedVersions, copied_versions
 from programs.policy_sets.evaluation import SetEvaluator
 from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import Evaluation
-from rlstack.rpc import RemoteObject
+from rlstack.rpc import RemoteObject, UnavailableError
 from rlstack.types import Params
 
 
@@ -43,6 +43,15 @@ class SeveralEvaluatorNode(EvaluatorNode):
         return SetEvaluator(setup.experiment, division, setup.spec, self._versions).evaluate
 
     def _newest_params(self) -> Params:
+        while True:
+            try:
+                return self._ask_for_params()
+            except UnavailableError:
+                # A learner that is lost comes back, or the program ends.
+                if not self._setup.learner_restarts or self._program.poll().phase == OVER:
+                    raise
+
+    def _ask_for_params(self) -> Params:
         for versions in self._versions.values():
             versions.exchange()
         return {

@@ -16,16 +16,20 @@ import numpy as np
 
 from programs import timing
 from programs.components.replay import ProgramReplay
-from programs.nodes.base import OVER, RUNNING, ProgramState, Setup
+from programs.nodes.base import LEARNER, OVER, RUNNING, ProgramState, Setup
+from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.learner import LearnerNode
 from programs.nodes.several.parts import Part, PartFiles, joined, part_of
 from programs.nodes.several.versions import KeptVersions
+from rlstack.learning.learner import LearnerConfig
 from rlstack.replay import ReplayTimeoutError
-from rlstack.rpc import RemoteObject, UnavailableError, remote
+from rlstack.rpc import RemoteObject, StoppedError, UnavailableError, remote
 from rlstack.storage import checkpoint
 from rlstack.types import PyTree
 
 _log = logging.getLogger(__name__)
+
+_NUMBERS = 1_000_000  # of checkpoints, for each incarnation of the learner that writes them
 
 
 class PolicyLearnerNode(LearnerNode):
@@ -33,7 +37,63 @@ class PolicyLearnerNode(LearnerNode):
 
     When its updates are spent, it discards what the actors still make for it, so that they go on
     for the other policies.
+
+    If the program restarts it, it continues from the newest checkpoint. Its params get later
+    versions than the ones that were lost, so that no node takes them for old. Versions count
+    updates, so updates that were lost count too, as frames do.
     """
+
+    def __init__(
+        self,
+        setup: Setup,
+        replay: ProgramReplay | RemoteObject,
+        coordinator: RemoteObject,
+        stop: threading.Event,
+    ) -> None:
+        """Makes the learner; arguments as for `LearnerNode`."""
+        self._stop = stop
+        super().__init__(setup, replay, coordinator, stop)
+
+    def _join(self) -> LearnerConfig:
+        if self._is_restarted:
+            self._program.poll(now=True)  # so that the coordinator knows that it is back
+            self._stop.wait(timing.LEARNER_RETURN)
+        # Without a newer checkpoint, an error that comes back is always the same one.
+        self._program.has_lasting_work = not self._setup.learner_restarts
+        return super()._join()
+
+    @property
+    def _is_restarted(self) -> bool:
+        return bool(self._program.incarnation) and self._setup.learner_restarts
+
+    def _restore(self) -> None:
+        if not self._is_restarted:
+            super()._restore()
+            return
+        with contextlib.closing(Heartbeat(self._coordinator, self.name)):
+            path = checkpoint.newest_intact(self._setup.directory.checkpoints)
+            if path is not None:
+                with self._program.phase(f"restoring {path.name}"):
+                    self._load(path)
+            newest = self._newest_version()
+        begun = "anew, because there is no checkpoint" if path is None else f"from {path.name}"
+        self._program.note(f"continues {begun}")
+        if newest > self._learner.version:
+            self._learner.version = newest + 1
+        self._replay.set_params_version(self._learner.version)
+
+    def run(self) -> None:
+        """Learns as `LearnerNode.run`; first says that this learner is there."""
+        if self._setup.learner_restarts:
+            self._poll(now=True)  # actors do not discard their steps while it compiles
+        super().run()
+
+    def _newest_version(self) -> int:
+        """Asks the coordinator for the newest version of the params that were published."""
+        while self._program.poll().phase != OVER:  # it may also be needed to save
+            with contextlib.suppress(UnavailableError):
+                return int(self._coordinator.newest_version(self.name))
+        raise StoppedError(f"{self.name}: the program ended while this node started")
 
     @remote()
     def exchange(self, name: str, known: np.ndarray, results: Sequence[Sequence[float]]) -> bytes:
@@ -88,7 +148,7 @@ class FollowingLearnerNode(PolicyLearnerNode):
         stop: threading.Event,
     ) -> None:
         """Makes the learner; arguments as for `LearnerNode`."""
-        self._stop, self._asked, self._given = stop, 0, 0
+        self._asked = self._given = 0
         self._last = False  # whether the last part has been asked for
         self._files = PartFiles(setup.directory)
         self._files.remove(setup.policy)
@@ -99,13 +159,14 @@ class FollowingLearnerNode(PolicyLearnerNode):
         """Asks for the part of the checkpoint of this number.
 
         Args:
-          number: 1 for the first checkpoint of the program.
+          number: of the checkpoint; repeated calls have the same one.
           last: whether it is the last.
         """
         self._last, self._asked = last, number
 
     def _save_if_due(self, state: ProgramState) -> None:
-        del state
+        if state.phase == RUNNING:
+            self._last = False  # if it was, for the learner that asks: it has been restarted
         number = self._asked
         if number == self._given:
             return
@@ -114,6 +175,7 @@ class FollowingLearnerNode(PolicyLearnerNode):
             tree, metadata = self._tree()
             self._files.write(self._setup.policy, number, Part(tree, metadata))
         self._given = number
+        self._program.has_lasting_work = True
 
     def _between_rounds(self) -> None:
         self._save_if_due(self._poll())
@@ -159,9 +221,31 @@ class LeadingLearnerNode(PolicyLearnerNode):
           others: the other policies' learners, or clients of them.
           stop: as for `LearnerNode`.
         """
-        self._others, self._number, self._last = others, 0, False
+        self._others = others
         self._files = PartFiles(setup.directory)
         super().__init__(setup, replay, coordinator, stop)
+        # A restarted learner must not ask with a number that was answered before.
+        self._number = self._program.incarnation * _NUMBERS
+
+    def _save_if_due(self, state: ProgramState) -> None:
+        if self._lost(state):
+            return  # it stays due
+        super()._save_if_due(state)
+        if self._saved_frames >= 0:
+            self._program.has_lasting_work = True
+
+    def _save(self, state: ProgramState) -> None:
+        # A host may have been cut off for so long that another one has this learner now.
+        ends = state.phase == OVER and not self._stop.is_set()
+        if ends and self._setup.learner_restarts and self.name not in state.learners:
+            return
+        super()._save(state)
+
+    def _lost(self, state: ProgramState) -> list[str]:
+        """Returns the other policies whose learners are being restarted."""
+        if state.phase != RUNNING or not self._setup.learner_restarts:
+            return []
+        return [name for name in self._others if f"{LEARNER}/{name}" not in state.learners]
 
     def _rest(self) -> None:
         self._save_if_due(self._poll())
@@ -172,6 +256,9 @@ class LeadingLearnerNode(PolicyLearnerNode):
         parts = self._parts(last=state.phase != RUNNING)
         if len(parts) < len(self._others):
             missing = ", ".join(name for name in self._others if name not in parts)
+            if self._poll().phase != OVER:  # it is written when the learner is back
+                self._checkpoints, self._saved_frames = self._checkpoints - 1, -1
+                return
             _log.warning("No checkpoint is written: %s gave no part before the end.", missing)
             return
         trees = {self._setup.policy: tree, **{name: part.tree for name, part in parts.items()}}
@@ -180,23 +267,35 @@ class LeadingLearnerNode(PolicyLearnerNode):
         super()._write(state, joined(trees), metadata)
 
     def _parts(self, *, last: bool) -> dict[str, Part]:
-        """Asks the other learners for their parts, and returns those that come before the end."""
+        """Asks the other learners for their parts, and returns those that come before the end.
+
+        It gives up if one of them is lost while the program runs.
+        """
         parts: dict[str, Part] = {}
-        asked: set[str] = set()
+        asked: dict[str, float] = {}  # when
         until = math.inf
         while len(parts) < len(self._others) and time.monotonic() < until:
-            if self._poll().phase == OVER:
+            state = self._poll()
+            if self._lost(state):
+                break
+            if state.phase == OVER:
                 until = min(until, time.monotonic() + timing.PARTS_AT_END)
             for name, learner in self._others.items():
-                if name not in asked:
+                if name in parts:
+                    continue
+                # A learner that has been restarted since does not know that it was asked.
+                if time.monotonic() > asked.get(name, -math.inf) + timing.ASK_PART_AGAIN:
                     with contextlib.suppress(UnavailableError):
-                        if isinstance(learner, RemoteObject):
-                            arguments = (self._number, last)
-                            learner.call("give_part", arguments, timeout=timing.ASK_PART)
-                        else:
-                            learner.give_part(self._number, last)
-                        asked.add(name)
-                if name not in parts and (part := self._files.take(name, self._number)):
+                        self._ask(learner, last)
+                        asked[name] = time.monotonic()
+                if part := self._files.take(name, self._number):
                     parts[name] = part
             time.sleep(timing.PARTS_POLL)
         return parts
+
+    def _ask(self, learner: RemoteObject | FollowingLearnerNode, last: bool) -> None:
+        """Asks another learner for its part; raises UnavailableError."""
+        if isinstance(learner, RemoteObject):
+            learner.call("give_part", (self._number, last), timeout=timing.ASK_PART)
+        else:
+            learner.give_part(self._number, last)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from programs import timing
 from programs.experiment import Experiment
-from programs.nodes.base import LEARNER
+from programs.nodes.base import LEARNER, NodeStatus
+from programs.nodes.heartbeat import Silences
 from programs.policy_sets.members import divide
 
 
@@ -40,10 +42,38 @@ class Policies:
         processes = experiment.learner.processes
         several = [f"{LEARNER}/{index}" for index in range(processes)] if processes > 1 else []
         self.nodes = frozenset(several or self.learners)
+        self._restarts = bool(self._rows) and experiment.program.on_learner_loss == "restart"
 
     def learner_of(self, node: str) -> str:
         """Returns the learner of which a node reports the updates."""
         return node if node in self.learners else LEARNER  # a process of the only learner
+
+    def present(self, nodes: Mapping[str, NodeStatus], silences: Silences) -> dict[str, int]:
+        """Returns the incarnation of each learner that is there, if learners may restart.
+
+        A learner is there once its `run` has begun, and until it is silent.
+        """
+        if not self._restarts:
+            return {}
+        return {
+            name: nodes[name].incarnation
+            for name in self.learners
+            if name in nodes
+            and "learner_steps" in nodes[name].counts
+            and silences.of(name) < timing.LEARNER_ABSENT
+        }
+
+    def in_use(self, learner: str, nodes: Mapping[str, NodeStatus]) -> int:
+        """Returns the newest version of a learner's params that a node acts with; -1 for none.
+
+        A learner that is killed may have published it before it could report it itself.
+
+        Args:
+          learner: its name.
+          nodes: all nodes, by name.
+        """
+        gauge = f"{learner.partition('/')[2]}/params/version"
+        return int(max((node.gauges.get(gauge, -1) for node in nodes.values()), default=-1))
 
     def counters(
         self, env_frames: int, learner_steps: Mapping[str, int]

@@ -92,6 +92,11 @@ class TogetherLearnerNode:
         return self._learners[policy].next_params(newer_than, seconds)
 
     @remote(idempotent=True)
+    def publication(self, policy: str) -> str:
+        """See `LearnerNode.publication`."""
+        return self._learners[policy].publication()
+
+    @remote(idempotent=True)
     def replay_name(self, policy: str) -> str:
         """See `LearnerNode.replay_name`."""
         return self._learners[policy].replay_name()

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from programs import timing
 from programs.components.agent import make_agent
 from programs.member_config import HistoryConfig
 from programs.nodes.base import Setup
-from programs.nodes.several.clients import learner_of
+from programs.nodes.several.clients import SoonLost, learner_of
 from programs.policy_sets.members import Member
 from programs.policy_sets.versions import Versions
 from rlstack.acting.on_host import OnHost
 from rlstack.agent import Agent
-from rlstack.rpc import RemoteObject, codec
+from rlstack.rpc import RemoteObject, UnavailableError, codec
 from rlstack.types import Params, PyTree
 
 Results = Sequence[tuple[int, int, float]]  # slot, number of the version, score of the policy
@@ -109,7 +110,12 @@ class CopiedVersions(Versions):
           UnavailableError: the learner does not answer; the results may be lost.
         """
         results, self._results = self._results, []
-        encoded = self._learner.exchange(self._name, self._known, results)
+        try:
+            encoded = self._learner.exchange(self._name, self._known, results)
+        except UnavailableError:
+            # A learner that is restarted may number other versions as those that it has lost.
+            self._known = np.full_like(self._known, -1)
+            raise
         changed = self.take(codec.decode(encoded))
         self._known = self.numbers
         return changed
@@ -128,4 +134,6 @@ def copied_versions(
     of = next(own for own in setup.learning if own.policy == member.cfg.history.of)
     agent = make_agent(of.experiment, setup.spec)
     learner = learner_of(of, learners[of.policy])
+    if setup.learner_restarts:
+        learner = SoonLost(learner, timing.EXCHANGE)
     return CopiedVersions(member.cfg.history, member.name, agent, learner)

@@ -209,6 +209,12 @@ def test_an_error_that_comes_back_at_once_with_the_same_text_is_final():
     assert restarts.failed(5.0, told("ValueError: <f at 0x7f02>", ran=1.0)) is None
 
 
+def test_errors_of_one_kind_are_the_same_error_whatever_they_say():
+    restarts = policy(10)
+    assert restarts.failed(5.0, told("NonFiniteError: update 9", kind="NonFiniteError")) == 0.2
+    assert restarts.failed(5.0, told("NonFiniteError: update 12", kind="NonFiniteError")) is None
+
+
 @pytest.mark.parametrize(
     "second",
     [told("ValueError: other"), told(ran=30.0), told(passing=True), End()],
