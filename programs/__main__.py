@@ -27,7 +27,9 @@ commands:
   report DIR ...           compare finished runs: statistics, tables, pictures, an HTML page
   record RUN_DIR           play episodes with a run's newest params into a dataset for train --data
   play ENV                 play an entity environment by hand, alone or guided by a run's agent
-  watch RUN_DIR            show how a run's agent plays, in the terminal or as a video
+  play RUN_DIR --seat SEAT play in one seat of a game, with a run's policies in the others
+  watch RUN_DIR ...        show how a run's agent plays, in the terminal or as a video; several runs
+                           of a game of several seats play against one another
   export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
   top [RUN_DIR ...]        show running and finished programs in a table that updates
   dashboard [DIR]          show runs on a local web page: curves, nodes, waits, comparison

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
 from programs.cli import env_options
-from programs.cli.options import parse
+from programs.cli.options import UsageError, parse
 from programs.env_config import Option
 from programs.policy_sets import tournament
 from programs.reports import normalisation
@@ -208,54 +209,92 @@ def record(args: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _PlayOptions:
-    """Play an entity environment by hand, in the terminal."""
+    """Play an entity environment by hand, in the terminal. With --seat, play in one seat of a game
+    against the policies of a run."""
 
     env: tyro.conf.Positional[str]
-    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable"."""
+    """A game of rlstack.entity.games, such as mine-sweeper, or "module:callable". With --seat, the
+    directory of a run, or of a checkpoint; ":NAME" after it lets this one of its policies play all
+    other seats."""
+    seat: str = ""
+    """Your seat, by name or number. The policies of the run play the others."""
     checkpoint: Path | None = None
     """The directory of a run. Shows the value and the action probabilities of its agent, and plays
     with the environment options of the run."""
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
     """Options of the game, as names and values. They override those of the run."""
     agent: bool = False
-    """Let the Enter key play the agent's choice. Needs --checkpoint."""
-    seed: int = 0
-    """Seed of the game."""
+    """Let the Enter key play the agent's choice. Needs --checkpoint or --seat."""
+    seed: int | None = None
+    """Seed of the game. By default 0, and with --seat the seed of the run."""
     params: Literal["last", "best"] = "last"
     """Which params of the run: the last ones, or those with the best return in an evaluation."""
+    policy: Literal["greedy", "explore"] = "greedy"
+    """How policies play the other seats: greedy takes the best action; explore explores as at the
+    end of training."""
 
 
 def play(args: list[str]) -> int:
     """Runs `rlstack play`."""
-    from programs.policies import play as playing
-
     chosen = parse(_PlayOptions, "rlstack play", args)
-    try:
-        playing.play(
-            chosen.env,
-            checkpoint=chosen.checkpoint,
-            options=chosen.options,
-            agent=chosen.agent,
-            seed=chosen.seed,
-            params=chosen.params,
+    if not chosen.seat and (Path(chosen.env) / "config.json").is_file():
+        raise UsageError(
+            f"{chosen.env} is a run: --seat must say which seat of its game is yours; an entity "
+            "environment of one agent is played by rlstack play GAME --checkpoint RUN_DIR"
         )
+    if chosen.seat and (chosen.checkpoint or chosen.options):
+        raise UsageError(
+            "--seat cannot be combined with --checkpoint or --options: the run has its environment"
+        )
+    try:
+        (_play_seat if chosen.seat else _play_env)(chosen)
     except KeyboardInterrupt as stop:
         print()
         raise Interrupted(signal.SIGINT, saved=False) from stop
     return 0
 
 
+def _play_env(chosen: _PlayOptions) -> None:
+    from programs.policies import play as playing
+
+    playing.play(
+        chosen.env,
+        checkpoint=chosen.checkpoint,
+        options=chosen.options,
+        agent=chosen.agent,
+        seed=chosen.seed or 0,
+        params=chosen.params,
+    )
+
+
+def _play_seat(chosen: _PlayOptions) -> None:
+    from programs.policies.seats import play as playing
+
+    playing.play(
+        chosen.env,
+        chosen.seat,
+        params=chosen.params,
+        greedy=chosen.policy == "greedy",
+        agent=chosen.agent,
+        seed=chosen.seed,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _WatchOptions:
     """Show how the agent of a run plays, with its probabilities and its value: in the terminal, or
-    as a video."""
+    as a video. In games of several seats, runs play against one another."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """The directory of the run."""
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]
+    """The directory of the run. In a game of several seats there may be more, or directories of
+    checkpoints: they play against one another, and change seats from episode to episode. ":NAME"
+    after one lets this one of its policies play all seats for it."""
     video: Path | None = None
     """The video to write, .mp4, .webm or .gif. By default the terminal shows the run."""
-    episodes: int = 1
-    """Number of episodes."""
+    episodes: int | None = None
+    """Number of episodes. By default 1, or one for each of several runs."""
+    results_only: bool = False
+    """Show no steps, only the results. For runs of games of several seats."""
     params: Literal["last", "best"] = "last"
     """Which params: the last ones, or those with the best return in an evaluation of the run."""
     policy: Literal["greedy", "explore"] = "greedy"
@@ -271,22 +310,40 @@ class _WatchOptions:
 def watch(args: list[str]) -> int:
     """Runs `rlstack watch`."""
     from programs.policies import watch as watching
+    from programs.policies.seats import watch as watching_seats
 
     chosen = parse(_WatchOptions, "rlstack watch", args)
-    found = watching.watch(
-        chosen.run_dir,
-        video=chosen.video,
-        episodes=chosen.episodes,
-        params=chosen.params,
-        greedy=chosen.policy == "greedy",
-        seed=chosen.seed,
-        max_steps=chosen.max_steps,
-        fps=chosen.fps,
-    )
-    for total, length in zip(found.returns, found.lengths, strict=True):
-        print(f"return {total:.6g} after {length} steps")
+    if not chosen.run_dirs:
+        raise UsageError("the directory of a run must be given (rlstack watch --help)")
+    if chosen.episodes is not None and chosen.episodes < 1:
+        raise UsageError(f"--episodes must be at least 1; got {chosen.episodes}")
+    settings: dict[str, Any] = {
+        "video": chosen.video,
+        "params": chosen.params,
+        "greedy": chosen.policy == "greedy",
+        "seed": chosen.seed,
+        "max_steps": chosen.max_steps,
+        "fps": chosen.fps,
+    }
+    if watching_seats.is_game_of_seats(chosen.run_dirs):
+        played = watching_seats.watch(
+            chosen.run_dirs,
+            shows=not chosen.results_only,
+            episodes=chosen.episodes,
+            tell=functools.partial(print, flush=True),
+            **settings,
+        )
+        lines, frames = played.summary(), played.frames
+    elif chosen.results_only:
+        raise UsageError("--results-only needs a game of several seats; rlstack eval has results")
+    else:
+        found = watching.watch(chosen.run_dirs[0], episodes=chosen.episodes or 1, **settings)
+        pairs = zip(found.returns, found.lengths, strict=True)
+        lines = [f"return {total:.6g} after {length} steps" for total, length in pairs]
+        frames = found.frames
+    print("\n".join(lines), end="\n" if lines else "")
     if chosen.video is not None:
-        print(f"{chosen.video}: {found.frames} steps")
+        print(f"{chosen.video}: {frames} steps")
     return 0
 
 

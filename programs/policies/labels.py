@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -44,6 +44,19 @@ class Numbers:
         """Returns the number."""
         del name
         return str(choice)
+
+
+class Names(Numbers):
+    """Names the actions of an environment that has a name for each."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Takes the names, in the order of the actions."""
+        self._names = names
+
+    def choice(self, name: str, choice: int) -> str:
+        """Returns the name."""
+        del name
+        return self._names[choice]
 
 
 class GameLabels:

@@ -22,21 +22,17 @@ from programs.components.restored import Which, chosen_checkpoint, read_config
 from programs.env_config import Option
 from programs.policies.labels import GameLabels
 from programs.policies.policy import Policy, Prediction, load
+from programs.policies.seats.asking import Asker, Quit
 from programs.tracking.run_dir import RunDir
 from rlstack.entity.adapter import EntityEnv, as_dm_env
 from rlstack.entity.environment import Environment
 from rlstack.entity.games import GAMES
-from rlstack.entity.spaces import GLOBAL, SelectEntity
+from rlstack.entity.spaces import GLOBAL
 from rlstack.envs import SyncEnv
 from rlstack.references import load_object, nearest
 from rlstack.types import PyTree, TimeStep
 
 Builder = Callable[..., EntityEnv | Environment]  # of a game, by its options
-_MAX_LISTED = 12  # choices listed with their probabilities, the most likely first
-
-
-class _Quit(Exception):  # noqa: N818  (a request, not an error)
-    """The user asked to quit."""
 
 
 def play(
@@ -94,7 +90,7 @@ def play(
         try:
             while True:
                 game.episode()
-        except (_Quit, EOFError):
+        except (Quit, EOFError):
             game.console.print()
         return game.returns
 
@@ -155,8 +151,8 @@ class _Game:
     ):
         self.returns: list[float] = []
         self.console = console
-        self._pool, self._env, self._policy, self._follows = pool, env, policy, follows
-        self._labels = GameLabels(env)
+        self._pool, self._env, self._policy = pool, env, policy
+        self._asker = Asker(console, GameLabels(env), pool.spec.action, follows)
         self._nothing = {k: np.zeros((1, *s.shape), np.int32) for k, s in pool.spec.action.items()}
         self._timestep = pool.reset()
 
@@ -166,7 +162,9 @@ class _Game:
         while not timestep.last()[0]:
             prediction = self._predict(timestep)
             self._show(timestep, prediction)
-            timestep = self._pool.step(self._ask(timestep, prediction))
+            observation = jax.tree.map(lambda x: x[0], timestep.observation)
+            action = self._asker.ask(observation, prediction)
+            timestep = self._pool.step(jax.tree.map(lambda x: x[None], action))
             reward = float(timestep.reward[0])
             total, length = total + reward, length + 1
             self.console.print(f"step {length}: reward {reward:g}, return so far {total:g}")
@@ -174,8 +172,7 @@ class _Game:
         self.returns.append(total)
         ended = "truncated" if timestep.discount[0] else "over"
         self.console.print(f"[bold]The episode is {ended} after {length} steps: return {total:g}.")
-        if self._read("Enter for another, q to quit: ") == "q":
-            raise _Quit
+        self._asker.read("Enter for another, q to quit: ")
         self._timestep = self._pool.step(self._nothing)
 
     def _predict(self, timestep: TimeStep) -> Prediction | None:
@@ -186,101 +183,29 @@ class _Game:
         row = jax.tree.map(lambda x: x[0], timestep)
         return self._policy.predict(row.observation, row.reward)
 
-    # Output.
-
     def _show(self, timestep: TimeStep, prediction: Prediction | None) -> None:
         picture = Panel(Text(str(self._env.game)), expand=False)
-        self.console.print(Columns([picture, *self._entities(timestep.observation)]))
+        observation = jax.tree.map(lambda x: x[0], timestep.observation)
+        self.console.print(Columns([picture, *entity_tables(self._env, observation)]))
         if prediction is not None and prediction.value is not None:
             self.console.print(f"the agent's value: {prediction.value:.3f}")
 
-    def _entities(self, observation: PyTree) -> list[Table]:
-        """Returns a table of features for each entity type that is present."""
-        tables = []
-        space = self._env.game.obs_space
-        for kind, slots in self._env.codec.slots.ranges():
-            is_global = kind == GLOBAL
-            names = space.global_features if is_global else space.entities[kind].features
-            count = 1 if is_global else int(observation["count"][kind][0])
-            if not count or (is_global and not names):
-                continue
-            table = Table("#", *names, title="global" if is_global else kind)
-            for row in range(count):
-                features = observation["features"][kind][0, row].tolist() if names else []
-                hidden = not is_global and not observation["visible"][kind][0, row]
-                number = f"{slots[row]}{' (hidden)' if hidden else ''}"
-                table.add_row(number, *(f"{value:.4g}" for value in features))
-            tables.append(table)
-        return tables
 
-    # Input.
-
-    def _ask(self, timestep: TimeStep, prediction: Prediction | None) -> dict[str, np.ndarray]:
-        """Asks for the choice of every actor; returns the action, int32 [1, capacity] by type."""
-        action = {name: choices.copy() for name, choices in self._nothing.items()}
-        observation, follows = timestep.observation, False
-        for name, choices in action.items():
-            actors = observation["actors"][name][0].tolist()
-            legal = observation["action_mask"][name][0].reshape((len(actors), -1))
-            for row, slot in enumerate(actors):
-                if slot < 0:
-                    continue
-                predicted = None if prediction is None else int(prediction.action[name][row])
-                if not follows:
-                    options = {
-                        int(i): self._labels.choice(name, int(i))
-                        for i in np.flatnonzero(legal[row])
-                    }
-                    chances = None if prediction is None else prediction.probabilities.get(name)
-                    self._list(f"{name} of {self._labels.entity(slot)}", options, predicted,
-                               None if chances is None else chances[row])  # fmt: skip
-                    chosen = self._choose(name, options)
-                    follows = chosen is None
-                choices[0, row] = predicted if follows else chosen
-        return action
-
-    def _list(
-        self, title: str, options: dict[int, str], predicted: int | None, chances: np.ndarray | None
-    ) -> None:
-        order = list(options)
-        if chances is not None:
-            order.sort(key=lambda i: -chances[i])
-        parts = []
-        for i in order[:_MAX_LISTED]:
-            chance = "" if chances is None else f" {chances[i]:.1%}"
-            parts.append(f"{i} {options[i]}{chance}{' *' if i == predicted else ''}")
-        rest = len(order) - _MAX_LISTED
-        self.console.print(Text(f"{title}: {', '.join(parts)}"), end="")
-        self.console.print(f", and {rest} more" if rest > 0 else "")
-
-    def _choose(self, name: str, options: dict[int, str]) -> int | None:
-        """Reads a legal choice; an empty line returns None, if Enter plays the agent's choice."""
-        labels = {label.lower(): i for i, label in options.items()}
-        hint = "number or label, Enter for the agent's: " if self._follows else "number or label: "
-        while True:
-            text = self._read(hint)
-            if not text and self._follows:
-                return None
-            if text in labels:
-                return labels[text]
-            if text.isdecimal() and int(text) in options:
-                return int(text)
-            legal = ", ".join(f"{i} {label}" for i, label in options.items())
-            what = "not legal here" if self._is_masked(name, text) else "not a choice"
-            self.console.print(Text(f"{text!r} is {what}; choose from {legal}, or q to quit."))
-
-    def _is_masked(self, name: str, text: str) -> bool:
-        """Says whether a text names a choice that exists but is not legal for this actor."""
-        count = self._env.codec.slots.total
-        kind = self._env.game.action_space[name]
-        if not isinstance(kind, SelectEntity):
-            count = len(kind.choices)
-        if text.isdecimal():
-            return int(text) < count
-        return text in (self._labels.choice(name, i).lower() for i in range(count))
-
-    def _read(self, hint: str) -> str:
-        text = self.console.input(Text(hint)).strip().lower()
-        if text == "q":
-            raise _Quit
-        return text
+def entity_tables(env: EntityEnv, observation: PyTree) -> list[Table]:
+    """Returns a table of features for each entity type that an observation of a game has."""
+    tables = []
+    space = env.game.obs_space
+    for kind, slots in env.codec.slots.ranges():
+        is_global = kind == GLOBAL
+        names = space.global_features if is_global else space.entities[kind].features
+        count = 1 if is_global else int(observation["count"][kind])
+        if not count or (is_global and not names):
+            continue
+        table = Table("#", *names, title="global" if is_global else kind)
+        for row in range(count):
+            features = observation["features"][kind][row].tolist() if names else []
+            hidden = not is_global and not observation["visible"][kind][row]
+            number = f"{slots[row]}{' (hidden)' if hidden else ''}"
+            table.add_row(number, *(f"{value:.4g}" for value in features))
+        tables.append(table)
+    return tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Mapping
@@ -159,6 +160,16 @@ class Policy:
                 f"environment of the last batch; got {rows.shape}."
             )
         self._first = self._first | rows
+
+    def twin(self, seed: int) -> Policy:
+        """Returns this policy with a state and random numbers of its own.
+
+        What is compiled is shared, so a twin costs nothing.
+        """
+        twin = copy.copy(self)
+        twin._key = role_key(seed, "policy")
+        twin.reset()
+        return twin
 
     def _timestep(self, observation: PyTree, reward: Array | float) -> tuple[TimeStep, bool]:
         """Returns the step ``[B, ...]``, and whether the observation is a batch."""

@@ -25,27 +25,32 @@ class Bar(NamedTuple):
     chosen: bool
 
 
+Bars = tuple[tuple[str, tuple[Bar, ...]], ...]  # the choices of each chooser, by its title
+
+
 class Scene(NamedTuple):
     """One step."""
 
     picture: Picture
     lines: tuple[str, ...]
-    bars: tuple[tuple[str, tuple[Bar, ...]], ...]  # the choices of each chooser, by its title
+    bars: Bars
+    is_last: bool = False  # of an episode
 
 
 def bars_of(
-    prediction: Prediction, observation: PyTree, labels: Labels
-) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
+    prediction: Prediction, observation: PyTree, labels: Labels, most: int = MAX_BARS
+) -> Bars:
     """Returns the bars of all choices at a step.
 
     Args:
       prediction: for one environment.
       observation: of that environment.
       labels: names the choices.
+      most: number of bars, at most.
     """
     chances = prediction.probabilities
     rows = {name: len(table) for name, table in chances.items()}
-    found, left = [], MAX_BARS
+    found, left = [], most
     for name, row, title in labels.choosers(observation, rows):
         shares = chances[name][row]
         legal = np.flatnonzero(shares > 0)

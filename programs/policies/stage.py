@@ -14,10 +14,14 @@ import numpy as np
 from programs.components.environments import environment_spec, make_env
 from programs.env_config import EnvConfig, OpponentsConfig
 from programs.experiment import Experiment
-from programs.policies.labels import GameLabels, Labels, Numbers
+from programs.policies.labels import GameLabels, Labels, Names, Numbers
+from programs.policy_sets.members import seat_names
 from rlstack.entity.adapter import EntityEnv
 from rlstack.envs import SyncEnv, cpp
 from rlstack.envs.factory import GymnasiumBuilder, resolve
+from rlstack.envs.seats.game import EnvOfSeat
+from rlstack.envs.seats.showing import unwrapped
+from rlstack.envs.seats.turns import TurnEnv
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text
@@ -26,13 +30,13 @@ _FPS = 10.0  # of environments that say nothing else
 
 
 class Stage:
-    """An environment that a policy plays and people see.
-
-    In games of several agents, the same policy plays all of them, and the first one is shown.
+    """An environment that policies play and people see.
 
     Attributes:
-      pool: its environments: one, or one for each agent of the game.
-      labels: names what the policy chooses among.
+      seats: the names of the seats of a game; one for an environment of one agent.
+      titles: what people call the seats.
+      pool: its environments: one for each seat.
+      labels: names what the policy of the first seat chooses among.
       fps: pictures in a second.
     """
 
@@ -43,39 +47,74 @@ class Stage:
           ValueError: it cannot be made.
         """
         cfg = experiment.evaluation_env
+        self.seats = seat_names(cfg)
+        self.titles = tuple(f"seat {name}" if name.isdecimal() else name for name in self.seats)
         self._built: list[Any] = []
         builder = _builder(cfg)
         self.pool: Any = None if builder is None else self._in_python(builder, experiment, seed)
         if self.pool is None:
             self._built.clear()
             one = dataclasses.replace(
-                cfg, num_envs=1, num_workers=1, wait_num=0, opponents=OpponentsConfig()
+                cfg,
+                num_envs=len(self.seats),
+                num_workers=1,
+                wait_num=0,
+                opponents=OpponentsConfig(),
             )
             self.pool = make_env(one, seed)
-        env: Any = self._built[0] if self._built else None
-        self.labels: Labels = GameLabels(env) if isinstance(env, EntityEnv) else Numbers()
-        metadata: Mapping[str, Any] = getattr(env, "metadata", None) or {}
+        self.labels: Labels = self.labels_of(0)
+        metadata: Mapping[str, Any] = getattr(self._env_of(0), "metadata", None) or {}
         self.fps = float(metadata.get("render_fps") or _FPS)
-        self._env: Any = env
 
     @property
     def spec(self) -> EnvSpec:
         """The spec of the environment."""
         return self.pool.spec
 
-    def picture(self, timestep: TimeStep) -> Picture:
+    @property
+    def turn(self) -> int | None:
+        """The seat whose turn it is; None in games whose seats act at the same time."""
+        env = self._env_of(0)
+        return env.turn if isinstance(env, TurnEnv) else None
+
+    def labels_of(self, seat: int) -> Labels:
+        """Returns what names the choices of a seat."""
+        env = self._env_of(seat)
+        if isinstance(env, EntityEnv):
+            return GameLabels(env)
+        names = getattr(_game_of(env), "action_names", None)
+        return Numbers() if names is None else Names(names)
+
+    def entity_env(self, seat: int) -> EntityEnv | None:
+        """Returns the environment of a seat of an entity game; None for other games."""
+        env = self._env_of(seat)
+        return env if isinstance(env, EntityEnv) else None
+
+    def picture(self, timestep: TimeStep, seat: int = 0) -> Picture:
         """Returns how the environment looks at its newest step.
 
-        It is what the environment renders; without a renderer, the image that the agent sees, or
-        the text of a game, or of the observation.
+        It is what the environment renders; without a renderer, the text of a game, the image that
+        the agent sees, or the text of the observation.
+
+        Args:
+          timestep: the newest step.
+          seat: whose observation is shown, if nothing else can be.
         """
-        if isinstance(self._env, EntityEnv):
-            return str(self._env.game)
-        if getattr(self._env, "render_mode", None) == "rgb_array":
-            drawn = self._env.render()
+        observation = jax.tree.map(lambda x: np.asarray(x[seat]), timestep.observation)
+        return self.picture_of(observation, seat)
+
+    def picture_of(self, observation: PyTree, seat: int = 0) -> Picture:
+        """Returns how the environment looks, as `picture`, given the observation of the seat."""
+        env = self._env_of(seat)
+        game = _game_of(env)
+        if isinstance(env, EntityEnv):
+            return str(env.game)
+        if game is not None or getattr(env, "render_mode", None) == "rgb_array":
+            drawn = getattr(env if game is None else game, "render", lambda: None)()
             if isinstance(drawn, np.ndarray) and drawn.ndim == 3:
                 return np.ascontiguousarray(drawn[..., :3], np.uint8)
-        observation = jax.tree.map(lambda x: np.asarray(x[0]), timestep.observation)
+        if game is not None and type(game).__str__ is not object.__str__:
+            return str(game)
         for leaf in jax.tree.leaves(observation):
             if leaf.dtype == np.uint8 and leaf.ndim in (2, 3) and min(leaf.shape[-2:]) > 0:
                 return _as_rgb(leaf)
@@ -84,6 +123,10 @@ class Stage:
     def close(self) -> None:
         """Closes the environment."""
         self.pool.close()
+
+    def _env_of(self, seat: int) -> Any:
+        """Returns the environment of a seat; None if its pool does not show it."""
+        return self._built[seat] if self._built else None
 
     def _in_python(
         self, builder: Callable[..., Any], experiment: Experiment, seed: int
@@ -96,14 +139,24 @@ class Stage:
         options = dict(cfg.options)
         if isinstance(builder, GymnasiumBuilder) or _takes(builder, "render_mode"):
             options.setdefault("render_mode", "rgb_array")
-        seats = int(cfg.options.get("agents", 1)) if _takes(builder, "agents") else 1
         in_envpool = cfg.type in ("auto", "cpp") and cfg.name in cpp.names()
+
+        def made() -> SyncEnv:
+            number = len(self.seats)
+            return SyncEnv(self._kept(builder), number, "for_loop", seed=seed, options=options)
+
         try:
-            pool = SyncEnv(self._kept(builder), seats, "for_loop", seed=seed, options=options)
+            pool = made()
         except Exception:
             if in_envpool:
                 return None
             raise
+        # Which renderers a game of seats has is known once it is made.
+        if "rgb_array" in getattr(_game_of(self._env_of(0)), "render_modes", ()):
+            pool.close()
+            self._built.clear()
+            options.setdefault("render_mode", "rgb_array")
+            pool = made()
         if in_envpool and _shapes(pool.spec) != _shapes(environment_spec(experiment)):
             pool.close()
             return None
@@ -132,6 +185,11 @@ def _builder(cfg: EnvConfig) -> Callable[..., Any] | None:
         if ":" in cfg.name:
             raise
         return None  # an environment that only EnvPool has
+
+
+def _game_of(env: Any) -> Any:
+    """Returns the game of the environment of a seat; None for other environments."""
+    return unwrapped(env.game) if isinstance(env, EnvOfSeat) else None
 
 
 def _shapes(spec: EnvSpec) -> PyTree:

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from programs.components.restored import Which, chosen_checkpoint, read_config
 from programs.components.seeds import role_seed
 from programs.policies.policy import Policy, Prediction, load
-from programs.policies.scene import Bar, Scene, bars_of, numbers_of
+from programs.policies.scene import Scene, bars_of, numbers_of
+from programs.policies.screen import Show, open_screen
 from programs.policies.stage import Stage
-from programs.policies.video import check_video, open_video
+from programs.policies.video import check_video
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.types import TimeStep
 
-_HOLD = 1.0  # seconds for which a video shows the last step of an episode
-_MAX_STEPS = 2000  # of an episode that is shown
-_COLUMNS = 72  # of a picture in the terminal
-
-Show = Callable[[Scene], None]
+MAX_STEPS = 2000  # of an episode that is shown
 
 
 class Watched(NamedTuple):
@@ -50,11 +42,14 @@ def watch(
     params: Which = "last",
     greedy: bool = True,
     seed: int | None = None,
-    max_steps: int = _MAX_STEPS,
+    max_steps: int = MAX_STEPS,
     fps: float | None = None,
     console: Console | None = None,
 ) -> Watched:
     """Plays episodes in the environments of the run's evaluation, and shows each step.
+
+    In a game of several seats the policy plays all of them, and the first one is shown;
+    `programs.matches.watch` shows all of them.
 
     Args:
       run_dir: the directory of a run with a checkpoint.
@@ -80,19 +75,16 @@ def watch(
     seed = experiment.seed if seed is None else seed
     with contextlib.closing(Stage(experiment, role_seed(seed, "watch"))) as stage:
         policy = load(run_dir, params=params, greedy=greedy, seed=seed, spec=stage.spec)
-        fps = fps or stage.fps
-        if video is None:
-            shown = _in_terminal(console or Console(highlight=False), fps)
-        else:
-            shown = _in_video(Path(video), fps)
+        shown = open_screen(None if video is None else Path(video), fps or stage.fps, console)
         with shown as show, StopSignals() as stop:
-
-            def check() -> None:
-                if stop.received is not None:
-                    raise Interrupted(stop.received, saved=False)
-
             titles = [f"episode {i + 1} of {episodes}" for i in range(episodes)]
-            return _play(stage, policy, show, titles, max_steps, check)
+            return _play(stage, policy, show, titles, max_steps, lambda: check_stop(stop))
+
+
+def check_stop(stop: StopSignals) -> None:
+    """Raises `Interrupted` if a signal has asked to stop."""
+    if stop.received is not None:
+        raise Interrupted(stop.received, saved=False)
 
 
 def film(stage: Stage, policy: Policy, path: Path, title: str) -> Watched:
@@ -107,8 +99,8 @@ def film(stage: Stage, policy: Policy, path: Path, title: str) -> Watched:
     Raises:
       ValueError: as `check_video`.
     """
-    with _in_video(path, stage.fps) as show:
-        return _play(stage, policy, show, [title], _MAX_STEPS)
+    with open_screen(path, stage.fps) as show:
+        return _play(stage, policy, show, [title], MAX_STEPS)
 
 
 def _play(
@@ -153,7 +145,7 @@ def _scene(
     """Returns the scene of the first environment; None predicts nothing, after the last step."""
     picture = stage.picture(timestep)
     if prediction is None:
-        return Scene(picture, lines, ())
+        return Scene(picture, lines, (), is_last=True)
     observation, first = jax.tree.map(
         lambda x: np.asarray(x)[0], (timestep.observation, prediction)
     )
@@ -161,72 +153,3 @@ def _scene(
         lines = (*lines, f"value {float(first.value):.4g}")
     bars = bars_of(first, observation, stage.labels)
     return Scene(picture, (*lines, *numbers_of(first)), bars)
-
-
-@contextlib.contextmanager
-def _in_video(path: Path, fps: float) -> Iterator[Show]:
-    from programs.policies.drawing import Drawer
-
-    draw = Drawer()
-    with open_video(path, fps) as video:
-
-        def show(scene: Scene) -> None:
-            image = draw(scene)
-            for _ in range(1 if scene.bars else max(1, round(_HOLD * fps))):
-                video.write(image)
-
-        yield show
-
-
-@contextlib.contextmanager
-def _in_terminal(console: Console, fps: float) -> Iterator[Show]:
-    if not console.is_terminal:  # a file or a pipe gets every step
-        yield lambda scene: console.print(_shown(scene))
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        due = time.monotonic()
-
-        def show(scene: Scene) -> None:
-            nonlocal due
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - 1 / fps) + 1 / fps
-            live.update(_shown(scene), refresh=True)
-
-        yield show
-
-
-def _shown(scene: Scene) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    words = Text("\n".join(scene.lines))
-    for title, bars in scene.bars:
-        words.append(f"\n{title}" if title else "")
-        for bar in bars:
-            words.append("\n").append(_bar(bar))
-    table.add_row(Panel(_picture(scene), expand=False), words)
-    return Group(table)
-
-
-def _bar(bar: Bar) -> Text:
-    blocks = "█" * round(10 * bar.share)
-    mark = "*" if bar.chosen else " "
-    return Text(f"{mark} {bar.label} {blocks} {bar.text}", "bold" if bar.chosen else "")
-
-
-def _picture(scene: Scene) -> Text:
-    """Returns the picture as text; each character shows two pixels, one above the other."""
-    if isinstance(scene.picture, str):
-        return Text(scene.picture)
-    height, width = scene.picture.shape[:2]
-    columns = min(_COLUMNS, width)
-    rows = max(2, round(height * columns / width)) // 2 * 2
-    ys = (np.arange(rows) * height / rows).astype(int)
-    xs = (np.arange(columns) * width / columns).astype(int)
-    pixels = scene.picture[ys][:, xs]
-    text = Text()
-    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
-        for above, below in zip(upper.tolist(), lower.tolist(), strict=True):
-            style = "rgb({},{},{}) on rgb({},{},{})".format(*above, *below)
-            text.append("▀", style)
-        text.append("\n")
-    text.rstrip()
-    return text

@@ -75,7 +75,7 @@ def divide(experiment: Experiment) -> Division:
         games, or a policy cannot be what its config says.
     """
     cfg = experiment.env
-    names = _seat_names(cfg)
+    names = seat_names(cfg)
     if cfg.num_envs % len(names):
         raise ValueError(
             f"Experiment: env.num_envs must be whole games of {len(names)} seats with policies; "
@@ -212,8 +212,20 @@ def _kind(experiment: Experiment, name: str) -> Kind:
     return "fixed" if entry is not None and issubclass(entry.agent, Fixed) else "learning"
 
 
-def _seat_names(cfg: EnvConfig) -> tuple[str, ...]:
-    """Returns the name of each seat of one game, or its number if the game names none."""
+def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
+    """Returns the name of each seat of one game, or its number if the game names none.
+
+    An environment of one agent has one seat.
+
+    Raises:
+      ValueError: there is no such game, or its option ``agents`` is no number of seats.
+    """
+    if cfg.type == "jax":
+        from rlstack.jax_envs.factory import make_jax_env
+        from rlstack.jax_envs.showing import SHOWN
+
+        options = {name: value for name, value in cfg.options.items() if name not in SHOWN}
+        return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
     if ":" in cfg.name and not cfg.name.startswith("rust:"):
         named = getattr(resolve(cfg.name), "seats", None)
         if callable(named):

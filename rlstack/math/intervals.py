@@ -10,6 +10,7 @@ are the resamples of a bootstrap.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -186,6 +187,32 @@ def band(
     tail = (1 - level) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail], axis=0)
     return Band(estimate, low, high)
+
+
+def wilson(score: float, number: int, level: float = 0.95) -> Interval:
+    """Returns the mean score of some games with its interval of Wilson (1927), equation 2.
+
+    The interval stays within [0, 1], and is not empty where all games were won. Scores between 0
+    and 1, such as 1/2 for a draw, vary less than wins and losses of the same mean, so that it is
+    then wider than it needs to be.
+
+    Args:
+      score: mean of the scores, 0 for a loss and 1 for a win.
+      number: number of games.
+      level: probability that the interval should cover.
+
+    Raises:
+      ValueError: there are no games, or the score is not in [0, 1].
+    """
+    if number < 1 or not 0.0 <= score <= 1.0:
+        raise ValueError(
+            f"wilson: number must be at least 1, and score in [0, 1]; got {number} and {score}."
+        )
+    z = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    weight = z * z / number
+    centre = (score + weight / 2) / (1 + weight)
+    half = np.sqrt(weight * score * (1 - score) + weight * weight / 4) / (1 + weight)
+    return Interval(float(score), max(0.0, float(centre - half)), min(1.0, float(centre + half)))
 
 
 def _resampled(rng: np.random.Generator, runs: Array, number: int) -> Array:

@@ -141,3 +141,16 @@ def test_no_values_are_refused():
         bootstrap([])
     with pytest.raises(ValueError, match=r"\[N\] with N >= 1"):
         intervals.interval(intervals.mean, [])
+
+
+def test_wilsons_interval_by_hand():
+    found = intervals.wilson(0.8, 10)
+    assert found.estimate == 0.8
+    assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    none, all_ = intervals.wilson(0.0, 10), intervals.wilson(1.0, 10)
+    assert none.low == 0.0 and none.high == pytest.approx(0.2775, abs=1e-4)
+    assert all_.high == 1.0 and all_.low == pytest.approx(1 - none.high)
+    assert intervals.wilson(0.5, 1000).low > intervals.wilson(0.5, 10).low
+    for score, number in ((0.5, 0), (1.1, 3)):
+        with pytest.raises(ValueError, match="number must be at least 1, and score in"):
+            intervals.wilson(score, number)

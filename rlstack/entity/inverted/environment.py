@@ -45,6 +45,10 @@ class AgentView:
         self._repeat = False  # whether the next reset may return the same observation again
         self._answers_at_reset: int | None = None  # the game's answers, if it was just reset
 
+    def __str__(self) -> str:
+        """Returns the text of the game, which is the same for all agents."""
+        return str(self._shared.game)
+
     def announce(self, actions: Actions | None, together: bool) -> None:
         """Receives the next step's actions, None for a reset, before any environment is stepped.
 

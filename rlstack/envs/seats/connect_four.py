@@ -32,6 +32,7 @@ class ConnectFour:
     """
 
     seats = ("first", "second")
+    action_names = (*"abcdefg", "wait")
 
     def __init__(self) -> None:
         self.observation_spec = {
@@ -41,6 +42,12 @@ class ConnectFour:
         }
         self.action_spec = specs.DiscreteArray(COLUMNS + 1, np.int32, "column")
         self.reset()
+
+    def __str__(self) -> str:
+        """Returns the board: X has the first seat, O the second."""
+        first, second = self._boards[0, ::-1, :, 0], self._boards[0, ::-1, :, 1]
+        marks = np.where(first > 0, "X", np.where(second > 0, "O", "."))
+        return "\n".join(" ".join(row) for row in [*marks, self.action_names[:COLUMNS]])
 
     def reset(self) -> list[Observation]:
         """Empties the board; the first seat begins."""

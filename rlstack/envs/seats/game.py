@@ -32,10 +32,11 @@ class Seats:
 
     Attributes:
       game: builds a game.
-      more: the options that every game has, with their defaults.
+      name: of the game, for errors.
+      in_turn: whether the seats of these games act in turn.
     """
 
-    more: ClassVar[Mapping[str, Any]] = SHOWN
+    in_turn: ClassVar[bool] = False
 
     def __init__(self, game: Callable[..., Any]) -> None:
         self.game = game
@@ -48,7 +49,7 @@ class Seats:
         found = list(own.parameters.values())
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in {"seed": 0, **self.more}.items()
+            for name, default in {"seed": 0, **SHOWN}.items()
             if name not in own.parameters
         ]
         kinds = [p.kind for p in found]
@@ -58,8 +59,8 @@ class Seats:
 
     def make(self, **options: Any) -> Any:
         """Returns a game whose seats see what the options ask for."""
-        seen = {name: options.pop(name, default) for name, default in self.more.items()}
-        return showing(self.game(**options), self.name, **seen)
+        seen = {name: options.pop(name, default) for name, default in SHOWN.items()}
+        return showing(self.game(**options), self.name, **seen, in_turn=self.in_turn)
 
     def table(self, game: Any) -> Table:
         """Returns what the environments of a game's seats share."""

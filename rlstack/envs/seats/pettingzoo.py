@@ -52,9 +52,7 @@ class ParallelGame:
         self.seats = tuple(str(agent) for agent in self._env.possible_agents)
         self._agents = list(self._env.possible_agents)
         self.observation_spec = _common_spec(self._env, game, acting=False)
-        state = getattr(self._env, "state_space", None)
-        if state is not None:
-            self.state_spec = _specs_of(state, f"{game}: state_space")
+        _add_state_spec(self, self._env, game)
         self.action_spec = _common_spec(self._env, game, acting=True)
         self._cast = _Cast(self._env, game)
         specs = Nest(self.observation_spec)
@@ -91,6 +89,15 @@ class ParallelGame:
         """Returns the state of the environment; see `GameWithState`."""
         return self._env.state()
 
+    @property
+    def render_modes(self) -> tuple[str, ...]:
+        """The values of the environment's option ``render_mode``."""
+        return _render_modes(self._env)
+
+    def render(self) -> Any:
+        """Returns a picture, if the environment has the option ``render_mode`` "rgb_array"."""
+        return self._env.render() if getattr(self._env, "render_mode", None) else None
+
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
@@ -101,6 +108,8 @@ class AECGame:
 
     The reward of a turn is what the environment gives the agent since its last one. An agent that
     is terminated has discount 0, one that is truncated discount 1.
+
+    The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
 
     def __init__(self, game: str, seed: int = 0, **options: Any):
@@ -121,6 +130,7 @@ class AECGame:
         self._agents = list(self._env.possible_agents)
         self.seats = tuple(str(agent) for agent in self._agents)
         self.observation_spec = _common_spec(self._env, game, acting=False)
+        _add_state_spec(self, self._env, game)
         self.action_spec = _common_spec(self._env, game, acting=True)
         self._cast = _Cast(self._env, game)
 
@@ -138,6 +148,19 @@ class AECGame:
         """Passes on the action of the agent whose turn it is."""
         self._env.step(self._cast(action))
         return self._next_turn()
+
+    def state(self) -> Tree:
+        """Returns the state of the environment; see `GameWithState`."""
+        return self._env.state()
+
+    @property
+    def render_modes(self) -> tuple[str, ...]:
+        """The values of the environment's option ``render_mode``."""
+        return _render_modes(self._env)
+
+    def render(self) -> Any:
+        """Returns a picture, if the environment has the option ``render_mode`` "rgb_array"."""
+        return self._env.render() if getattr(self._env, "render_mode", None) else None
 
     def close(self) -> None:
         """Closes the environment."""
@@ -191,6 +214,13 @@ def _common_spec(env: Any, name: str, acting: bool) -> Tree:
     return _specs_of(space_of(head), what, acting)
 
 
+def _add_state_spec(game: Any, env: Any, name: str) -> None:
+    """Sets ``state_spec`` of a game, if the environment has a state."""
+    space = getattr(env, "state_space", None)
+    if space is not None:
+        game.state_spec = _specs_of(space, f"{name}: state_space")
+
+
 def _specs_of(space: Any, what: str, acting: bool = False) -> Tree:
     nest = Nest(leaf_spaces(space, what))
     return nest.unflatten([narrow_spec(space_spec(s, acting), what) for s in nest.leaves])
@@ -208,6 +238,10 @@ def _function(game: str, name: str = "parallel_env") -> Callable[..., Any]:
             f'"module:callable"; got {game!r}: {error}. pip install "rlstack[pettingzoo]" '
             "installs PettingZoo and MPE."
         ) from error
+
+
+def _render_modes(env: Any) -> tuple[str, ...]:
+    return tuple((getattr(env, "metadata", None) or {}).get("render_modes", ()))
 
 
 def _numbers(info: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ class RockPaperScissors:
     """
 
     seats = ("first", "second")
+    action_names = ("rock", "paper", "scissors")
 
     def __init__(self, rock: float = 1.0):
         if not rock > 0:
@@ -28,15 +29,25 @@ class RockPaperScissors:
         self.observation_spec = specs.BoundedArray((1,), np.float32, 1.0, 1.0, "constant")
         self.action_spec = specs.DiscreteArray(3, np.int32, "throw")
         self._payoffs = payoffs(rock)
+        self._thrown: list[int] = []
+
+    def __str__(self) -> str:
+        """Returns what was thrown."""
+        return " against ".join(self.action_names[throw] for throw in self._thrown) or "not thrown"
 
     def reset(self) -> list[np.ndarray]:
         """Shows nothing to both seats."""
-        return [np.ones(1, np.float32), np.ones(1, np.float32)]
+        self._thrown = []
+        return self._observe()
 
     def step(self, actions: Sequence[np.ndarray]) -> GameStep:
         """Pays the winner."""
-        reward = float(self._payoffs[int(actions[0]), int(actions[1])])
-        return GameStep(self.reset(), [reward, -reward], [0.0, 0.0], last=True)
+        self._thrown = [int(action) for action in actions]
+        reward = float(self._payoffs[self._thrown[0], self._thrown[1]])
+        return GameStep(self._observe(), [reward, -reward], [0.0, 0.0], last=True)
+
+    def _observe(self) -> list[np.ndarray]:
+        return [np.ones(1, np.float32), np.ones(1, np.float32)]
 
 
 def payoffs(rock: float = 1.0) -> np.ndarray:

@@ -10,7 +10,7 @@ dict, and these:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -27,17 +27,24 @@ SHOWN: dict[str, Any] = {"seat_index": False, "critic_state": "none"}  # the opt
 
 
 def showing(
-    game: SeatGame, name: str, seat_index: bool = False, critic_state: CriticState = "none"
-) -> SeatGame:
+    game: Any,
+    name: str,
+    seat_index: bool = False,
+    critic_state: CriticState = "none",
+    *,
+    in_turn: bool = False,
+) -> Any:
     """Returns a game whose seats see these entries too, or the game itself for no entry.
 
     Args:
-      game: the game.
+      game: a `rlstack.envs.seats.protocol.SeatGame`, or a `rlstack.envs.seats.turns.TurnGame`.
       name: of the game, in errors.
       seat_index: whether a seat sees its number.
       critic_state: what the critic sees: nothing more than the seat; the observations of all seats
           without their action masks, in a dict with an entry for each seat (joined); or the state
-          of the game (game), for which the game must be a `GameWithState`.
+          of the game (game), for which the game must be a `GameWithState`. In a game of turns, a
+          seat for which the game has ended is joined with its last observation.
+      in_turn: whether its seats act in turn.
 
     Raises:
       ValueError: there is no such state, or the game already has an entry of this name.
@@ -54,13 +61,19 @@ def showing(
         )
     if not seat_index and critic_state == "none":
         return game
-    return _Showing(game, name, seat_index, critic_state)
+    made = _ShowingInTurn if in_turn else _ShowingTogether
+    return made(game, name, seat_index, critic_state)
+
+
+def unwrapped(game: Any) -> Any:
+    """Returns the game that `showing` was given."""
+    return game.game if isinstance(game, _Showing) else game
 
 
 class _Showing:
     """A game with more entries in its observations; everything else is that of the game."""
 
-    def __init__(self, game: SeatGame, name: str, seat_index: bool, critic_state: CriticState):
+    def __init__(self, game: Any, name: str, seat_index: bool, critic_state: CriticState):
         self.game, self.seats = game, game.seats
         self.action_spec = game.action_spec
         self._seat_index, self._critic_state = seat_index, critic_state
@@ -80,6 +93,29 @@ class _Showing:
             )
         self.observation_spec = {**shown, **more}
 
+    def close(self) -> None:
+        """Closes the game."""
+        getattr(self.game, "close", lambda: None)()
+
+    def _state(self, observations: Callable[[], Sequence[Tree]]) -> dict[str, Tree]:
+        """Returns the entry for the critic; ``observations`` returns those of all seats."""
+        if self._critic_state == "game":
+            return {CRITIC_STATE: cast(GameWithState, self.game).state()}
+        if self._critic_state == "joined":
+            return {CRITIC_STATE: _by_seat([_without_mask(seen) for seen in observations()])}
+        return {}
+
+    def _shown(self, seat: int, observation: Tree, state: Mapping[str, Tree]) -> Tree:
+        """Returns the observation of a seat with its entries."""
+        number = {SEAT: np.int32(seat)} if self._seat_index else {}
+        return {**_entries(observation), **state, **number}
+
+
+class _ShowingTogether(_Showing):
+    """A game whose seats act at the same time."""
+
+    game: SeatGame
+
     def reset(self) -> list[Tree]:
         """Starts a game and returns the observation of each seat."""
         return self._observe(self.game.reset())
@@ -89,21 +125,51 @@ class _Showing:
         outcome = self.game.step(actions)
         return outcome._replace(observations=self._observe(outcome.observations))
 
-    def close(self) -> None:
-        """Closes the game."""
-        getattr(self.game, "close", lambda: None)()
-
     def _observe(self, observations: Sequence[Tree]) -> list[Tree]:
-        more: dict[str, Tree] = {}
-        if self._critic_state == "game":
-            more[CRITIC_STATE] = cast(GameWithState, self.game).state()
-        elif self._critic_state == "joined":
-            more[CRITIC_STATE] = _by_seat([_without_mask(seen) for seen in observations])
-        shown = [{**_entries(seen), **more} for seen in observations]
-        if self._seat_index:
-            for seat, entries in enumerate(shown):
-                entries[SEAT] = np.int32(seat)
-        return shown
+        state = self._state(lambda: observations)
+        return [self._shown(seat, seen, state) for seat, seen in enumerate(observations)]
+
+
+class _ShowingInTurn(_Showing):
+    """A game whose seats act in turn; its methods are those of `rlstack.envs.seats.turns.TurnGame`.
+
+    Turns and endings are named tuples of that module, which imports this one.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._last: dict[int, Tree] = {}  # the observations of seats for which the game has ended
+
+    def reset(self) -> Any:
+        """Starts a game."""
+        self._last = {}
+        return self._with_entries(self.game.reset())
+
+    def observe(self, seat: int) -> Tree:
+        """Returns what a seat for which the game has not ended sees now."""
+        return self._shown(seat, self.game.observe(seat), self._state(self._observations))
+
+    def step(self, action: Tree) -> Any:
+        """Takes the action of the seat whose turn it is."""
+        return self._with_entries(self.game.step(action))
+
+    def _with_entries(self, turn: Any) -> Any:
+        """Returns a turn, with the entries in the observations of seats whose game has ended."""
+        self._last.update({seat: ending.observation for seat, ending in turn.ended.items()})
+        if not turn.ended:
+            return turn
+        state = self._state(self._observations)
+        ended = {
+            seat: ending._replace(observation=self._shown(seat, ending.observation, state))
+            for seat, ending in turn.ended.items()
+        }
+        return turn._replace(ended=ended)
+
+    def _observations(self) -> list[Tree]:
+        return [
+            self._last[seat] if seat in self._last else self.game.observe(seat)
+            for seat in range(len(self.seats))
+        ]
 
 
 def _entries(observation: Tree) -> Mapping[str, Tree]:

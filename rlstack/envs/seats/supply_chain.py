@@ -11,6 +11,7 @@ from dm_env import specs
 from rlstack.envs.seats.protocol import GameStep
 
 CHOICES = 9  # orders from 4 below the last demand to 4 above it
+_ORDERS = tuple(f"demand{more:+}" if more else "demand" for more in range(-4, 5))
 _MAX_DEMAND = 8  # of customers in a week, uniform from 0
 _SCALE = 10.0  # of the numbers in observations, and of costs in rewards
 _MOST = 40.0  # largest number in observations, before scaling
@@ -57,6 +58,7 @@ class SupplyChain:
             (4 + facilities,), np.float32, -most, most, "facility"
         )
         self.action_spec = specs.DiscreteArray(CHOICES, np.int32, "order")
+        self.action_names = _ORDERS
         self._weeks, self._delay, self._costs = weeks, delay, (holding, shortage)
         self._rng = np.random.default_rng(seed)
         self._week = 0
@@ -65,6 +67,15 @@ class SupplyChain:
         self._ordered = np.zeros(facilities, np.int64)  # and not received
         self._demand = np.zeros(facilities, np.int64)
         self._transit: list[deque[int]] = []
+
+    def __str__(self) -> str:
+        """Returns a line for each facility."""
+        rows = zip(self.seats, self._stock, self._owed, self._ordered, self._demand, strict=True)
+        lines = [
+            f"{name:11} stock {stock:3}, owes {owed:3}, waits for {ordered:3}, last demand {demand}"
+            for name, stock, owed, ordered, demand in rows
+        ]
+        return "\n".join([f"week {self._week} of {self._weeks}", *lines])
 
     def reset(self) -> list[np.ndarray]:
         """Starts with a stock of 12 in each facility, and nothing ordered."""

@@ -47,7 +47,10 @@ class Turn(NamedTuple):
 
 
 class TurnGame(Protocol):
-    """A game whose seats act in turn, in any order. It is over when it has ended for all seats."""
+    """A game whose seats act in turn, in any order. It is over when it has ended for all seats.
+
+    People see it as a `rlstack.envs.seats.protocol.SeatGame`.
+    """
 
     @property
     def seats(self) -> Sequence[str]:
@@ -74,7 +77,7 @@ class TurnGame(Protocol):
 class Turns(Seats):
     """Builds the environments of the seats of a `TurnGame`, one after the other; picklable."""
 
-    more: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # none
+    in_turn: ClassVar[bool] = True
 
     def table(self, game: Any) -> Any:
         """Returns the table of a game."""
@@ -86,13 +89,18 @@ class Turns(Seats):
 
 
 class _TurnTable(Table):
-    """One game, and the steps that its seats have not taken yet."""
+    """One game, and the steps that its seats have not taken yet.
+
+    Attributes:
+      turn: the seat whose turn it is; None if the game is over.
+      infos: of the seats for which the game has ended, the numbers to log.
+    """
 
     def __init__(self, game: TurnGame, name: str) -> None:
         super().__init__(game, name)
         self._changed = threading.Condition()
         self._number = len(game.seats)
-        self._turn: int | None = None
+        self.turn: int | None = None
         self._playing: set[int] = set()  # seats that have had a turn and for which it goes on
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
         self._waiting = set[int]()  # seats that want a new game
@@ -167,7 +175,7 @@ class _TurnTable(Table):
                 self._due[seat] = dm_env.TimeStep(
                     dm_env.StepType.LAST, ending.reward, ending.discount, seen
                 )
-        self._turn = turn.seat
+        self.turn = turn.seat
         if turn.seat is not None:
             self._returns[turn.seat] += turn.reward
             seen = self.game.observe(turn.seat)
@@ -192,13 +200,13 @@ class _TurnTable(Table):
         if all(action is None for action in actions.values()):
             self._begin()
             steps = [dm_env.restart(self._look(seat)) for seat in range(self._number)]
-        elif any(action is None for action in actions.values()) or self._turn is None:
+        elif any(action is None for action in actions.values()) or self.turn is None:
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
             before = list(self._returns)
             gone = dict(self._ended)
-            self._take(self.game.step(actions[self._turn]))
-            over = self._turn is None
+            self._take(self.game.step(actions[self.turn]))
+            over = self.turn is None
             kind = dm_env.StepType.LAST if over else dm_env.StepType.MID
             steps = [
                 dm_env.TimeStep(
@@ -220,7 +228,7 @@ class _TurnTable(Table):
 
     def _look(self, seat: int) -> Tree:
         """Returns what a row of a synchronous pool sees."""
-        if seat == self._turn:
+        if seat == self.turn:
             return self.game.observe(seat)
         seen = self._seen[seat] if seat in self._ended else self.game.observe(seat)
         return playable(seen, waits=True)
@@ -237,6 +245,11 @@ class TurnEnv(EnvOfSeat):
     def announce(self, action: Tree | None, together: bool) -> None:
         """Takes the next action, None for a new game, before any environment steps."""
         self._table.announce(self.seat, action, together)
+
+    @property
+    def turn(self) -> int | None:
+        """The number of the seat whose turn it is; None if the game is over."""
+        return self._table.turn
 
     def interrupt(self) -> None:
         """Makes a step in progress raise, because the pool is closed."""

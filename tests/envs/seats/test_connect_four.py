@@ -36,6 +36,14 @@ def test_four_in_a_row_win_and_end_the_game_for_both(columns, winner):
     assert step.rewards == ([1.0, -1.0] if winner == 0 else [-1.0, 1.0])
 
 
+def test_people_see_the_board_and_names_of_columns():
+    game, _ = play([3, 3, 2])
+    lines = str(game).splitlines()
+    assert lines[-3:] == [". . . O . . .", ". . X X . . .", "a b c d e f g"]
+    assert lines[:-3] == [". . . . . . ."] * 4
+    assert game.action_names[WAIT] == "wait" and len(game.action_names) == COLUMNS + 1
+
+
 def test_no_four_go_around_the_edge_of_a_board():
     top = [1 << (7 * column + row) for column, row in ((0, 4), (0, 5), (1, 0), (1, 1))]
     assert not has_four(sum(top))

@@ -35,6 +35,16 @@ def test_a_week_of_a_supply_chain_as_worked_by_hand():
     assert second[1, 2] == 8 - 4
 
 
+def test_people_see_a_line_for_each_facility():
+    chain = SupplyChain(delay=1, seed=0)
+    chain.reset()
+    chain.step([8, 4, 0])
+    week, retailer, *_, factory = str(chain).splitlines()
+    assert week == "week 1 of 40" and retailer.startswith("retailer    stock")
+    assert "waits for   8" in retailer and factory.endswith("last demand 4")
+    assert chain.action_names[4] == "demand" and chain.action_names[0] == "demand-4"
+
+
 def test_a_facility_owes_what_it_cannot_ship():
     chain = SupplyChain(delay=1)
     chain.reset()
@@ -93,7 +103,9 @@ def test_the_equilibrium_of_rock_paper_scissors_cannot_be_exploited():
 def test_the_loser_pays():
     game = RockPaperScissors(rock=2.0)
     game.reset()
+    assert str(game) == "not thrown"
     assert list(game.step([0, 2]).rewards) == [2.0, -2.0]
+    assert str(game) == "rock against scissors"
     assert list(game.step([0, 1]).rewards) == [-1.0, 1.0]
     assert game.step([1, 1]).last
 

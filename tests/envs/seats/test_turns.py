@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
@@ -11,6 +12,7 @@ from rlstack.envs.seats.pettingzoo import AEC, AECGame
 from rlstack.envs.seats.turns import playable
 from rlstack.math import returns
 from rlstack.types import StepType
+from tests.envs.seats.turn_envs import Bidding
 
 pytestmark = pytest.mark.timeout(60)
 BIDDING = "tests.envs.seats.turn_envs:Bidding"
@@ -120,6 +122,62 @@ def test_several_games_run_beside_each_other_and_close(kind):
             ended[ids[np.asarray(step.step_type) == LAST]] += 1
             pool.send(ids, np.ones(2, np.int64))
         assert (ended >= 6).all()
+
+
+class Surveyed(Bidding):
+    """Has a state: the number of bids."""
+
+    state_space = spaces.Box(0.0, 99.0, (1,), np.float32)
+
+    def state(self):
+        return np.full(1, self._made, np.float32)
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_seats_see_their_number_and_the_critic_the_observations_of_all(kind):
+    options = {"game": BIDDING, "agents": 3, "bids": 5, "leaves": True}
+    options |= {"seat_index": True, "critic_state": "joined"}
+    steps = []  # (row, bids so far, what the critic sees)
+    if kind == "async":
+        pool = AsyncEnv(AEC, 3, 1, "thread", options=options, num_workers=3)
+    else:
+        pool = SyncEnv(AEC, 3, "for_loop", options=options)
+    with pool:
+        assert sorted(pool.spec.observation) == [
+            "action_mask", "critic_state", "observation", "seat",
+        ]  # fmt: skip
+        if kind == "async":
+            pool.async_reset()
+            for _ in range(8):
+                ids, step = pool.recv()
+                steps.append((ids, step.observation))
+                pool.send(ids, np.ones(1, np.int64))
+        else:
+            steps.append((range(3), pool.reset().observation))
+            steps += [(range(3), pool.step(np.ones(3, np.int64)).observation) for _ in range(5)]
+    made = {row: [] for row in range(3)}
+    for ids, seen in steps:
+        for i, row in enumerate(ids):
+            assert seen["seat"][i] == row
+            bids = int(seen["observation"][i][1])
+            made[row].append(bids)
+            joined = [seen["critic_state"][str(seat)]["observation"][i] for seat in range(3)]
+            # Seat c is gone after the fourth bid, and sees nothing of the fifth.
+            np.testing.assert_array_equal(joined, [[0, bids], [1, bids], [2, min(bids, 4)]])
+            assert sorted(seen["critic_state"]["0"]) == ["observation"]  # no mask
+    turns = {0: [0, 3, 5], 1: [1, 4, 5], 2: [2, 4]}
+    steps_of = {0: [*range(6)], 1: [*range(6)], 2: [0, 1, 2, 3, 4, 4]}
+    assert made == (turns if kind == "async" else steps_of)
+
+
+def test_the_state_of_a_game_of_turns():
+    game = f"{__name__}:Surveyed"
+    with SyncEnv(AEC, 2, options={"game": game, "critic_state": "game"}) as pool:
+        seen = [pool.reset(), *(pool.step(np.ones(2, np.int64)) for _ in range(4))]
+        for bids, step in enumerate(seen):
+            np.testing.assert_array_equal(step.observation["critic_state"], [[bids]] * 2)
+    with pytest.raises(ValueError, match=r"needs a game with state\(\)"):
+        AEC.make(game=BIDDING, critic_state="game")
 
 
 def test_only_the_first_reset_has_the_seed_and_what_does_not_fit_is_named():

@@ -1,0 +1,112 @@
+"""Where scenes are shown: the terminal, or a video."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from programs.policies.scene import Bar, Scene
+from programs.policies.stage import Picture
+from programs.policies.video import open_video
+
+_HOLD = 1.0  # seconds for which a video shows the last step of an episode
+_COLUMNS = 72  # of a picture in the terminal
+
+Show = Callable[[Scene], None]
+
+
+def open_screen(
+    video: Path | None, fps: float, console: Console | None = None
+) -> AbstractContextManager[Show]:
+    """Returns the context of a function that shows scenes.
+
+    Args:
+      video: the file to write; None for the terminal.
+      fps: scenes in a second.
+      console: of the terminal; standard output by default.
+
+    Raises:
+      ValueError: as `programs.policies.video.check_video`.
+    """
+    if video is not None:
+        return _in_video(video, fps)
+    return _in_terminal(console or Console(highlight=False), fps)
+
+
+@contextlib.contextmanager
+def _in_video(path: Path, fps: float) -> Iterator[Show]:
+    from programs.policies.drawing import Drawer
+
+    draw = Drawer()
+    with open_video(path, fps) as video:
+
+        def show(scene: Scene) -> None:
+            image = draw(scene)
+            for _ in range(max(1, round(_HOLD * fps)) if scene.is_last else 1):
+                video.write(image)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _in_terminal(console: Console, fps: float) -> Iterator[Show]:
+    if not console.is_terminal:  # a file or a pipe gets every step
+        yield lambda scene: console.print(_shown(scene))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        due = time.monotonic()
+
+        def show(scene: Scene) -> None:
+            nonlocal due
+            time.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic() - 1 / fps) + 1 / fps
+            live.update(_shown(scene), refresh=True)
+
+        yield show
+
+
+def _shown(scene: Scene) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    words = Text("\n".join(scene.lines))
+    for title, bars in scene.bars:
+        words.append(f"\n{title}" if title else "")
+        for bar in bars:
+            words.append("\n").append(_bar(bar))
+    table.add_row(Panel(picture_as_text(scene.picture), expand=False), words)
+    return Group(table)
+
+
+def _bar(bar: Bar) -> Text:
+    blocks = "█" * round(10 * bar.share)
+    mark = "*" if bar.chosen else " "
+    return Text(f"{mark} {bar.label} {blocks} {bar.text}", "bold" if bar.chosen else "")
+
+
+def picture_as_text(picture: Picture) -> Text:
+    """Returns a picture as text; each character shows two pixels, one above the other."""
+    if isinstance(picture, str):
+        return Text(picture)
+    height, width = picture.shape[:2]
+    columns = min(_COLUMNS, width)
+    rows = max(2, round(height * columns / width)) // 2 * 2
+    ys = (np.arange(rows) * height / rows).astype(int)
+    xs = (np.arange(columns) * width / columns).astype(int)
+    pixels = picture[ys][:, xs]
+    text = Text()
+    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
+        for above, below in zip(upper.tolist(), lower.tolist(), strict=True):
+            style = "rgb({},{},{}) on rgb({},{},{})".format(*above, *below)
+            text.append("▀", style)
+        text.append("\n")
+    text.rstrip()
+    return text
