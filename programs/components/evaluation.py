@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -121,9 +122,10 @@ def evaluate(
 class Allowance:
     """The time that evaluations may take whose period is auto.
 
-    It is a share of the time since it was made, and 0.3 s. An evaluation that would need more is
-    not begun, judged by the one before; one that needs more is given up. So the time of all of them
-    stays within the allowance, however slow environments and networks are.
+    It is a share of the time since it was made, and 0.3 s; or more seconds where more threads want
+    to run than there are cores, because everything takes longer there. An evaluation that would
+    need more is not begun, judged by the one before; one that needs more is given up. So the time
+    of all of them stays within the allowance, however slow environments and networks are.
 
     What the first evaluation compiles does not count, because the last one, at the end of the run,
     does not compile it again.
@@ -154,7 +156,8 @@ class Allowance:
     @property
     def left(self) -> float:
         """The seconds that evaluations may take now."""
-        return _EXTRA + self._share * (time.monotonic() - self._began) - self._spent
+        extra = _EXTRA * max(1.0, _load())
+        return extra + self._share * (time.monotonic() - self._began) - self._spent
 
     def evaluate(
         self, evaluation: Callable[[Shows], Found], may_go_on: Callable[[int, int], bool]
@@ -193,6 +196,14 @@ class Allowance:
         self._spent += taken
         self._expected = taken if found is not None else 2 * taken
         return found
+
+
+def _load() -> float:
+    """Returns the number of threads on this machine that want to run, for each core."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
 
 
 class _GivenUpError(Exception):

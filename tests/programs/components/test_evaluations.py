@@ -30,6 +30,8 @@ class Clock:
         self.now = 50.0
         module = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr("programs.components.evaluation.time", module)
+        self.load = 0.0
+        monkeypatch.setattr("programs.components.evaluation._load", lambda: self.load)
 
     def allowance(self, **options):
         return Allowance(0.02, clock=lambda: self.now, **options)
@@ -86,6 +88,13 @@ def test_what_the_first_evaluation_compiles_does_not_count(clock):
     assert allowance.evaluate(clock.evaluation(steps=3, compiling=60.0), always) == "found"
     assert allowance.left == pytest.approx(0.3 + 0.02 * 60.03 - 0.02)
     assert allowance.evaluate(clock.evaluation(steps=3, compiling=60.0), always) is None
+
+
+def test_on_a_busy_machine_a_short_run_may_take_longer(clock):
+    slow = clock.evaluation(steps=3, seconds=0.3)
+    assert clock.allowance().evaluate(slow, always) is None
+    clock.load = 4.0
+    assert clock.allowance().evaluate(slow, always) == "found"
 
 
 @pytest.mark.parametrize("in_jax", [False, True])
