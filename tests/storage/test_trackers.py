@@ -119,12 +119,12 @@ def test_a_tracker_gets_one_line_a_second_with_the_newest_values(monkeypatch):
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("rlstack.storage.trackers.time", clock)
     tracker = Passed()
-    for i in range(31):  # ten lines a second, of which every fourth has the return of an episode
-        tracker.write(i, {"loss": 0.1 * i, **({"return": i} if i % 4 == 1 else {})})
-        now[0] += 0.1
-    assert [step for step, _ in tracker.lines] == [0, 10, 20, 30]
-    assert [logs.get("return") for _, logs in tracker.lines] == [None, 9, 17, 29]
-    assert [logs["loss"] for _, logs in tracker.lines] == pytest.approx([0.0, 1.0, 2.0, 3.0])
+    for i in range(25):  # eight lines a second, of which every fourth has the return of an episode
+        tracker.write(i, {"loss": 0.5 * i, **({"return": i} if i % 4 == 1 else {})})
+        now[0] += 0.125
+    assert [step for step, _ in tracker.lines] == [0, 8, 16, 24]
+    assert [logs.get("return") for _, logs in tracker.lines] == [None, 5, 13, 21]
+    assert [logs["loss"] for _, logs in tracker.lines] == [0.0, 4.0, 8.0, 12.0]
 
 
 def test_a_tracker_gets_evaluations_at_their_steps(monkeypatch):
