@@ -137,7 +137,7 @@ class Allowance:
         *,
         clock: Callable[[], float] = time.monotonic,
         expected: float = 0.0,
-        in_jax: bool = False,
+        starts_once: bool = False,
     ) -> None:
         """Starts the time.
 
@@ -145,9 +145,10 @@ class Allowance:
           share: of the time, such as 0.02.
           clock: returns the seconds that evaluations take: the time that passes, or a processor's.
           expected: seconds that the first evaluation takes at least.
-          in_jax: whether the environments are compiled too.
+          starts_once: whether also what comes before the first step of the first evaluation does
+            not count, because it compiles the environments, or imports what they need.
         """
-        self._share, self._clock, self._in_jax = share, clock, in_jax
+        self._share, self._clock, self._starts_once = share, clock, starts_once
         self._began = time.monotonic()
         self._spent = 0.0
         self._expected = expected  # seconds of the next evaluation
@@ -180,10 +181,10 @@ class Allowance:
         def check(ended: int, total: int) -> None:
             nonlocal started, steps, before
             now, steps = self._clock(), steps + 1
-            if self._compiles and steps == 1 and self._in_jax:
-                started = now  # the reset of the environments was compiled
+            if self._compiles and steps == 1 and self._starts_once:
+                started = now
             elif self._compiles and steps == 2:
-                started += now - before  # the first step was
+                started += now - before  # the first step was compiled
                 self._compiles = False
             before = now
             if now - started > left or not may_go_on(ended, total):

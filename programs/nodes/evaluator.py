@@ -55,7 +55,7 @@ class EvaluatorNode:
         # thread alone, if the other nodes are threads.
         in_threads = setup.experiment.program.launch == "threads"
         clock = time.thread_time if in_threads else time.process_time
-        self._allowance = Allowance(_SHARE, clock=clock, in_jax=setup.experiment.env.type == "jax")
+        self._allowance = Allowance(_SHARE, clock=clock, starts_once=True)
 
     def _make_evaluator(self) -> Callable[..., Evaluation]:
         evaluator = make_evaluator(self._setup.experiment, self._setup.spec)

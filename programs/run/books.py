@@ -177,4 +177,4 @@ class Books:
 def allowance_of(loop: Loop | FusedRun) -> Allowance:
     """Returns the time that evaluations of a run in this process may take."""
     in_jax = loop.experiment.env.type == "jax"
-    return Allowance(_SHARE, expected=loop.starting_seconds, in_jax=in_jax)
+    return Allowance(_SHARE, expected=loop.starting_seconds, starts_once=in_jax)

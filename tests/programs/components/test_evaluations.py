@@ -97,11 +97,11 @@ def test_on_a_busy_machine_a_short_run_may_take_longer(clock):
     assert clock.allowance().evaluate(slow, always) == "found"
 
 
-@pytest.mark.parametrize("in_jax", [False, True])
-def test_making_environments_counts_unless_it_compiles(clock, in_jax):
-    allowance = clock.allowance(in_jax=in_jax)
+@pytest.mark.parametrize("starts_once", [False, True])
+def test_making_environments_counts_unless_it_is_done_once(clock, starts_once):
+    allowance = clock.allowance(starts_once=starts_once)
     found = allowance.evaluate(clock.evaluation(steps=3, start=2.0), always)
-    assert found == ("found" if in_jax else None)
+    assert found == ("found" if starts_once else None)
 
 
 def test_periods_are_words_or_numbers():
