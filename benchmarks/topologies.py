@@ -189,7 +189,7 @@ def _start_seconds() -> float:
         topology="distributed",
         frames=_NEVER,
         program=ProgramConfig(num_actors=1),
-        evaluator=EvaluatorConfig(episodes=1, num_envs=1),
+        evaluator=EvaluatorConfig(episodes=1, num_envs=1, period="off"),
         log_period=64,
     )
     with running(experiment) as (program, _):

@@ -19,7 +19,7 @@ from programs.env_config import EnvConfig
 from programs.member_config import AgentConfig, MemberConfig
 from programs.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
 from programs.stop_config import StopConfig
-from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.acting.evaluator import EvaluationPeriod, EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
 from rlstack.checks import Checked
@@ -31,6 +31,8 @@ from rlstack.optimizers import require_component
 from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY
+
+_TIMES, _LEAST_PERIOD = 10, 5_000  # of evaluations whose period is auto
 
 
 def use_modules(names: Sequence[str]) -> None:
@@ -179,12 +181,12 @@ class Experiment(Checked):
             )
         self.require("updates", self.updates >= 0, "at least 0")
         self.require("hours", 0 <= self.hours < math.inf, "at least 0 and finite")
-        if (self.stop.return_reached is not None or self.stop.patience) and not (
-            self.evaluator.period
-        ):
+        period = self.evaluator.period
+        judges = self.stop.return_reached is not None or self.stop.patience
+        if judges and period in ("auto", "off", 0):
             raise ValueError(
                 "Experiment: evaluator.period must be positive with stop.return_reached and "
-                "stop.patience, which judge evaluations during training; got 0. "
+                f"stop.patience, which judge evaluations during training; got {period}. "
                 "Add --evaluator.period FRAMES."
             )
 
@@ -235,6 +237,14 @@ class Experiment(Checked):
         small = not (self.may_convolve or network.dropout or network.dtype != "float32")
         small = small and self.topology != "fused"
         return small and (entry is None or entry.older_runtime)
+
+    @property
+    def evaluation_period(self) -> int:
+        """Frames between evaluations during training; 0 for none."""
+        period = self.evaluator.period
+        if isinstance(period, int):
+            return period
+        return max(self.frames // _TIMES, _LEAST_PERIOD) if period == "auto" else 0
 
     @property
     def in_one_process(self) -> bool:
@@ -337,6 +347,6 @@ def _converter_for(agents: Sequence[type]) -> cattrs.Converter:
     converter.register_structure_hook_func(lambda kind: kind == either[0], structure_agent)
     converter.register_structure_hook_func(lambda kind: kind == either[1], structure_optional)
     converter.register_unstructure_hook_func(lambda kind: kind in either, unstructure_agent)
-    seat = int | str
-    converter.register_structure_hook_func(lambda kind: kind == seat, lambda value, _: value)
+    plain = (int | str, EvaluationPeriod)  # of seats; the configs check the values
+    converter.register_structure_hook_func(lambda kind: kind in plain, lambda value, _: value)
     return converter

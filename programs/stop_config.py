@@ -13,10 +13,10 @@ class StopConfig(Checked):
     """When training ends before its budget. Rules are asked at each evaluation."""
 
     return_reached: float | None = None
-    """Mean return of an evaluation that ends training. Needs evaluator.period."""
+    """Mean return of an evaluation that ends training. Needs evaluator.period FRAMES."""
     patience: int = 0
     """Number of evaluations in a row without a better mean return that ends training. 0 is no
-    limit. Needs evaluator.period."""
+    limit. Needs evaluator.period FRAMES."""
     factory: Hook = ""
     """A rule of your own, as "module:callable" of a function () -> rule, with
     rule(step, logs) -> True or a reason to end. It sees every line of logs."""

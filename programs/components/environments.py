@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from programs.components import opponents
@@ -39,6 +40,11 @@ def make_env(
     except BaseException:
         pool.close()
         raise
+
+
+def starting_seconds(pool: Pool, began: float) -> float:
+    """Returns the seconds since processes of a pool began to start; 0 if it has none."""
+    return time.monotonic() - began if "restarts" in pool.stats() else 0.0
 
 
 def make_evaluation_env(experiment: Experiment, role: str = "evaluator", first: int = 0) -> Pool:

@@ -1,11 +1,16 @@
-"""Makes the evaluator of an experiment, and evaluates params in new environments."""
+"""Makes the evaluator of an experiment, and evaluates params in new environments.
+
+Evaluations whose period is auto are cheap: see `Allowance`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from programs.components.agent import make_agent
 from programs.components.environments import Pool, make_evaluation_env
@@ -17,7 +22,11 @@ from rlstack.checks import WrongKindError
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import EnvSpec, Params, PRNGKey
 
+Found = TypeVar("Found")
+Shows = Callable[[int, int], None]  # the number of episodes that ended, and of all
+
 _FIELD = "Experiment: evaluator.factory"
+_EXTRA = 0.3  # seconds that all evaluations of a short run may take: nobody notices them
 _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
 
@@ -62,9 +71,10 @@ def evaluate(
     experiment: Experiment,
     evaluator: Evaluator,
     params: Params,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Shows | None = None,
     env: Pool | None = None,
     make_pool: Callable[[int], Pool] | None = None,
+    brief: bool = False,
 ) -> Evaluation:
     """Evaluates params in environments of the experiment's evaluation.
 
@@ -75,11 +85,16 @@ def evaluate(
       progress: called after each step with the number of episodes that ended, and of all.
       env: the first environments, if they are made already; the caller closes them.
       make_pool: makes environments, from the number of the first; by default the experiment's.
+      brief: whether each environment plays one episode only. An evaluator of the user's own that is
+        not a subclass of `Evaluator` plays what it plays.
 
     Raises:
       WrongKindError: an evaluator of the user's own did not return an `Evaluation`.
     """
     cfg = experiment.evaluator
+    if brief:
+        cfg = dataclasses.replace(cfg, episodes=cfg.num_envs)
+        evaluator = evaluator.brief() if isinstance(evaluator, Evaluator) else evaluator
     parts = []
     for first in range(0, cfg.episodes, cfg.num_envs if cfg.by_index else cfg.episodes):
 
@@ -102,3 +117,95 @@ def evaluate(
             )
         parts.append(found)
     return parts[0] if len(parts) == 1 else joined(parts)
+
+
+class Allowance:
+    """The time that evaluations may take whose period is auto.
+
+    It is a share of the time since it was made, and 0.3 s; or more seconds where more threads want
+    to run than there are cores, because everything takes longer there. An evaluation that would
+    need more is not begun, judged by the one before; one that needs more is given up. So the time
+    of all of them stays within the allowance, however slow environments and networks are.
+
+    What the first evaluation compiles does not count, because the last one, at the end of the run,
+    does not compile it again.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        expected: float = 0.0,
+        starts_once: bool = False,
+    ) -> None:
+        """Starts the time.
+
+        Args:
+          share: of the time, such as 0.02.
+          clock: returns the seconds that evaluations take: the time that passes, or a processor's.
+          expected: seconds that the first evaluation takes at least.
+          starts_once: whether also what comes before the first step of the first evaluation does
+            not count, because it compiles the environments, or imports what they need.
+        """
+        self._share, self._clock, self._starts_once = share, clock, starts_once
+        self._began = time.monotonic()
+        self._spent = 0.0
+        self._expected = expected  # seconds of the next evaluation
+        self._compiles = True
+
+    @property
+    def left(self) -> float:
+        """The seconds that evaluations may take now."""
+        extra = _EXTRA * max(1.0, _load())
+        return extra + self._share * (time.monotonic() - self._began) - self._spent
+
+    def evaluate(
+        self, evaluation: Callable[[Shows], Found], may_go_on: Callable[[int, int], bool]
+    ) -> Found | None:
+        """Makes an evaluation.
+
+        Args:
+          evaluation: makes it; takes a function to call after each step of the environments with
+            the number of episodes that ended, and of all.
+          may_go_on: called with these numbers; the evaluation is given up if it returns False.
+
+        Returns:
+          What `evaluation` returns; None if it was not begun, or given up.
+        """
+        left = self.left
+        if self._expected > left:
+            return None
+        started, steps, before = self._clock(), 0, 0.0
+
+        def check(ended: int, total: int) -> None:
+            nonlocal started, steps, before
+            now, steps = self._clock(), steps + 1
+            if self._compiles and steps == 1 and self._starts_once:
+                started = now
+            elif self._compiles and steps == 2:
+                started += now - before  # the first step was compiled
+                self._compiles = False
+            before = now
+            if now - started > left or not may_go_on(ended, total):
+                raise _GivenUpError
+
+        found = None
+        with contextlib.suppress(_GivenUpError):
+            found = evaluation(check)
+        taken = self._clock() - started
+        self._spent += taken
+        self._expected = taken if found is not None else 2 * taken
+        return found
+
+
+def _load() -> float:
+    """Returns the number of threads on this machine that want to run, for each core."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
+
+
+class _GivenUpError(Exception):
+    """An evaluation takes too long, or is no longer of use."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -148,14 +147,6 @@ class NodeStatus:
     batch: int = 0  # the number of its last logs
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gauges: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    history: collections.deque[tuple[float, float]] = dataclasses.field(
-        default_factory=lambda: collections.deque(maxlen=25)  # (time, frames) of the last seconds
-    )
-
-    def frames_per_second(self) -> float:
-        """The rate of this incarnation over the last seconds."""
-        (then, before), (now, frames) = self.history[0], self.history[-1]
-        return max(0.0, frames - before) / (now - then) if now > then else 0.0
 
     def lags(self, learner_steps: Mapping[str, int]) -> dict[str, float]:
         """Returns by how many updates its params are behind, by the names of logs.
@@ -171,8 +162,15 @@ class NodeStatus:
                 found[f"{prefix}params/lag"] = learner_steps.get(learner, 0) - version
         return found
 
-    def shown(self, learner_steps: Mapping[str, int]) -> dict[str, float | str]:
-        """Returns the values that a display shows; arguments as for `lags`."""
+    def shown(
+        self, learner_steps: Mapping[str, int], frames_per_second: float
+    ) -> dict[str, float | str]:
+        """Returns the values that a display shows.
+
+        Args:
+          learner_steps: as for `lags`.
+          frames_per_second: of this node, if it makes frames.
+        """
         silent = time.monotonic() - self.seen > timing.SHOWN_AS_SILENT
         shown: dict[str, float | str] = {
             "state": "silent" if silent else "up",
@@ -180,7 +178,7 @@ class NodeStatus:
             "restarts": self.incarnation,
         }
         if "env_frames" in self.counts:
-            shown["frames/s"] = self.frames_per_second()
+            shown["frames/s"] = frames_per_second
         if lags := self.lags(learner_steps):
             shown["lag"] = max(0, *lags.values())
         waits = [value for name, value in self.gauges.items() if name.endswith("wait_seconds")]

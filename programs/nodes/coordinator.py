@@ -32,6 +32,7 @@ from programs.nodes.base import (
 )
 from programs.nodes.heartbeat import Silences
 from programs.nodes.several.policies import Policies
+from programs.profiling.rates import FrameRates
 from programs.tracking.frame_budget import FrameBudget
 from programs.tracking.notes import Notes
 from programs.tracking.periodic import PeriodicActions
@@ -85,6 +86,7 @@ class Coordinator:
         self._policies = Policies(experiment)
         self._budget = FrameBudget(experiment.frames, self._policies.unroll)
         self._learner_steps = dict.fromkeys(self._policies.learners, 0)
+        self._rates = FrameRates()
         self._lost_frames = 0.0
         self._env_restarts = 0
         self._nodes: dict[str, NodeStatus] = {}
@@ -122,9 +124,10 @@ class Coordinator:
             if incarnation < known.incarnation:  # replaced, but perhaps still running
                 return self._state._replace(phase=OVER)._asdict()
             if incarnation > known.incarnation:
-                self._lost_frames += self._frames_lost_with(known)
+                self._lost_frames += self._frames_lost_with(node, known)
             before = known.counts if incarnation == known.incarnation else {}
-            self._add_frames(int(counts.get("env_frames", 0) - before.get("env_frames", 0)))
+            if "env_frames" in counts:
+                self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
             restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
             self._env_restarts += int(restarts)
             if "learner_steps" in counts:
@@ -133,7 +136,6 @@ class Coordinator:
                 known.batch = 0
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
             known.counts, known.gauges = counts, gauges
-            known.history.append((known.seen, counts.get("env_frames", 0.0)))
             if batch > known.batch:  # else they have arrived, although the answer was lost
                 known.batch = batch
                 self._periodic.log({name: np.asarray(values) for name, values in logs.items()})
@@ -230,8 +232,10 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Returns what a display shows: the state, the newest logs, and every node."""
         with self._lock:
+            now = time.monotonic()
             nodes = {
-                name: node.shown(self._learner_steps) for name, node in sorted(self._nodes.items())
+                name: node.shown(self._learner_steps, self._rates.of(name, now))
+                for name, node in sorted(self._nodes.items())
             }
             logs, notes = dict(self._newest.logs), self._notes.listed()
             return {**self._state._asdict(), "logs": logs, "nodes": nodes, "notes": notes}
@@ -331,7 +335,8 @@ class Coordinator:
             evaluations=state.evaluations + evaluations,
         )
 
-    def _add_frames(self, frames: int) -> None:
+    def _add_frames(self, node: str, frames: int) -> None:
+        self._rates.count(node, frames, time.monotonic())
         self._state = self._state._replace(env_frames=self._state.env_frames + frames)
 
     def _end_if_due(self) -> None:
@@ -343,7 +348,7 @@ class Coordinator:
         self._state = self._state._replace(phase=phase)
         self._changed.notify_all()
 
-    def _frames_lost_with(self, node: NodeStatus) -> float:
+    def _frames_lost_with(self, name: str, node: NodeStatus) -> float:
         """Estimates the frames that an incarnation made and the learner never sees.
 
         These are the frames of unrolls that it had begun and those since its last report.
@@ -353,7 +358,7 @@ class Coordinator:
             return 0.0
         num_envs, unroll = self._policies.num_envs, self._policies.unroll
         begun = frames // num_envs * num_envs % unroll
-        return begun + timing.REPORT_PERIOD * node.frames_per_second()
+        return begun + timing.REPORT_PERIOD * self._rates.of(name, time.monotonic())
 
     def _program_logs(self) -> dict[str, float]:
         """Means of the gauges, and how often nodes were restarted."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 
 from programs import timing
 from programs.components.best import BestCheckpoint
-from programs.components.evaluation import evaluate, make_evaluator
-from programs.nodes.base import JUDGING, OVER, CoordinatorClient, Setup
+from programs.components.evaluation import Allowance, Shows, evaluate, make_evaluator
+from programs.nodes.base import JUDGING, OVER, RUNNING, CoordinatorClient, Setup
 from programs.policies.training_videos import TrainingVideos
 from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import RemoteObject, codec
 from rlstack.types import Params
+
+# Of a core, for evaluations whose period is auto: other nodes come first, but may want all cores.
+_SHARE = 0.05
 
 
 class EvaluatorNode:
@@ -47,8 +51,13 @@ class EvaluatorNode:
         self._evaluate_params = self._make_evaluator()
         self._best = BestCheckpoint(setup.directory)
         self._videos = TrainingVideos(setup.experiment, setup.directory, self._program.note)
+        # The processor's time, because this node gets little of it while others are busy. Of this
+        # thread alone, if the other nodes are threads.
+        in_threads = setup.experiment.program.launch == "threads"
+        clock = time.thread_time if in_threads else time.process_time
+        self._allowance = Allowance(_SHARE, clock=clock, starts_once=True)
 
-    def _make_evaluator(self) -> Callable[[Params], Evaluation]:
+    def _make_evaluator(self) -> Callable[..., Evaluation]:
         evaluator = make_evaluator(self._setup.experiment, self._setup.spec)
         self._setup.register_records(evaluator.agent)
         return functools.partial(evaluate, self._setup.experiment, evaluator)
@@ -71,7 +80,13 @@ class EvaluatorNode:
 
     def _evaluate(self, env_frames: int, *, last: bool) -> None:
         params = self._newest_params()
-        found = self._evaluate_params(params)
+        if last or self._setup.experiment.evaluator.period != "auto":
+            found = self._evaluate_params(params)
+        else:
+            brief = self._evaluate_briefly(params)
+            if brief is None:
+                return
+            found = brief
         self._best.offer(env_frames, params, found)
         # Before the report, because the program ends after that of the last evaluation.
         video = self._videos.evaluated(env_frames, params)
@@ -86,6 +101,16 @@ class EvaluatorNode:
             found.cut,
             dict(found.metrics),
             *((found.policies,) if found.policies else ()),
+        )
+
+    def _evaluate_briefly(self, params: Params) -> Evaluation | None:
+        """Evaluates if the allowance suffices; ends with the training, which does not wait."""
+
+        def evaluation(progress: Shows) -> Evaluation:
+            return self._evaluate_params(params, progress, brief=True)
+
+        return self._allowance.evaluate(
+            evaluation, lambda *_: self._program.poll().phase == RUNNING
         )
 
 

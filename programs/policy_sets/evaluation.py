@@ -64,13 +64,17 @@ class SetEvaluator:
             self._evaluators[member.name] = make_evaluator(member.experiment, spec)
 
     def evaluate(
-        self, params: Mapping[str, Params], progress: Callable[[int, int], None] | None = None
+        self,
+        params: Mapping[str, Params],
+        progress: Callable[[int, int], None] | None = None,
+        brief: bool = False,
     ) -> Evaluation:
         """Evaluates params of each policy that learns.
 
         Args:
           params: the params of the policies that learn, by name.
           progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
         """
         parts: list[Evaluation] = []
         for number, member in enumerate(self._division.learning):
@@ -85,6 +89,7 @@ class SetEvaluator:
                 params[member.name],
                 show,
                 make_pool=functools.partial(self.make_pool, member, params),
+                brief=brief,
             )
             names = (member.name,) * len(found.returns)
             parts.append(found._replace(opponents=(), policies=names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TextIO
@@ -11,6 +12,7 @@ from typing import TextIO
 import jax
 import numpy as np
 
+from programs.components.environments import starting_seconds
 from programs.components.replay import announce_replay
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
@@ -35,6 +37,9 @@ class SeveralPolicies:
     Each policy has the parts of a single process: inferencer and actor, and if it learns replay and
     learner. In a step all policies act, then the environments step. Learners learn in the order of
     the policies. Frames are the steps of the policies that learn.
+
+    Attributes:
+      starting_seconds: see `programs.run.single_process.SingleProcess`.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class SeveralPolicies:
         self.division = divide(experiment)
         self._restarts = 0
         with phase(f"making {experiment.env.num_envs:,} environments"):
+            began = time.monotonic()
             self.shared = self._make_pool()
+            self.starting_seconds = starting_seconds(self.shared.pool, began)
         try:
             spec = self.shared.pool.spec
             self.players = make_players(self.division, spec)
@@ -170,13 +177,16 @@ class SeveralPolicies:
             found[f"{name}/mean_win_rate"] = float(versions.win_rates.mean())
         return found | {f"env/{key}": value for key, value in self.shared.pool.stats().items()}
 
-    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    def evaluate(
+        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
+    ) -> Evaluation:
         """Evaluates the current params of each policy, in games with the others, all greedy.
 
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
         """
-        return self._evaluator.evaluate(self.learner.params, progress)
+        return self._evaluator.evaluate(self.learner.params, progress, brief)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -112,7 +112,12 @@ class Population:
 
     def experiment(self, index: int, values: Mapping[str, Option]) -> Experiment:
         """Returns the experiment of a member; their seeds are consecutive."""
-        experiment = dataclasses.replace(self.base, seed=self.base.seed + index)
+        cfg = self.base.evaluator
+        if cfg.period == "auto":
+            # Members are compared by their returns in training. Each selection ends a command, for
+            # which the period would be another.
+            cfg = dataclasses.replace(cfg, period="off")
+        experiment = dataclasses.replace(self.base, seed=self.base.seed + index, evaluator=cfg)
         for name, value in values.items():
             experiment = with_option(experiment, name, value)
         return experiment

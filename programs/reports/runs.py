@@ -15,7 +15,10 @@ from programs.tracking.run_dir import RunDir
 from rlstack.storage import jsonl
 
 By = Literal["preset", "agent", "directory"]
-_CURVES = ("evaluator/episode_return", "actor/episode_return")  # the preferred log first
+_EVALUATION, _TRAINING = "evaluator/episode_return", "actor/episode_return"
+# The log of a curve is the first of these with so many points: two evaluations, of which the last
+# is at the end, say less of a short run than its training does.
+_CURVES = ((_EVALUATION, 3), (_TRAINING, 2), (_EVALUATION, 2), (_TRAINING, 0))
 
 
 class Run(NamedTuple):
@@ -79,9 +82,9 @@ def read(path: str | Path) -> Run:
             f"another version. Finish the run with rlstack train --resume {path}."
         )
     lines = jsonl.read(directory.metrics)
-    for curve in _CURVES:
+    for curve, least in _CURVES:
         points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
-        if len(points) > 1:
+        if len(points) >= least:
             break
     frames, returns = np.array(points, float).reshape((-1, 2)).T
     restarts, lost = (_newest(lines, f"program/{name}") for name in ("restarts", "lost_frames"))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from programs.callbacks import Events
 from programs.components.best import BestCheckpoint
+from programs.components.evaluation import Allowance, Shows
 from programs.experiment import Experiment
 from programs.policies.training_videos import TrainingVideos
 from programs.policy_sets.loop import SeveralPolicies
@@ -27,6 +30,9 @@ from rlstack.storage.loggers import Fanout
 
 Loop = SingleProcess | Offline | Fused | SeveralPolicies
 
+_SHARE = 0.02  # of the time, for evaluations whose period is auto: training waits for them
+_SHOWN = 2.0  # seconds until such an evaluation is shown
+
 
 class Books:
     """What a run leaves behind while its loop trains: logs, evaluations, checkpoints, the result.
@@ -43,6 +49,7 @@ class Books:
         logger: Fanout,
         start: Progress,
         display: ProgressDisplay,
+        allowance: Allowance | None = None,
     ) -> None:
         """Starts the clock.
 
@@ -53,6 +60,7 @@ class Books:
           logger: the sink of the logs.
           start: where the run continues.
           display: shows evaluations and messages.
+          allowance: for evaluations whose period is auto, if runs share one.
         """
         self._directory, self._loop, self._display = directory, loop, display
         self._listener = display.listener
@@ -60,11 +68,13 @@ class Books:
         self._best = BestCheckpoint(directory)
         self._videos = TrainingVideos(experiment, directory, display.write_line)
         self._logger = logger
+        self._allowance = allowance or allowance_of(loop)
+        brief = experiment.evaluator.period == "auto"
         self.periodic = PeriodicActions(
             experiment,
             logger,
             start=start,
-            evaluate=self._evaluate,
+            evaluate=self._evaluate_briefly if brief else self._evaluate,
             checkpoint=self._save,
             tell=display.write_line,
             earlier=directory.metrics,
@@ -134,7 +144,37 @@ class Books:
         finally:
             self._display.write_activity("")
         self._best.offer(frames, self._loop.learner.params, found)
-        self.periodic.judged(frames, found)
+        self._take(frames, found, video)
         self._judged = {frames: found}
+
+    def _evaluate_briefly(self, frames: int) -> None:
+        """Evaluates if the allowance suffices; the result of the run is not from here."""
+        began = time.monotonic()
+
+        def show(ended: int, total: int) -> bool:
+            if time.monotonic() > began + _SHOWN:
+                self._display.write_activity(f"evaluating, {ended}/{total} episodes")
+            return True
+
+        def evaluation(progress: Shows) -> Evaluation:
+            found = self._loop.evaluate(progress, brief=True)
+            self._best.offer(frames, self._loop.learner.params, found)
+            return found
+
+        try:
+            found = self._allowance.evaluate(evaluation, show)
+            if found is not None:
+                self._take(frames, found, self._videos.evaluated(frames, self._loop.learner.params))
+        finally:
+            self._display.write_activity("")
+
+    def _take(self, frames: int, found: Evaluation, video: Path | None) -> None:
+        self.periodic.judged(frames, found)
         if video is not None:
             self._logger.write_video(frames, video)
+
+
+def allowance_of(loop: Loop | FusedRun) -> Allowance:
+    """Returns the time that evaluations of a run in this process may take."""
+    in_jax = loop.experiment.env.type == "jax"
+    return Allowance(_SHARE, expected=loop.starting_seconds, starts_once=in_jax)

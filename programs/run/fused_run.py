@@ -122,7 +122,10 @@ class FusedRun(abc.ABC):
       experiment: what runs.
       learner: what it has learned.
       env_frames: environment steps so far, of this run and of those that it resumes.
+      starting_seconds: see `programs.run.single_process.SingleProcess`.
     """
+
+    starting_seconds = 0.0
 
     def __init__(
         self,
@@ -243,13 +246,17 @@ class FusedRun(abc.ABC):
             }
         return found
 
-    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    def evaluate(
+        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
+    ) -> Evaluation:
         """Evaluates the current params with the greedy policy, in separate environments.
 
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
         """
-        return evaluate(self.experiment, self._evaluator, self.learner.params, progress)
+        params = self.learner.params
+        return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -74,6 +74,8 @@ class Offline:
     dataset counts each time it is learned from.
     """
 
+    starting_seconds = 0.0  # unknown: see `programs.run.single_process.SingleProcess`
+
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         seed = experiment.seed
@@ -120,13 +122,17 @@ class Offline:
         drawn = {f"dataset/{name}": value for name, value in self.windows.stats().items()}
         return {"learner/steps": self.learner.version, **drawn}
 
-    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    def evaluate(
+        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
+    ) -> Evaluation:
         """Evaluates the current params with the greedy policy.
 
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
         """
-        return evaluate(self.experiment, self._evaluator, self.learner.params, progress)
+        params = self.learner.params
+        return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -170,8 +170,8 @@ def _budget(experiment: Experiment) -> str:
 
 
 def _files(experiment: Experiment) -> list[tuple[str, str]]:
-    period = experiment.evaluator.period
-    when = f"every {period:,} frames and " if period else ""
+    period = experiment.evaluation_period
+    when = f"every {period:,} frames and " if 0 < period < experiment.frames else ""
     files = [("config.json", "the config below")]
     if "jsonl" in experiment.loggers:
         files.append(("metrics.jsonl", f"a line every {experiment.log_period:,} frames"))

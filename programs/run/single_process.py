@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TextIO
@@ -13,7 +14,7 @@ import numpy as np
 
 from programs.components.agent import make_agent
 from programs.components.devices import single_process_device
-from programs.components.environments import Pool, make_env
+from programs.components.environments import Pool, make_env, starting_seconds
 from programs.components.evaluation import evaluate, make_evaluator
 from programs.components.hooks import make_step_processor
 from programs.components.replay import announce_replay, make_replay
@@ -31,7 +32,11 @@ _NOTHING = contextlib.nullcontext()
 
 
 class SingleProcess:
-    """The parts of an experiment in one process, and the loop that drives them."""
+    """The parts of an experiment in one process, and the loop that drives them.
+
+    Attributes:
+      starting_seconds: that the processes of environments took to start; 0 if there are none.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,9 @@ class SingleProcess:
         self._restarts = 0
         self._base_frames = 0
         with phase(f"making {experiment.env.num_envs:,} environments"):
+            began = time.monotonic()
             self.env = self._make_env(role_seed(seed, "env"))
+            self.starting_seconds = starting_seconds(self.env, began)
         try:
             agent = make_agent(experiment, self.env.spec)
             self.step_spec = transition_spec(agent, self.env.spec)
@@ -120,14 +127,17 @@ class SingleProcess:
         env = {f"env/{name}": value for name, value in self.env.stats().items()}
         return {"learner/steps": self.learner.version, **replay, **env}
 
-    def evaluate(self, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+    def evaluate(
+        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
+    ) -> Evaluation:
         """Evaluates the current params with the greedy policy, in separate environments.
 
         Args:
           progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
         """
         _, params = self.learner.get_params() or (0, None)
-        return evaluate(self.experiment, self._evaluator, params, progress)
+        return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

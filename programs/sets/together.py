@@ -16,7 +16,7 @@ import numpy as np
 
 from programs.components import xla
 from programs.env_config import Option
-from programs.run.books import Books
+from programs.run.books import Books, allowance_of
 from programs.run.train import Opened
 from programs.sets.loops import Group, Member
 from programs.tracking.display import ProgressDisplay
@@ -73,6 +73,7 @@ def begun(
             group = Group([run.experiment for run in runs], values)
         group.members[0].announce(display.stream, len(runs))
         shown = _Shown(display)
+        allowance = allowance_of(group.members[0])
         kept = []
         for run, member in zip(runs, group.members, strict=True):
             start = Progress.of(run.start_from)
@@ -81,7 +82,7 @@ def begun(
             stack.callback(logger.close)
             if run.start_from is not None:
                 member.load(checkpoint.restore(run.start_from, member.template()))
-            books = Books(run.experiment, run.directory, member, logger, start, display)
+            books = Books(run.experiment, run.directory, member, logger, start, display, allowance)
             kept.append(Kept(run, member, books))
         yield group, kept
 

@@ -138,7 +138,11 @@ class ProgressDisplay:
             timer.join()
 
     def write_nodes(self, nodes: Mapping[str, NodeState]) -> None:
-        """Takes the state of each node of a program: node name -> column name -> value."""
+        """Takes the state of each node of a program: node name -> column name -> value.
+
+        If nodes have frames/s, the program's are their sum: a display has its own clock and window,
+        and would show a rate to which theirs do not add up.
+        """
         self._nodes = nodes
 
     def write_line(self, text: str) -> None:
@@ -163,6 +167,9 @@ class ProgressDisplay:
 
     def frames_per_second(self) -> float:
         """Returns frames per second over the last seconds; 0 before the first logs."""
+        of_nodes = [float(node["frames/s"]) for node in self._nodes.values() if "frames/s" in node]
+        if of_nodes:
+            return sum(of_nodes)
         (then, before), (now, frames) = self._history[0], self._history[-1]
         return (frames - before) / (now - then) if now > then else 0.0
 
@@ -272,7 +279,9 @@ def _duration(seconds: float) -> str:
 
 
 def _cell(column: str, value: float | str) -> str:
-    return str(value) if column == "pid" or isinstance(value, str) else _number(value)
+    if column == "pid" or isinstance(value, str):
+        return str(value)
+    return f"{value:,.0f}" if column == "frames/s" else _number(value)  # as in the first line
 
 
 def _number(value: Scalar) -> str:

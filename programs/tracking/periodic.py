@@ -76,7 +76,7 @@ class PeriodicActions:
         self._saved_frames = start_frames
         self._next_log = _next_multiple(start_frames, experiment.log_period)
         self._next_checkpoint = _next_multiple(start_frames, experiment.checkpoint_period)
-        self._next_evaluation = _next_multiple(start_frames, experiment.evaluator.period)
+        self._next_evaluation = _next_multiple(start_frames, experiment.evaluation_period)
 
     def log(self, logs: Mapping[str, ArrayLike] | None, prefix: str = "") -> None:
         """Adds values to the averages of the next line of logs."""
@@ -95,8 +95,10 @@ class PeriodicActions:
         if frames >= self._next_log:
             self._write(frames, counters())
         if frames >= self._next_evaluation:
-            self._next_evaluation = _next_multiple(frames, self._experiment.evaluator.period)
-            self._evaluate(frames)
+            self._next_evaluation = _next_multiple(frames, self._experiment.evaluation_period)
+            brief = self._experiment.evaluator.period == "auto"
+            if not brief or frames < self._experiment.frames:  # the last one follows at once
+                self._evaluate(frames)
         if frames >= self._next_checkpoint:
             self._next_checkpoint = _next_multiple(frames, self._experiment.checkpoint_period)
             self.save(frames)

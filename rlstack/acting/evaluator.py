@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from rlstack.types import Array, Logs, Params, PRNGKey, StepType, TimeStep
 _log = logging.getLogger(__name__)
 
 
+EvaluationPeriod = int | Literal["auto", "off"]
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig(Checked):
     """The evaluations of a run."""
@@ -29,8 +32,10 @@ class EvaluatorConfig(Checked):
     """Number of whole episodes in one evaluation."""
     num_envs: int = 10
     """Number of environments in parallel. Each plays the same number of episodes."""
-    period: int = 0
-    """Environment steps between evaluations during training. 0 evaluates at the end only."""
+    period: EvaluationPeriod = "auto"
+    """Environment steps between evaluations during training. auto: a tenth of the run's frames, and
+    at least 5,000; each environment plays one episode, and evaluations that would take more than a
+    few hundredths of the time are left out. off: evaluates at the end only."""
     max_steps: int = 30_000
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
@@ -48,7 +53,11 @@ class EvaluatorConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "episodes", "num_envs", "max_steps")
-        self.require_at_least(0, "period", "video")
+        self.require_at_least(0, "video")
+        if isinstance(self.period, str):
+            self.require_one_of("period", ("auto", "off"))  # or a number
+        else:
+            self.require_at_least(0, "period")
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)
 
@@ -152,6 +161,15 @@ class Evaluator:
         """
         other = copy.copy(self)
         other._fresh = {**self._fresh, "rng_key": rng_key}
+        return other
+
+    def brief(self) -> Evaluator:
+        """Returns an evaluator that plays one episode in each environment.
+
+        It shares the compiled functions. Only one of them may evaluate at a time.
+        """
+        other = copy.copy(self)
+        other._episodes_per_env = 1
         return other
 
     def evaluate(

@@ -157,7 +157,10 @@ class TensorBoardLogger:
               it shows everything.
         """
         from tensorboardX import SummaryWriter  # takes a third of a second
+        from tensorboardX.summary import scalar
 
+        self._scalar: Callable[[str, float], Any] = scalar
+        self._tags: dict[str, str] = {}  # of the logs, in the characters that TensorBoard takes
         # An unbounded queue, because a bounded one would block forever if its thread failed.
         self._writer: Any = SummaryWriter(
             str(directory),
@@ -187,9 +190,16 @@ class TensorBoardLogger:
                 "--resume. The directory of event files is",
                 str(self._directory),
             ) from error
+        # One event for all, because each passes through a queue of processes and two threads.
+        event = self._scalar("", 0.0)
+        del event.value[:]
         for name, value in logs.items():
             number = float(to_scalar("TensorBoardLogger.write", name, value))
-            self._writer.add_scalar(name, number, int(step))
+            if name not in self._tags:
+                self._tags[name] = self._scalar(name, number).value[0].tag
+            event.value.add(tag=self._tags[name], simple_value=number)
+        if event.value:
+            self._writer.file_writer.add_summary(event, int(step))
 
     def close(self) -> None:
         """Writes buffered events and closes the file."""

@@ -1,5 +1,8 @@
 """Loggers that pass a run on to experiment trackers: Weights & Biases, MLflow, Trackio.
 
+A tracker gets at most one line a second, with the newest value of each log: it needs milliseconds
+for a line, and a fast run has dozens a second. A line of an evaluation is passed on as it is.
+
 Each is imported when one is made. They keep the id of their run in ``trackers.json`` of the run
 directory, so that a resumed run goes on in the same place. Where they write, and to whom, is said
 by their own environment variables; without any, they write to files on this machine.
@@ -7,7 +10,9 @@ by their own environment variables; without any, they write to files on this mac
 
 from __future__ import annotations
 
+import abc
 import json
+import math
 import os
 import threading
 import time
@@ -20,11 +25,43 @@ from rlstack.storage import files
 
 _IDS = "trackers.json"
 _lock = threading.Lock()  # each logger has a thread
-_BATCH_SECONDS = 2.0  # between two calls of MLflow: each takes milliseconds, and has many lines
+_LINE_SECONDS = 1.0  # between two lines
+_BATCH_SECONDS = 5.0  # between two calls of MLflow, each with the lines since
+_EVALUATION = "evaluator/"  # in the names of the logs of evaluations
 _MAX_PARAM = 500  # characters of a value of the config, the least that MLflow's servers take
 
 
-class Wandb:
+class Tracker(abc.ABC):
+    """A logger that passes on at most one line a second."""
+
+    def __init__(self) -> None:
+        """Has no line yet."""
+        self._step = 0
+        self._newest: dict[str, Any] = {}  # of the lines that wait
+        self._passed = -math.inf  # when the last line was passed on
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes a line; passes it on if it is of an evaluation, or a second has passed."""
+        judged = any(_EVALUATION in name for name in logs)
+        if judged:
+            self.pass_on()
+        self._step = step
+        self._newest.update(logs)
+        if judged or time.monotonic() >= self._passed + _LINE_SECONDS:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Passes on what waits."""
+        if self._newest:
+            logs, self._newest = self._newest, {}
+            self._passed = time.monotonic()
+            self._log(self._step, logs)
+
+    @abc.abstractmethod
+    def _log(self, step: int, logs: dict[str, Any]) -> None: ...
+
+
+class Wandb(Tracker):
     """Logs to Weights & Biases, by ``env_frames``.
 
     ``WANDB_PROJECT`` is "rlstack" by default. Without an API key and without ``WANDB_MODE``, the
@@ -35,6 +72,7 @@ class Wandb:
         """Starts or continues the run."""
         import wandb
 
+        super().__init__()
         mode = os.environ.get("WANDB_MODE")
         if not mode and not os.environ.get("WANDB_API_KEY") and not _has_key():
             mode = "offline"
@@ -54,9 +92,8 @@ class Wandb:
         self._run.define_metric("*", step_metric="env_frames")
         _keep(run_dir, ids)
 
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Logs one line; wandb's own step counts the lines."""
-        self._run.log({"env_frames": step, **logs})
+    def _log(self, step: int, logs: dict[str, Any]) -> None:
+        self._run.log({"env_frames": step, **logs})  # wandb's own step counts the lines
 
     def write_video(self, step: int, path: Path) -> None:
         """Logs a video."""
@@ -67,10 +104,11 @@ class Wandb:
 
     def close(self) -> None:
         """Ends the run."""
+        self.pass_on()
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """Logs to MLflow, by frames: metrics, and the config as parameters.
 
     ``MLFLOW_TRACKING_URI`` says where; by default a database in the run directory, for
@@ -80,8 +118,9 @@ class MLflow:
     def __init__(self, run_dir: Path) -> None:
         """Starts or continues the run."""
         from mlflow import MlflowClient
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, Param
 
+        super().__init__()
         self._metric = Metric
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         # MLflow would keep the artifacts of a database in the current directory.
@@ -97,16 +136,16 @@ class MLflow:
             )
             run = self._client.create_run(experiment, run_name=run_dir.name)
             ids["mlflow"] = run.info.run_id
-            for key, value in _flat(config):
-                self._client.log_param(ids["mlflow"], key, str(value)[:_MAX_PARAM])
+            params = [Param(key, str(value)[:_MAX_PARAM]) for key, value in _flat(config)]
+            for first in range(0, len(params), 100):  # the most that one call may have
+                self._client.log_batch(ids["mlflow"], params=params[first : first + 100])
             _keep(run_dir, ids)
         self._id = ids["mlflow"]
         self._waiting: list[Any] = []
         self._sent = -_BATCH_SECONDS + time.monotonic()
         self._client.update_run(self._id, status="RUNNING")
 
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Logs one line, perhaps with the next ones."""
+    def _log(self, step: int, logs: dict[str, Any]) -> None:
         now = int(time.time() * 1000)
         self._waiting += [self._metric(k, float(value), now, step) for k, value in logs.items()]
         if time.monotonic() >= self._sent + _BATCH_SECONDS:
@@ -125,11 +164,12 @@ class MLflow:
 
     def close(self) -> None:
         """Logs the lines that wait, and ends the run."""
+        self.pass_on()
         self._send()
         self._client.set_terminated(self._id)
 
 
-class Trackio:
+class Trackio(Tracker):
     """Logs to Trackio, in its folder on this machine; ``TRACKIO_DIR`` names another.
 
     ``TRACKIO_PROJECT`` is "rlstack" by default.
@@ -139,6 +179,7 @@ class Trackio:
         """Starts or continues the run."""
         import trackio
 
+        super().__init__()
         self._run: Any = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "rlstack"),
             name=run_dir.name,
@@ -146,9 +187,8 @@ class Trackio:
             resume="allow",
         )
 
-    def write(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Logs one line."""
-        self._run.log(dict(logs), step=step)
+    def _log(self, step: int, logs: dict[str, Any]) -> None:
+        self._run.log(logs, step=step)
 
     def write_video(self, step: int, path: Path) -> None:
         """Logs a video."""
@@ -158,6 +198,7 @@ class Trackio:
 
     def close(self) -> None:
         """Ends the run."""
+        self.pass_on()
         self._run.finish()
 
 

@@ -103,6 +103,49 @@ def test_trackers_keep_videos(run_dir, monkeypatch, trackio_dir, video, name, ma
     assert any(path.read_bytes() == content for path in root.rglob("*.gif"))
 
 
+class Passed(trackers.Tracker):
+    """A tracker that keeps the lines that are passed on."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def _log(self, step, logs):
+        self.lines.append((step, logs))
+
+
+def test_a_tracker_gets_one_line_a_second_with_the_newest_values(monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("rlstack.storage.trackers.time", clock)
+    tracker = Passed()
+    for i in range(25):  # eight lines a second, of which every fourth has the return of an episode
+        tracker.write(i, {"loss": 0.5 * i, **({"return": i} if i % 4 == 1 else {})})
+        now[0] += 0.125
+    assert [step for step, _ in tracker.lines] == [0, 8, 16, 24]
+    assert [logs.get("return") for _, logs in tracker.lines] == [None, 5, 13, 21]
+    assert [logs["loss"] for _, logs in tracker.lines] == [0.0, 4.0, 8.0, 12.0]
+
+
+def test_a_tracker_gets_evaluations_at_their_steps(monkeypatch):
+    tracker = Passed()
+    tracker.write(1, {"loss": 1.0})
+    tracker.write(2, {"loss": 2.0})
+    tracker.write(3, {"evaluator/episode_return": 7.0})
+    tracker.write(4, {"loss": 4.0})
+    tracker.write(5, {"chain/evaluator/episode_return": 8.0})
+    tracker.write(6, {"loss": 6.0})
+    tracker.pass_on()
+    assert tracker.lines == [
+        (1, {"loss": 1.0}),
+        (2, {"loss": 2.0}),
+        (3, {"evaluator/episode_return": 7.0}),
+        (4, {"loss": 4.0}),
+        (5, {"chain/evaluator/episode_return": 8.0}),
+        (6, {"loss": 6.0}),
+    ]
+
+
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="loggers mlflow needs the package mlflow"):

@@ -32,7 +32,7 @@ class SeveralEvaluatorNode(EvaluatorNode):
         self._versions: dict[str, CopiedVersions] = {}  # earlier ones, by who plays them
         super().__init__(setup, next(iter(learners.values())), coordinator, stop)
 
-    def _make_evaluator(self) -> Callable[[Params], Evaluation]:
+    def _make_evaluator(self) -> Callable[..., Evaluation]:
         setup = self._setup
         for own in setup.learning:
             own.register_records(make_agent(own.experiment, own.spec))

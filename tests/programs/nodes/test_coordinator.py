@@ -1,7 +1,9 @@
 """The coordinator: what it counts, and what it tells each node and when."""
 
 import dataclasses
+import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from programs.nodes.base import JUDGING, OVER, RUNNING, SAVING
 from programs.nodes.coordinator import Coordinator
 from programs.nodes.ending import NodeLostError
 from programs.presets import preset
+from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
@@ -105,6 +108,39 @@ def test_frames_that_are_lost_with_an_actor_are_those_of_unrolls_it_had_begun(de
     desk.report(incarnation=2, env_frames=400)  # the one before had made no frames
     begun, between = 8 * 5, 0.2 * 8 * (3 * 32 + 5) / 10
     assert desk.logged("program/lost_frames")[-1] == pytest.approx(begun + between)
+
+
+def test_rates_of_actors_add_up_to_the_rate_that_a_display_shows(tmp_path, monkeypatch):
+    """Actors report at different moments; one is lost for 3 s, and starts again from 0 frames."""
+    desk, now = Desk(tmp_path, frames=10**6), [100.0]
+    monkeypatch.setattr("programs.nodes.coordinator.time.monotonic", lambda: now[0])
+    display = ProgressDisplay(10**6, io.StringIO(), clock=lambda: now[0])
+    speeds, began = {"actor/0": 100.0, "actor/1": 37.0, "actor/2": 400.0}, 105.0
+    shown = []
+    for tick in range(400):  # 40 s; actors compile for 5 s
+        now[0] = 100.0 + 0.1 * tick
+        for i, (actor, speed) in enumerate(speeds.items()):
+            restarted = actor == "actor/1" and tick >= 200
+            if tick % (i + 2) == 0 and not (actor == "actor/1" and 170 <= tick < 200):
+                since = 120.0 if restarted else began
+                frames = int(speed * max(0.0, now[0] - since))
+                desk.report(actor, incarnation=int(restarted), env_frames=frames)
+        if tick % 5 == 3:  # as a launcher asks
+            status = desk.coordinator.status()
+            display.write_nodes(status["nodes"])
+            display.write(status["env_frames"], status["logs"])
+            rates = [node["frames/s"] for node in status["nodes"].values()]
+            program = re.search(r"([\d,]+) frames/s", display.line())
+            assert float(program[1].replace(",", "")) == pytest.approx(sum(rates), abs=0.5)
+            shown.append((now[0], status["env_frames"], rates))
+    time_then, frames_then, _ = shown[-32]  # 15.5 s before
+    true = (shown[-1][1] - frames_then) / (shown[-1][0] - time_then)
+    assert sum(shown[-1][2]) == pytest.approx(true, rel=0.05)
+    # Over the 15 s that contain the loss, the restarted actor was slower than it is.
+    at_start = next(rates for moment, _, rates in shown if moment > 108)
+    assert at_start == pytest.approx([100.0, 37.0, 400.0], rel=0.25)
+    loss = next(rates for moment, _, rates in shown if moment > 121)
+    assert 15 < loss[1] < 35
 
 
 def test_nodes_that_moved_are_found(desk):
