@@ -125,6 +125,7 @@ class Coordinator:
                 return self._state._replace(phase=OVER)._asdict()
             if incarnation > known.incarnation:
                 self._lost_frames += self._frames_lost_with(node, known)
+                known.batch = 0
             before = known.counts if incarnation == known.incarnation else {}
             if "env_frames" in counts:
                 self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
@@ -132,8 +133,6 @@ class Coordinator:
             self._env_restarts += int(restarts)
             if "learner_steps" in counts:
                 self._learner_steps[self._policies.learner_of(node)] = int(counts["learner_steps"])
-            if incarnation > known.incarnation:
-                known.batch = 0
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
             known.counts, known.gauges = counts, gauges
             if batch > known.batch:  # else they have arrived, although the answer was lost
@@ -192,13 +191,9 @@ class Coordinator:
     ) -> None:
         """The evaluator calls this after each evaluation; the last one becomes the result."""
         with self._lock, self._own_failures():
+            episodes = np.asarray(returns), np.asarray(lengths)
             evaluation = Evaluation(
-                np.asarray(returns),
-                np.asarray(lengths),
-                tuple(opponents),
-                cut,
-                metrics or {},
-                tuple(policies),
+                *episodes, tuple(opponents), cut, metrics or {}, tuple(policies)
             )
             if not last:
                 self._periodic.judged(env_frames, evaluation)
