@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
@@ -80,8 +81,16 @@ class GymnaxEnv:
             self._unlimited = params.replace(**{_LIMIT: type(limit)(_NEVER)})
 
     def observation_spec(self) -> PyTree:
-        """Returns the spec of gymnax's observation space."""
-        return space_spec(self._env.observation_space(self._params), "observation")
+        """Returns the spec of gymnax's observation space, with the dtypes of observations.
+
+        Some spaces name another dtype, also one that JAX has only with 64 bits.
+        """
+        spec = space_spec(self._env.observation_space(self._params), "observation")
+        key = jax.eval_shape(jax.random.PRNGKey, 0)
+        seen = jax.eval_shape(self._env.reset_env, key, self._params)[0]
+        if jax.tree.structure(spec) != jax.tree.structure(seen):
+            return spec  # `BatchedEnv` says what is wrong
+        return jax.tree.map(_with_dtype, spec, seen)
 
     def action_spec(self) -> PyTree:
         """Returns the spec of gymnax's action space."""
@@ -128,6 +137,13 @@ def _without_pictures() -> Iterator[None]:
     finally:
         for module in later:
             module.step_aside()
+
+
+def _with_dtype(spec: specs.Array, seen: jax.ShapeDtypeStruct) -> specs.Array:
+    if isinstance(spec, specs.DiscreteArray) or spec.dtype == seen.dtype:
+        return spec
+    low, high = (np.asarray(x, seen.dtype) for x in (spec.minimum, spec.maximum))
+    return specs.BoundedArray(spec.shape, seen.dtype, low, high, spec.name)
 
 
 def space_spec(space: Any, name: str) -> PyTree:

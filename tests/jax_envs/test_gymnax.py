@@ -84,6 +84,18 @@ def test_the_games_of_minatar_end_with_their_last_observation(game, limit):
     assert done and not np.array_equal(outcome.observation, after)
 
 
+@pytest.mark.parametrize(
+    "name", ["Catch-bsuite", "DeepSea-bsuite", "MemoryChain-bsuite", "UmbrellaChain-bsuite"]
+)
+def test_observations_of_bsuite_have_the_dtype_of_their_spec(name):
+    """The space of Catch says int64, which JAX does not have, and its observations are floats."""
+    with SyncEnv(name, 2, "jax") as env:
+        timestep = env.reset()
+        for _ in range(3):
+            assert timestep.observation.dtype == env.spec.observation.dtype == np.float32
+            timestep = env.step(np.zeros(2, np.int32))
+
+
 def test_continuous_actions():
     with SyncEnv("Pendulum-v1", 2, "jax") as env:
         assert env.spec.action.shape == (1,)
