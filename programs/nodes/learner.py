@@ -162,7 +162,7 @@ class LearnerNode:
                 self._learn()
             state = self._poll(now=True)
             self._save(state)
-            self._program.gauges = self._publisher.stats  # the replay may end before this node
+            self._program.gauges = self._last_gauges
             if state.phase != OVER:  # else the coordinator may have ended
                 self._announce_saved()
             while self._poll().phase != OVER:
@@ -264,6 +264,11 @@ class LearnerNode:
             self._read_replay_stats()
         waits = {f"learner/{name}": value for name, value in self._learner.stats().items()}
         return {**self._replay_gauges, **self._publisher.stats(), **waits}
+
+    def _last_gauges(self) -> dict[str, Any]:
+        # The replay may end before this node. Its last values stay for the last line of logs, which
+        # waits for the learners of all policies.
+        return {**self._replay_gauges, **self._publisher.stats()}
 
     def _read_replay_stats(self) -> None:
         with contextlib.suppress(ReplayTimeoutError, ReplayClosedError):  # a server that has ended
