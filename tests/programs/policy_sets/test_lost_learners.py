@@ -74,7 +74,7 @@ class Writer:
 
 
 class Acting:
-    """A renewed writer, whose learner the coordinator knows as there or not."""
+    """A `RenewedWriter`, and a coordinator that says whether its learner is there."""
 
     def __init__(self):
         self.learners, self.opened, self.version = {NAME: 0}, [], 0
@@ -292,6 +292,11 @@ def saved_numbers(run_dir, policy):
     return version, read(f"['learner']['learner_state']['{policy}']", ".count")
 
 
+def has_more(run_dir, policy):
+    """Whether the coordinator knows of updates that the newest checkpoint does not have."""
+    return series(run_dir, f"{policy}/learner/steps")[-1] > saved_numbers(run_dir, policy)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize(
@@ -308,7 +313,7 @@ def test_a_killed_learner_continues_from_its_checkpoint_while_the_other_one_lear
 ):
     run_dir, (other,) = tmp_path / "run", set(LEARNING) - {policy}
     options = (
-        "--topology", topology, "--frames", 10_000_000, "--checkpoint-period", 2000,
+        "--topology", topology, "--frames", 10_000_000, "--checkpoint-period", 8000,
         "--program.on-learner-loss", "restart", "--run-dir", run_dir,
         "--stop.factory", f"tests.programs.policy_sets.ending:of_{policy}",
     )  # fmt: skip
@@ -316,6 +321,7 @@ def test_a_killed_learner_continues_from_its_checkpoint_while_the_other_one_lear
         program.wait_for_log("distributor/learner/loss")
         program.wait_for_checkpoint()
         program.wait_for(lambda: saved_numbers(run_dir, policy)[0] >= 2, "two saved updates")
+        program.wait_for(lambda: has_more(run_dir, policy), "an update that is not saved")
         before, steps_before = saved_numbers(run_dir, policy)
         program.kill(f"learner/{policy}")
         code, left = program.end(120.0)
