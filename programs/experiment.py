@@ -32,7 +32,7 @@ from rlstack.references import Hook, name_of, nearest
 from rlstack.replay import ReplayConfig
 from rlstack.replay.base import NO_FACTORY
 
-_TIMES, _LEAST_PERIOD = 10, 5_000  # of evaluations whose period is auto
+_TIMES, _LEAST_PERIOD = 10, 5_000  # of automatic evaluations
 
 
 def use_modules(names: Sequence[str]) -> None:
@@ -181,13 +181,12 @@ class Experiment(Checked):
             )
         self.require("updates", self.updates >= 0, "at least 0")
         self.require("hours", 0 <= self.hours < math.inf, "at least 0 and finite")
-        period = self.evaluator.period
         judges = self.stop.return_reached is not None or self.stop.patience
-        if judges and period in ("auto", "off", 0):
+        if judges and not self.evaluator.fixed_period:
             raise ValueError(
                 "Experiment: evaluator.period must be positive with stop.return_reached and "
-                f"stop.patience, which judge evaluations during training; got {period}. "
-                "Add --evaluator.period FRAMES."
+                "stop.patience, which judge evaluations during training; got "
+                f"{self.evaluator.period}. Add --evaluator.period FRAMES."
             )
 
     def _check_policies(self) -> None:
@@ -241,10 +240,9 @@ class Experiment(Checked):
     @property
     def evaluation_period(self) -> int:
         """Frames between evaluations during training; 0 for none."""
-        period = self.evaluator.period
-        if isinstance(period, int):
-            return period
-        return max(self.frames // _TIMES, _LEAST_PERIOD) if period == "auto" else 0
+        if self.evaluator.period == "auto":
+            return max(self.frames // _TIMES, _LEAST_PERIOD)
+        return self.evaluator.fixed_period
 
     @property
     def in_one_process(self) -> bool:

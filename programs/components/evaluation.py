@@ -1,6 +1,6 @@
 """Makes the evaluator of an experiment, and evaluates params in new environments.
 
-Evaluations whose period is auto are cheap: see `Allowance`.
+`Allowance` bounds the time of automatic evaluations, those of ``evaluator.period`` auto.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def evaluate(
 
 
 class Allowance:
-    """The time that evaluations may take whose period is auto.
+    """The time that automatic evaluations may take.
 
     It is a share of the time since it was made, and 0.3 s; or more seconds where more threads want
     to run than there are cores, because everything takes longer there. An evaluation that would

@@ -277,7 +277,7 @@ class LearningPart:
                 timeout=experiment.service.timeout_s,
             )
             return client, self._service_has_newer if in_rounds else None, lambda: None
-        params, close = pull_params(experiment.program, self._learner, in_rounds=in_rounds)
+        params, close = pull_params(self._setup, self._learner)
         has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
         key = acting_key(experiment.seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))

@@ -148,8 +148,8 @@ class Coordinator:
             granted = 0 if made < 0 else self._budget.grant(node, made, total, known.seen)
             progress = self._periodic.progress(total)
             there = self._policies.present(self._nodes, self._silences)
-            answer = {**progress._asdict(), "granted": granted, "learners": there}
-            return {**self._state._asdict(), **answer}
+            answer = self._state._replace(granted=granted, learners=there, **progress._asdict())
+            return answer._asdict()
 
     @remote(idempotent=True)
     def newest_version(self, learner: str) -> int:

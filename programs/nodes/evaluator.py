@@ -16,7 +16,7 @@ from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import RemoteObject, codec
 from rlstack.types import Params
 
-# Of a core, for evaluations whose period is auto: other nodes come first, but may want all cores.
+# The largest share of a core for automatic evaluations. The other nodes may need all cores.
 _SHARE = 0.05
 
 
@@ -80,13 +80,10 @@ class EvaluatorNode:
 
     def _evaluate(self, env_frames: int, *, last: bool) -> None:
         params = self._newest_params()
-        if last or self._setup.experiment.evaluator.period != "auto":
-            found = self._evaluate_params(params)
-        else:
-            brief = self._evaluate_briefly(params)
-            if brief is None:
-                return
-            found = brief
+        is_brief = not last and self._setup.experiment.evaluator.period == "auto"
+        found = self._evaluate_briefly(params) if is_brief else self._evaluate_params(params)
+        if found is None:
+            return
         self._best.offer(env_frames, params, found)
         # Before the report, because the program ends after that of the last evaluation.
         video = self._videos.evaluated(env_frames, params)

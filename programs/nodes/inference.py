@@ -58,9 +58,7 @@ class InferenceNode:
         self._env_ids = dict(zip(ranks, here, strict=True))
         with self._program.phase("waiting for the learner"):
             self._program.wait_for(learner.replay_name)
-        self._params, self._close_params = pull_params(
-            program, learner, in_rounds=experiment.replay.min_actors > 0
-        )
+        self._params, self._close_params = pull_params(setup, learner)
         key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
         waits_for_all = experiment.replay.min_actors in (0, program.num_actors)

@@ -59,7 +59,7 @@ class LearnerNode:
         """
         setup.configure_jax(single_thread=False)
         experiment = setup.experiment
-        self._setup, self._coordinator = setup, coordinator
+        self._setup, self._coordinator, self._stop = setup, coordinator, stop
         self.name = name or setup.node(LEARNER)
         self._program = CoordinatorClient(coordinator, self.name, stop, setup.prefix)
         learner_config = self._join()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from programs import timing
-from programs.experiment import ProgramConfig
+from programs.nodes.base import Setup
 from rlstack.acting.params import ParamsPuller, ParamsSource, RemoteParams
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.rpc import RemoteObject, codec
@@ -24,9 +24,7 @@ _Encoded = tuple[int, bytes]  # a version, and its params
 _VERSION = struct.Struct("<q")
 
 
-def pull_params(
-    cfg: ProgramConfig, learner: RemoteObject, *, in_rounds: bool
-) -> tuple[ParamsSource, Callable[[], None]]:
+def pull_params(setup: Setup, learner: RemoteObject) -> tuple[ParamsSource, Callable[[], None]]:
     """Returns a source of the learner's params and a function that closes it.
 
     Asynchronous programs pull in the background. In lock-step every request goes to the learner,
@@ -35,16 +33,16 @@ def pull_params(
     cluster, the nodes of one host share what one of them pulls.
 
     Args:
-      cfg: sets the pacing and the period of pulls.
+      setup: of the program, or of the policy.
       learner: a client of the learner's node.
-      in_rounds: whether the learner learns in rounds.
     """
+    cfg = setup.experiment.program
     client = copy.copy(learner)  # its own client: closing it cancels only the pull in progress
     if cfg.pacing == "lock_step":
         return RemoteParams(client.get_params, codec.decode), client.close
     get: Callable[[int], _Encoded | None] = client.get_params
     interval = cfg.params_interval
-    if in_rounds:
+    if setup.experiment.replay.min_actors:
         get, interval = (lambda held: client.next_params(held, timing.NEXT_PARAMS)), 0.0
     shared: HostParams | None = None
     if cfg.launch == "ray":
@@ -52,8 +50,7 @@ def pull_params(
             shared = HostParams(f"{client.publication()}-{address_towards(client.host)}", get)
             get = shared.get
     source = RemoteParams(get, codec.decode)
-    restarts = cfg.on_learner_loss == "restart"
-    patience = timing.PARAMS_PULL_RESTART if restarts else timing.PARAMS_PULL
+    patience = timing.PARAMS_PULL_RESTART if setup.learner_restarts else timing.PARAMS_PULL
     background = ParamsPuller(source, interval, patience=patience)
 
     def close() -> None:

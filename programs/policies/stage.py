@@ -157,7 +157,7 @@ class Stage:
             self._built.clear()
             options.setdefault("render_mode", "rgb_array")
             pool = made()
-        if in_envpool and _shapes(pool.spec) != _shapes(environment_spec(experiment)):
+        if in_envpool and shapes_of(pool.spec) != shapes_of(environment_spec(experiment)):
             pool.close()
             return None
         return pool
@@ -192,7 +192,8 @@ def _game_of(env: Any) -> Any:
     return unwrapped(env.game) if isinstance(env, EnvOfSeat) else None
 
 
-def _shapes(spec: EnvSpec) -> PyTree:
+def shapes_of(spec: EnvSpec) -> PyTree:
+    """Returns the shapes and dtypes of observations and actions."""
     return jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), spec)
 
 

@@ -49,7 +49,7 @@ def watch(
     """Plays episodes in the environments of the run's evaluation, and shows each step.
 
     In a game of several seats the policy plays all of them, and the first one is shown;
-    `programs.matches.watch` shows all of them.
+    `programs.policies.seats.watch.watch` shows all of them.
 
     Args:
       run_dir: the directory of a run with a checkpoint.

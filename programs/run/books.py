@@ -30,7 +30,7 @@ from rlstack.storage.loggers import Fanout
 
 Loop = SingleProcess | Offline | Fused | SeveralPolicies
 
-_SHARE = 0.02  # of the time, for evaluations whose period is auto: training waits for them
+_SHARE = 0.02  # the largest share of the time for automatic evaluations: training waits for them
 _SHOWN = 2.0  # seconds until such an evaluation is shown
 
 
@@ -60,7 +60,7 @@ class Books:
           logger: the sink of the logs.
           start: where the run continues.
           display: shows evaluations and messages.
-          allowance: for evaluations whose period is auto, if runs share one.
+          allowance: for automatic evaluations, if runs share one.
         """
         self._directory, self._loop, self._display = directory, loop, display
         self._listener = display.listener

@@ -67,7 +67,7 @@ class Sweep(Checked):
           ValueError: the experiment does not take these values together.
         """
         cfg = self.base.evaluator
-        if self.prunes and cfg.period in ("auto", "off", 0):
+        if self.prunes and not cfg.fixed_period:
             cfg = dataclasses.replace(cfg, period=max(1, self.base.frames // _EVALUATIONS))
         base = dataclasses.replace(self.base, evaluator=cfg)
         made = RunSet(base, self.seeds, {name: (value,) for name, value in values.items()})

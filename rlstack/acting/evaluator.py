@@ -61,6 +61,11 @@ class EvaluatorConfig(Checked):
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)
 
+    @property
+    def fixed_period(self) -> int:
+        """The period in environment steps; 0 if it is auto or off."""
+        return self.period if isinstance(self.period, int) else 0
+
 
 class Evaluation(NamedTuple):
     """The results of an evaluation."""

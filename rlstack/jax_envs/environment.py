@@ -126,15 +126,14 @@ class BatchedEnv:
           state: of the environments.
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
-        keys = jax.vmap(jax.random.split)(state.rng_key)
-        next_key, outcome = keys[:, 0], jax.vmap(self._env.step)(keys[:, 1], state.env, action)
-        env, observation = self._begin(state.rng_key, state.over, outcome)
+        next_key, outcome, env, observation = self._advance(
+            state.rng_key, state.over, state.env, action
+        )
         terminated = jnp.asarray(outcome.terminated, bool)
         ends = (terminated | jnp.asarray(outcome.truncated, bool)) & ~state.over
-        step_type = jnp.where(ends, StepType.LAST, StepType.MID)
         reward = jnp.asarray(outcome.reward, jnp.float32)
         timestep = TimeStep(
-            jnp.where(state.over, StepType.FIRST, step_type).astype(jnp.int32),
+            step_types(state.over, ends),
             jnp.where(state.over, 0.0, reward),
             jnp.where(terminated & ~state.over, 0.0, 1.0).astype(jnp.float32),
             observation,
@@ -146,15 +145,27 @@ class BatchedEnv:
         env, observation = self._env.reset(key)
         return next_key, self._typed(env), self._seen(observation)
 
-    def _begin(self, rng_key: PRNGKey, over: Array, outcome: Any) -> tuple[PyTree, PyTree]:
-        """Returns the states and observations of an outcome, and of new episodes where over.
+    def _advance(
+        self, rng_key: PRNGKey, over: Array, env: PyTree, action: PyTree
+    ) -> tuple[PRNGKey, Any, PyTree, PyTree]:
+        """Steps every environment, and starts an episode where over.
 
-        A row uses its key once, either to continue an episode or to start one.
+        Returns:
+          The next keys, the outcome of the step, and the states and observations after both.
         """
+        keys = jax.vmap(jax.random.split)(rng_key)
+        # Each uses its key once, either to continue an episode or to start one.
+        next_key, key = keys[:, 0], keys[:, 1]
+        outcome: Any = jax.vmap(self._env.step)(key, env, action)
+        return next_key, outcome, *self._begin(key, over, outcome)
+
+    def _begin(self, key: PRNGKey, over: Array, outcome: Any) -> tuple[PyTree, PyTree]:
+        """Returns the states and observations of an outcome, and of new episodes where over."""
         later = self._typed(outcome.state), self._seen(outcome.observation)
 
         def begin() -> tuple[PyTree, PyTree]:
-            first = jax.vmap(self._first)(rng_key)[1:]
+            env, observation = jax.vmap(self._env.reset)(key)
+            first = self._typed(env), self._seen(observation)
             choose = jax.vmap(jnp.where)
             return jax.tree.map(lambda x, y: choose(over, x, y), first, later)
 
@@ -211,3 +222,9 @@ class BatchedEnv:
 
     def _error(self, rule: str, came: Any) -> EnvError:
         return EnvError(f"JAX environment {type(self._env).__name__}: {rule}; got {came}.")
+
+
+def step_types(over: Array, ends: Array) -> Array:
+    """Returns FIRST where an episode was over, LAST where one ends, else MID; int32."""
+    later = jnp.where(ends, StepType.LAST, StepType.MID)
+    return jnp.where(over, StepType.FIRST, later).astype(jnp.int32)

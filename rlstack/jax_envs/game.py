@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlstack.checks import EnvError
-from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.jax_envs.environment import BatchedEnv, BatchState, step_types
 from rlstack.types import Array, PRNGKey, PyTree, StepType, TimeStep
 
 
@@ -25,7 +25,7 @@ class GameOutcome(NamedTuple):
 
 
 class JaxGame(Protocol):
-    """A game whose seats act at the same time, as pure functions that JAX can compile.
+    """A game in which all seats act at the same time, as pure functions that JAX can compile.
 
     An object holds only settings, as that of a `rlstack.jax_envs.environment.JaxEnv`. Methods
     ``state_spec()`` and ``critic_state(state)`` may show the whole state, for a critic that sees
@@ -76,7 +76,6 @@ class BatchedGame(BatchedEnv):
         """
         self.num_seats, self.name = len(game.seats), type(game).__name__
         super().__init__(game, (self.num_seats,))  # type: ignore[arg-type]
-        self._game = game
 
     def reset(self, rng_key: PRNGKey) -> tuple[BatchState, TimeStep]:
         """Starts all games; each has the key of its first seat.
@@ -110,15 +109,11 @@ class BatchedGame(BatchedEnv):
         """
         by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)
         keys, over = state.rng_key[:: self.num_seats], state.over[:: self.num_seats]
-        both = jax.vmap(jax.random.split)(keys)
-        next_key, outcome = both[:, 0], jax.vmap(self._game.step)(both[:, 1], state.env, by_game)
-        env, observation = self._begin(keys, over, outcome)
+        next_key, outcome, env, observation = self._advance(keys, over, state.env, by_game)
         ends = jnp.asarray(outcome.over, bool) & ~over
-        step_type = jnp.where(ends, StepType.LAST, StepType.MID)
-        kinds = jnp.where(over, StepType.FIRST, step_type).astype(jnp.int32)
         reward, terminated = jnp.asarray(outcome.reward, jnp.float32), outcome.terminated
         timestep = TimeStep(
-            self._spread(kinds),
+            self._spread(step_types(over, ends)),
             jnp.where(state.over, 0.0, self._rows(reward)),
             jnp.where(self._rows(jnp.asarray(terminated, bool)) & ~state.over, 0.0, 1.0),
             self._rows(observation),

@@ -43,17 +43,6 @@ class PolicyLearnerNode(LearnerNode):
     updates, so updates that were lost count too, as frames do.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        replay: ProgramReplay | RemoteObject,
-        coordinator: RemoteObject,
-        stop: threading.Event,
-    ) -> None:
-        """Makes the learner; arguments as for `LearnerNode`."""
-        self._stop = stop
-        super().__init__(setup, replay, coordinator, stop)
-
     def _join(self) -> LearnerConfig:
         if self._is_restarted:
             self._program.poll(now=True)  # so that the coordinator knows that it is back

@@ -1,4 +1,4 @@
-"""The side of an actor of a replay whose learner may be lost and started again."""
+"""Writes the steps of an actor to a replay whose learner may be lost and restarted."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PolicyPlayer:
     """A policy as a player, which acts at the steps at which it acted in training."""
 
     def __init__(self, policy: Policy) -> None:
-        """Takes the policy, whose state belongs to this player."""
+        """Stores the policy, which has a state: no other player may use it."""
         self._policy = policy
 
     @property

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-import numpy as np
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
@@ -19,6 +18,7 @@ from programs.policies.policy import Policy, Prediction
 from programs.policies.screen import picture_as_text
 from programs.policies.seats.asking import Asker, Quit
 from programs.policies.seats.match import Game, Moment, Player, PolicyPlayer, play_game, seen_by
+from programs.policies.seats.results import Episode
 from programs.policies.seats.sides import Side, find, sides_of
 from programs.policies.stage import Stage
 from programs.policies.watch import MAX_STEPS
@@ -127,17 +127,19 @@ class _Table:
         self._asker.console.print(
             Text(
                 f"The game is {ended} after {game.length} steps: {', '.join(returns)}"
-                f"{'' if game.cut else self._verdict(game.returns)}.",
+                f"{self._verdict(game)}.",
                 "bold",
             )
         )
         return game
 
-    def _verdict(self, returns: Sequence[float]) -> str:
-        others = max(total for seat, total in enumerate(returns) if seat != self._own)
-        if np.isclose(returns[self._own], others, 1e-6, 1e-9):
-            return "; a draw"
-        return "; you win" if returns[self._own] > others else "; you lose"
+    def _verdict(self, game: Game) -> str:
+        if game.cut:
+            return ""
+        winners = Episode(tuple(range(len(game.returns))), game).winners()  # each seat for itself
+        if self._own not in winners:
+            return "; you lose"
+        return "; you win" if winners == [self._own] else "; a draw"
 
     def _tell(self, moment: Moment) -> None:
         """Tells what the other seats do, once the person has decided too."""

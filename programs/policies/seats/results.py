@@ -1,4 +1,4 @@
-"""Results of games between sides: who won, and how often, with intervals."""
+"""Results of games between sides: wins, draws, losses, and scores with intervals."""
 
 from __future__ import annotations
 

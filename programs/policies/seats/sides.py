@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
 from programs.components import opponents
 from programs.components.environments import environment_spec
 from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.policies.policy import Policy
+from programs.policies.stage import shapes_of
 from programs.policy_sets.members import Division, Member, divide, frozen_experiment, seat_names
 from programs.tracking.run_dir import RunDir
 from rlstack.references import nearest
 from rlstack.storage import checkpoint
-from rlstack.types import EnvSpec, PyTree
+from rlstack.types import EnvSpec
 
 
 class Entry(NamedTuple):
@@ -95,7 +93,7 @@ def check_same_game(entries: Sequence[Entry], spec: EnvSpec) -> None:
                 f"watch: all runs must be of one game; {first.text} is of {wanted}, and "
                 f"{entry.text} of {found}."
             )
-        if _shapes(own := environment_spec(entry.experiment)) != _shapes(spec):
+        if shapes_of(own := environment_spec(entry.experiment)) != shapes_of(spec):
             raise ValueError(
                 f"watch: all runs must have the same observations and actions; {first.text} has "
                 f"{spec}, and {entry.text} {own}. Compare their env.options with rlstack diff."
@@ -192,7 +190,3 @@ def _game(experiment: Experiment) -> str:
     game = cfg.options.get("game", cfg.options.get("command"))
     seats = len(seat_names(cfg))
     return f"{cfg.name}{'' if game is None else f' {game}'} with {seats} seats"
-
-
-def _shapes(spec: EnvSpec) -> PyTree:
-    return jax.tree.map(lambda leaf: (leaf.shape, str(np.dtype(leaf.dtype))), spec)

@@ -22,7 +22,46 @@ from rlstack.envs.seats.turns import Ending, Turn, Turns
 from rlstack.references import load_object
 
 
-class ParallelGame:
+class _Adapter:
+    """What the adapters of both interfaces share.
+
+    Attributes:
+      seats: the possible agents.
+      observation_spec, action_spec: of one seat.
+      state_spec: of the state of the environment, if it has one.
+    """
+
+    def __init__(self, env: Any, game: str) -> None:
+        self._env = env
+        self._agents = list(env.possible_agents)
+        self.seats = tuple(str(agent) for agent in self._agents)
+        self.observation_spec = _common_spec(env, game, acting=False)
+        self.action_spec = _common_spec(env, game, acting=True)
+        self._cast = _Cast(env, game)
+        state = getattr(env, "state_space", None)
+        if state is not None:
+            self.state_spec = _specs_of(state, f"{game}: state_space")
+
+    def state(self) -> Tree:
+        """Returns the state of the environment; see `GameWithState`."""
+        return self._env.state()
+
+    @property
+    def render_modes(self) -> tuple[str, ...]:
+        """The values of the environment's option ``render_mode``."""
+        metadata = getattr(self._env, "metadata", None) or {}
+        return tuple(metadata.get("render_modes", ()))
+
+    def render(self) -> Any:
+        """Returns a picture, if the environment has the option ``render_mode`` "rgb_array"."""
+        return self._env.render() if getattr(self._env, "render_mode", None) else None
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+
+class ParallelGame(_Adapter):
     """A ``pettingzoo.ParallelEnv``; its possible agents are the seats.
 
     An agent that ends before the others keeps its row: it gets discount 0, then reward 0 and
@@ -47,14 +86,8 @@ class ParallelGame:
           ValueError: there is no such environment.
           EnvError: it has no equal spaces for all agents.
         """
-        self._env = _function(game)(**options)
-        self._name, self._seed = game, seed
-        self.seats = tuple(str(agent) for agent in self._env.possible_agents)
-        self._agents = list(self._env.possible_agents)
-        self.observation_spec = _common_spec(self._env, game, acting=False)
-        _add_state_spec(self, self._env, game)
-        self.action_spec = _common_spec(self._env, game, acting=True)
-        self._cast = _Cast(self._env, game)
+        super().__init__(_function(game)(**options), game)
+        self._seed = seed
         specs = Nest(self.observation_spec)
         self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
         self._ended: set[Any] = set()
@@ -85,25 +118,8 @@ class ParallelGame:
             [_numbers(infos.get(agent)) for agent in self._agents],
         )
 
-    def state(self) -> Tree:
-        """Returns the state of the environment; see `GameWithState`."""
-        return self._env.state()
 
-    @property
-    def render_modes(self) -> tuple[str, ...]:
-        """The values of the environment's option ``render_mode``."""
-        return _render_modes(self._env)
-
-    def render(self) -> Any:
-        """Returns a picture, if the environment has the option ``render_mode`` "rgb_array"."""
-        return self._env.render() if getattr(self._env, "render_mode", None) else None
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
-
-
-class AECGame:
+class AECGame(_Adapter):
     """A ``pettingzoo.AECEnv``, whose agents act in turn; its possible agents are the seats.
 
     The reward of a turn is what the environment gives the agent since its last one. An agent that
@@ -125,14 +141,8 @@ class AECGame:
           ValueError: there is no such environment.
           EnvError: it has no equal spaces for all agents.
         """
-        self._env = _function(game, "env")(**options)
+        super().__init__(_function(game, "env")(**options), game)
         self._seed: int | None = seed
-        self._agents = list(self._env.possible_agents)
-        self.seats = tuple(str(agent) for agent in self._agents)
-        self.observation_spec = _common_spec(self._env, game, acting=False)
-        _add_state_spec(self, self._env, game)
-        self.action_spec = _common_spec(self._env, game, acting=True)
-        self._cast = _Cast(self._env, game)
 
     def reset(self) -> Turn:
         """Starts an episode; the first one has the seed."""
@@ -148,23 +158,6 @@ class AECGame:
         """Passes on the action of the agent whose turn it is."""
         self._env.step(self._cast(action))
         return self._next_turn()
-
-    def state(self) -> Tree:
-        """Returns the state of the environment; see `GameWithState`."""
-        return self._env.state()
-
-    @property
-    def render_modes(self) -> tuple[str, ...]:
-        """The values of the environment's option ``render_mode``."""
-        return _render_modes(self._env)
-
-    def render(self) -> Any:
-        """Returns a picture, if the environment has the option ``render_mode`` "rgb_array"."""
-        return self._env.render() if getattr(self._env, "render_mode", None) else None
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
 
     def _next_turn(self) -> Turn:
         """Steps agents that have ended, as the interface asks for, up to the next turn."""
@@ -214,13 +207,6 @@ def _common_spec(env: Any, name: str, acting: bool) -> Tree:
     return _specs_of(space_of(head), what, acting)
 
 
-def _add_state_spec(game: Any, env: Any, name: str) -> None:
-    """Sets ``state_spec`` of a game, if the environment has a state."""
-    space = getattr(env, "state_space", None)
-    if space is not None:
-        game.state_spec = _specs_of(space, f"{name}: state_space")
-
-
 def _specs_of(space: Any, what: str, acting: bool = False) -> Tree:
     nest = Nest(leaf_spaces(space, what))
     return nest.unflatten([narrow_spec(space_spec(s, acting), what) for s in nest.leaves])
@@ -238,10 +224,6 @@ def _function(game: str, name: str = "parallel_env") -> Callable[..., Any]:
             f'"module:callable"; got {game!r}: {error}. pip install "rlstack[pettingzoo]" '
             "installs PettingZoo and MPE."
         ) from error
-
-
-def _render_modes(env: Any) -> tuple[str, ...]:
-    return tuple((getattr(env, "metadata", None) or {}).get("render_modes", ()))
 
 
 def _numbers(info: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ class GameStep(NamedTuple):
 
 
 class SeatGame(Protocol):
-    """A game whose seats act at the same time.
+    """A game in which all seats act at the same time.
 
     People see ``str(game)``, if the class defines ``__str__``, and the names in ``action_names``,
     if it has one for each action. ``render()`` may return a picture, uint8 ``[H, W, 3]``, or None.

@@ -112,7 +112,7 @@ class _Showing:
 
 
 class _ShowingTogether(_Showing):
-    """A game whose seats act at the same time."""
+    """A game in which all seats act at the same time."""
 
     game: SeatGame
 
@@ -131,9 +131,10 @@ class _ShowingTogether(_Showing):
 
 
 class _ShowingInTurn(_Showing):
-    """A game whose seats act in turn; its methods are those of `rlstack.envs.seats.turns.TurnGame`.
+    """A game in which one seat acts at a time.
 
-    Turns and endings are named tuples of that module, which imports this one.
+    Its methods are those of `rlstack.envs.seats.turns.TurnGame`. That module imports this one, so
+    its named tuples are not named here.
     """
 
     def __init__(self, *args: Any) -> None:

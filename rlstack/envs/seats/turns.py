@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 
 
 class TurnGame(Protocol):
-    """A game whose seats act in turn, in any order. It is over when it has ended for all seats.
+    """A game in which one seat acts at a time, in any order. It is over once it has ended for all.
 
     People see it as a `rlstack.envs.seats.protocol.SeatGame`.
     """
@@ -92,7 +92,7 @@ class _TurnTable(Table):
     """One game, and the steps that its seats have not taken yet.
 
     Attributes:
-      turn: the seat whose turn it is; None if the game is over.
+      turn: the seat that acts next; None if the game is over.
       infos: of the seats for which the game has ended, the numbers to log.
     """
 
@@ -248,7 +248,7 @@ class TurnEnv(EnvOfSeat):
 
     @property
     def turn(self) -> int | None:
-        """The number of the seat whose turn it is; None if the game is over."""
+        """The number of the seat that acts next; None if the game is over."""
         return self._table.turn
 
     def interrupt(self) -> None:

@@ -8,20 +8,18 @@ import numpy as np
 from dm_env import specs
 
 from agents.fixed import ScriptedConfig
-from agents.ppo import PPOConfig
 from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
-from programs.experiment import EnvConfig, Experiment, to_json
+from programs.experiment import EnvConfig, to_json
 from programs.member_config import MemberConfig
 from programs.policy_sets.members import divide
-from programs.presets.registry import on_policy_replay
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.envs.seats.game import GameStep, Seats
 from rlstack.envs.seats.turns import Ending, Turn, Turns
-from rlstack.networks import NetworkConfig
 from rlstack.storage import checkpoint
 from tests.programs.policy_sets import cases
+from tests.programs.policy_sets.cases import small
 
 HERE = "tests.programs.policies.seats.games"
 
@@ -94,16 +92,8 @@ ThreeSeats = Seats(Three)
 def one_policy(env, **changes):
     """PPO that plays all seats of a game."""
     rows = env.num_envs
-    fields = {
-        "preset": "one",
-        "agent": PPOConfig(num_epochs=1, num_minibatches=1),
-        "env": env,
-        "network": NetworkConfig(hidden_sizes=(8,)),
-        "replay": on_policy_replay(rows, 8),
-        "evaluator": EvaluatorConfig(episodes=rows, num_envs=rows),
-        "frames": rows,
-    }
-    return Experiment(**{**fields, **changes})
+    evaluator = EvaluatorConfig(episodes=rows, num_envs=rows)
+    return small(env, {}, rows, **{"evaluator": evaluator, "frames": rows, **changes})
 
 
 def connect_four(**changes):
@@ -137,7 +127,7 @@ def half(observation):
 
 
 def leave_run(path, experiment, seed=1, frames=100):
-    """Writes the directory of a run whose params are random; training would take longer.
+    """Writes the directory of a run with random params, which is faster than training.
 
     Calling it again adds a checkpoint.
     """
