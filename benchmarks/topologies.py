@@ -1,9 +1,12 @@
 """Programs of several nodes: `python -m benchmarks.topologies [--quick] [--only TEXT]`.
 
+Calls between processes use the transport `--transport`, by default that of this installation.
+
 - heavy: frames/s of N actors in heavy_env, divided by N times the frames/s of one actor. A step of
   the environment sleeps 10 ms. The measurement starts when all actors act.
-- service: environments per second served by the inference service, divided by those of bare
-  Courier, with one call per environment ("each", which has a target) or per client ("all").
+- service: environments per second served by the inference service, divided by those of bare calls
+  with the transport's library: one for each environment ("each", which has a target), or for each
+  client ("all").
 - learner: updates/s with samples from a Reverb server in another process, or from a node with the
   stack's own table ("table"), divided by those with samples from memory.
 - startup: 12 s divided by the seconds from `programs.run.train.run` to the first logged update of a
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -27,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agents.ppo import PPOConfig
 from benchmarks import topologies_learner, topologies_service
@@ -40,6 +44,7 @@ from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import ReplayConfig
+from rlstack.rpc import transports
 
 NAME = "topologies"
 START_SECONDS = 12.0
@@ -117,6 +122,10 @@ def running(experiment: Experiment) -> Iterator[tuple[Program, Path]]:
             program.close()
 
 
+def _transport() -> Literal["zmq", "courier"]:
+    return "zmq" if transports.current() == "zmq" else "courier"
+
+
 def _heavy_experiment(num_actors: int, started: Path) -> Experiment:
     env = EnvConfig(
         "benchmarks.slow_env:Slow", num_envs=1, type="for_loop", options={"started": str(started)}
@@ -129,7 +138,7 @@ def _heavy_experiment(num_actors: int, started: Path) -> Experiment:
         replay=ReplayConfig(sampler="fifo", batch_size=8, unroll_length=16, max_size=64),
         frames=_NEVER,
         topology="heavy_env",
-        program=ProgramConfig(num_actors=num_actors),
+        program=ProgramConfig(num_actors=num_actors, transport=_transport()),
         log_period=20,
         checkpoint_period=_NEVER,
     )
@@ -188,7 +197,7 @@ def _start_seconds() -> float:
         preset("cartpole-ppo"),
         topology="distributed",
         frames=_NEVER,
-        program=ProgramConfig(num_actors=1),
+        program=ProgramConfig(num_actors=1, transport=_transport()),
         evaluator=EvaluatorConfig(episodes=1, num_envs=1, period="off"),
         log_period=64,
     )
@@ -244,19 +253,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topologies")
     parser.add_argument("--quick", action="store_true", help="a few minutes, fewer actors")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
+    parser.add_argument("--transport", choices=("zmq", "courier"), default=transports.default())
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.run:
         _run(*args.run)
         return
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
+    if importlib.util.find_spec("reverb") is None:
+        settings = [s for s in settings if not s.name.startswith("learner/reverb/")]
     if not settings:
         parser.error(f"--only: no setting has a name that contains {args.only!r}")
     result = Result.empty(NAME)
-    for setting in settings:
-        load = os.getloadavg()[0]
-        print(f"{setting.name} (load {load:.1f}) ...", file=sys.stderr, flush=True)
-        setting.measure(setting, result)
+    with transports.chosen(args.transport):
+        for setting in settings:
+            load = os.getloadavg()[0]
+            print(f"{setting.name} (load {load:.1f}) ...", file=sys.stderr, flush=True)
+            setting.measure(setting, result)
     print(result.table(0.0))
     for name, ratio in result.ratios.items():
         for kind, target in TARGETS.items():

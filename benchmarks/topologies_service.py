@@ -1,10 +1,10 @@
-"""The inference service against bare Courier; a part of `benchmarks.topologies`.
+"""The inference service against bare calls; a part of `benchmarks.topologies`.
 
 One process serves both; other processes are clients, instead of actors. All use the same
-network on observations like CartPole's, without environments. Bare Courier is a handler that acts
-at once on a pickled request: one environment per call ("each", with the calls of all environments
-in flight together), or all environments of a client per call ("all"). The latency of a call is the
-time from its start to its answer.
+network on observations like CartPole's, without environments. The bare server, of the same
+transport (`benchmarks.bare`), acts at once on a pickled request: one environment per call ("each",
+with the calls of all environments in flight together), or all environments of a client per call
+("all"). The latency of a call is the time from its start to its answer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from benchmarks import bare
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Comparison, alternate
 from programs.components.agent import make_agent
@@ -30,7 +31,7 @@ from programs.nodes.inference import InferenceNode
 from programs.presets import preset
 from programs.tracking.run_dir import RunDir
 from rlstack.agent import Agent
-from rlstack.rpc import RemoteObject, codec, serve
+from rlstack.rpc import RemoteObject, codec, serve, transports
 from rlstack.types import AgentOut, Array, EnvSpec, Params, TimeStep
 
 MODULE = "benchmarks.topologies_service"
@@ -53,7 +54,7 @@ class Found(NamedTuple):
 
 
 def measure(setting: Setting, way: str) -> Found:
-    """Compares the service to one way of using bare Courier, "each" or "all"."""
+    """Compares the service to one way of using bare calls, "each" or "all"."""
     sizes = [str(setting.clients), str(setting.num_envs)]
     with children(Child(MODULE, "serve", *sizes)) as (server,):
         addresses = server.hear()
@@ -119,9 +120,16 @@ class _FixedParams:
     def __init__(self, params: Params) -> None:
         self._encoded = codec.encode(params)
 
+    def replay_name(self) -> str:
+        """Says that this node is ready."""
+        return ""
+
     def get_params(self, newer_than: int = -1) -> tuple[int, bytes] | None:
         """Returns version 0, once."""
         return (0, self._encoded) if newer_than < 0 else None
+
+    def close(self) -> None:
+        """Has nothing to close."""
 
 
 class _NoCoordinator:
@@ -156,8 +164,6 @@ class _Bare:
 
 def _serve(clients: int, num_envs: int) -> None:
     """Runs in the server's process."""
-    import courier
-
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
     setup.configure_jax(single_thread=True)
     agent = make_agent(setup.experiment, setup.spec)
@@ -167,28 +173,28 @@ def _serve(clients: int, num_envs: int) -> None:
     coordinator: Any = _NoCoordinator()
     node = InferenceNode(setup, 0, learner, coordinator, stop)
     runs = threading.Thread(target=node.run)
-    bare = courier.Server()
-    bare.Bind("act", _Bare(agent, params).act)
-    bare.Start()
-    with serve(node) as server:
+    own = _Bare(agent, params)
+    with serve(node) as server, bare.serve(transports.current(), own.act) as address:
         runs.start()
-        answer([server.address, bare.address])
+        answer([server.address, address])
         sys.stdin.read()
         stop.set()
         runs.join()
-    bare.Stop()
-    bare.Join()
 
 
-def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> None:
+def _call(clients: int, num_envs: int, rank: int, service: str, bare_server: str) -> None:
     """Runs in a client's process."""
-    import courier
+    with bare.connect(transports.current(), bare_server) as client:
+        _measure_calls(clients, num_envs, rank, service, client)
 
+
+def _measure_calls(
+    clients: int, num_envs: int, rank: int, service: str, client: bare.Client
+) -> None:
     setup = Setup(experiment(clients, num_envs), RunDir(Path("/nonexistent")), _spec())
     setup.register_records(make_agent(setup.experiment, setup.spec))
     timestep = _timestep(num_envs)
     remote = RemoteObject(service, InferenceNode, name="inferencer/0")
-    client = courier.Client(bare)
 
     def payload(rows: slice) -> bytes:
         return pickle.dumps(tuple(leaf[rows] for leaf in timestep), protocol=5)
@@ -200,18 +206,18 @@ def _call(clients: int, num_envs: int, rank: int, service: str, bare: str) -> No
 
     def use_all() -> list[float]:
         begun = time.perf_counter()
-        pickle.loads(client.act(payload(slice(None))))
+        client.send(payload(slice(None)))
+        pickle.loads(client.receive())
         return [time.perf_counter() - begun]
 
     def use_each() -> list[float]:
         begun = [0.0] * num_envs
-        futures = []
         for env in range(num_envs):
             begun[env] = time.perf_counter()
-            futures.append(client.futures.act(payload(slice(env, env + 1))))
+            client.send(payload(slice(env, env + 1)))
         times = []
-        for env, future in enumerate(futures):
-            pickle.loads(future.result())
+        for env in range(num_envs):
+            pickle.loads(client.receive())
             times.append(time.perf_counter() - begun[env])
         return times
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import bare
 from benchmarks.children import Child, answer, children, requests
 from benchmarks.report import Result, alternate
 from rlstack.rpc import RemoteObject, remote, serve, transports
@@ -83,7 +84,7 @@ def measure(setting: Setting, seconds: float, repeats: int, result: Result) -> N
         client = stack.enter_context(RemoteObject(ours_at, Echo, name="echo", timeout=_TIMEOUT))
         ours: list[Call] = [lambda: client.echo(data)] * setting.callers
         reference = [
-            stack.enter_context(_REFERENCES[setting.transport](reference_at, data))
+            stack.enter_context(_reference(setting.transport, reference_at, data))
             for _ in range(setting.callers)
         ]
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(setting.callers))
@@ -127,10 +128,15 @@ def _repeat(call: Call, until: float) -> list[float]:
     return times
 
 
+def _reference(
+    transport: str, address: str, data: np.ndarray
+) -> contextlib.AbstractContextManager[Call]:
+    return _bare_direct(data) if transport == "direct" else _bare(transport, address, data)
+
+
 @contextlib.contextmanager
-def _bare_direct(address: str, data: np.ndarray) -> Iterator[Call]:
+def _bare_direct(data: np.ndarray) -> Iterator[Call]:
     """Hands the array to another thread and back."""
-    del address
     there: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
     back: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
@@ -152,86 +158,24 @@ def _bare_direct(address: str, data: np.ndarray) -> Iterator[Call]:
 
 
 @contextlib.contextmanager
-def _bare_zmq(address: str, data: np.ndarray) -> Iterator[Call]:
-    """Sends the bytes over an encrypted socket."""
-    import zmq
-
-    from rlstack.rpc.zmq import keys
-
-    own, message = keys.current(), data.tobytes()
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.curve_serverkey = own.server_public
-        socket.curve_publickey, socket.curve_secretkey = own.client_public, own.client_secret
-        socket.connect(address)
+def _bare(transport: str, address: str, data: np.ndarray) -> Iterator[Call]:
+    """Sends the bytes to a bare server."""
+    message = data.tobytes()
+    with bare.connect(transport, address) as client:
 
         def call() -> object:
-            socket.send(message)
-            return socket.recv()
+            client.send(message)
+            return client.receive()
 
         yield call
 
 
-@contextlib.contextmanager
-def _bare_courier(address: str, data: np.ndarray) -> Iterator[Call]:
-    """Calls with Courier's own client."""
-    import courier
-
-    client, message = courier.Client(address), data.tobytes()
-    yield lambda: client.echo(message)
-
-
-_REFERENCES = {"direct": _bare_direct, "zmq": _bare_zmq, "courier": _bare_courier}
-
-
 def _serve(transport: str) -> None:
     """Runs in the child: serves both sides until the parent closes the input."""
-    with serve(Echo()) as server, _BARE_SERVERS[transport]() as address:
+    with serve(Echo()) as server, bare.serve(transport, lambda message: message) as address:
         answer([server.address, address])
         for _ in requests():
             pass
-
-
-@contextlib.contextmanager
-def _bare_zmq_server() -> Iterator[str]:
-    import zmq
-
-    from rlstack.rpc.zmq import keys
-
-    own, context = keys.current(), zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.linger = 0
-    socket.curve_server = True
-    socket.curve_publickey, socket.curve_secretkey = own.server_public, own.server_secret
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    ending = threading.Event()
-
-    def run() -> None:
-        while not ending.is_set():
-            if socket.poll(100):
-                socket.send_multipart(socket.recv_multipart())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield f"tcp://127.0.0.1:{port}"
-    ending.set()
-    thread.join()
-    context.destroy(0)
-
-
-@contextlib.contextmanager
-def _bare_courier_server() -> Iterator[str]:
-    import courier
-
-    server = courier.Server()
-    server.Bind("echo", lambda data: data)
-    server.Start()
-    yield str(server.address)
-    server.Stop()
-    server.Join()
-
-
-_BARE_SERVERS = {"zmq": _bare_zmq_server, "courier": _bare_courier_server}
 
 
 def main(arguments: list[str] | None = None) -> None:
