@@ -87,9 +87,8 @@ def exploiter_of(run_dir, topology="single_process", program=None):
     ],
 )
 def test_an_exploiter_finds_the_best_answer_to_a_mixed_policy(tmp_path, topology):
-    options = {"rock": 2.0}
-    of = cases.selfplay(env=dataclasses.replace(cases.THROWS, options=options), frames=40)
-    running.run(of, tmp_path / "mixed")
+    env = dataclasses.replace(cases.THROWS, options={"rock": 2.0})
+    running.run(dataclasses.replace(cases.selfplay(frames=40), env=env), tmp_path / "mixed")
     probabilities = throws(tmp_path / "mixed", "learner")
     assert probabilities.max() < 0.7
     experiment = exploiter_of(tmp_path / "mixed", topology, {"num_actors": 2})
