@@ -286,7 +286,7 @@ def test_a_learner_that_fails_in_a_thread_continues_while_the_other_one_learns(
         topology, 10_000_000, {**RESTARTS, "trainers": trainers}, checkpoint_period=400, stop=stop
     )
     result = run(experiment, tmp_path / "run")
-    assert result.ended_by == "stop"
+    assert result.ended_by == stop.factory
     assert [(f["node"], f["restarts"]) for f in failures(tmp_path / "run")] == [(NAME, True)]
     assert result.policies["distributor"]["learner_steps"] > failed[0] + 40
     steps = {name: series(tmp_path / "run", f"{name}/learner/steps") for name in LEARNING}
