@@ -116,6 +116,17 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topolog
     assert set(series(tmp_path / "run", "retailer/replay/lag_max")) == {0}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_rounds_of_one_policy_and_one_actor_equal_a_single_process_bit_for_bit(tmp_path, single):
+    expected, its_params = single
+    experiment = chains("heavy_env", program=LOCK_STEP)
+    rounds = dataclasses.replace(experiment.replay, min_actors=1)
+    result = run(dataclasses.replace(experiment, replay=rounds), tmp_path / "run")
+    assert result.policies == expected.policies
+    assert same_policies(learned(tmp_path / "run"), its_params)
+
+
 def test_a_set_of_one_policy_is_the_program_of_that_policy(tmp_path):
     one = ppo("heavy_env", frames=1600, program=LOCK_STEP)
     of_one = dataclasses.replace(one, policies={"all": MemberConfig()})
