@@ -90,30 +90,30 @@ class CppBackend:
           ValueError: EnvPool is missing, does not know the name, or refuses an option.
         """
         self._size, self._wait = config.size, config.wait_num
-        self._pool = pool = _make(name, config)
+        self._pool = pool = make(name, config)
         fields = pool.spec.state_array_spec
         _check_fields(name, fields)
         self._position = {field: i for i, field in enumerate(fields)}
-        self._observation = Nest(_nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
+        self._observation = Nest(nested({f: f for f in fields if f.split(":")[0] == "obs"}, "obs"))
         obs_fields = [fields[f] for f in self._observation.leaves]
         observation = [
-            _to_spec(f, leaf) for f, leaf in zip(self._observation.leaves, obs_fields, strict=True)
+            to_spec(f, leaf) for f, leaf in zip(self._observation.leaves, obs_fields, strict=True)
         ]
         acted = pool.spec.action_array_spec
         self._action = Nest(
-            _nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
+            nested({f: f for f in acted if f not in ("env_id", "players.env_id")}, "action")
         )
         act_fields = [acted[f] for f in self._action.leaves]
         action = [
-            _to_spec(f, leaf, True) for f, leaf in zip(self._action.leaves, act_fields, strict=True)
+            to_spec(f, leaf, True) for f, leaf in zip(self._action.leaves, act_fields, strict=True)
         ]
         self.spec = EnvSpec(
             self._observation.unflatten(observation), self._action.unflatten(action)
         )
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
-        self.action_offsets = [_offset(f) for f in act_fields]
+        self.action_offsets = [offset_of(f) for f in act_fields]
         self._shifts = [
-            (i, _offset(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and _offset(f)
+            (i, offset_of(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and offset_of(f)
         ]
         self._narrow = [
             (i, narrow(f.dtype), f"CppBackend: {name}: observation{path}")
@@ -165,7 +165,7 @@ class CppBackend:
             self._pool.send(actions[0], env_ids)
         else:
             named = dict(zip(self._action.leaves, actions, strict=True))
-            self._pool.send(_nested(named, "", keep_root=True), env_ids)
+            self._pool.send(nested(named, "", keep_root=True), env_ids)
 
     def _in_order(self, env_ids: np.ndarray, actions: list[np.ndarray]) -> list[np.ndarray]:
         named = dict(zip(self._action.leaves, actions, strict=True))
@@ -277,7 +277,8 @@ def _check_fields(name: str, fields: dict[str, Field]) -> None:
         )
 
 
-def _make(name: str, config: PoolConfig) -> Any:
+def make(name: str, config: PoolConfig) -> Any:
+    """Makes EnvPool's object; arguments and errors are those of `CppBackend`."""
     envpool = load()
     if envpool is None:
         raise ValueError(
@@ -330,7 +331,7 @@ def _direct_works(pool: Any, fields: dict[str, Field], acted: dict[str, Field]) 
     )
 
 
-def _nested(named: dict[str, PyTree], root: str, keep_root: bool = False) -> PyTree:
+def nested(named: dict[str, PyTree], root: str, keep_root: bool = False) -> PyTree:
     """Nests ``{"obs:a.b": x}`` as ``{"a": {"b": x}}``, and ``{"obs": x}`` as ``x``."""
     if not keep_root and list(named) == [root]:
         return named[root]
@@ -357,12 +358,12 @@ def _is_metric(name: str, field: Field) -> bool:
     return name.startswith(_INFO) and not name.endswith("env_id") and one
 
 
-def _offset(field: Field) -> int:
+def offset_of(field: Field) -> int:
     """Returns the EnvPool value that corresponds to the spec's 0."""
     return int(field.minimum) if _is_discrete(field) else 0
 
 
-def _to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
+def to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
     """Returns EnvPool's field as a dm_env spec of one environment, with dtypes of 32 bits."""
     dtype, shape = narrow(field.dtype), tuple(n for n in field.shape if n != -1)
     if _is_discrete(field):

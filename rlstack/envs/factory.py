@@ -11,6 +11,7 @@ from rlstack.checks import WrongKindError
 from rlstack.envs import cpp
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
+from rlstack.envs.seats import cpp_games
 from rlstack.references import load_object
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
     if type_ == "jax":
         return load_object(_JAX)(name_or_builder, config)
     if type_ in ("auto", "async", "cpp") and named and name_or_builder in cpp.names():
-        return cpp.CppBackend(str(name_or_builder), config)
+        name = str(name_or_builder)
+        several = len(cpp_games.seats(name, config.options)) > 1
+        return (cpp_games.CppGames if several else cpp.CppBackend)(name, config)
     if type_ == "cpp":
         if not named:
             raise WrongKindError(

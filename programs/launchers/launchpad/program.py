@@ -132,7 +132,7 @@ class ServerNode(_ProgramNode, lp.PyClassNode):
     """
 
     def __init__(self, node: Node, args: Sequence[object], setup: Setup) -> None:
-        self._address = lp_address.Address(node.name)
+        self._address = lp_address.Address("server")  # it need not be unique, as Courier's
         super().__init__(_Construct(node.cls), *args, _Listen(setup, self._address))
         self.allocate_address(self._address)
         self.node, self.setup = node, setup

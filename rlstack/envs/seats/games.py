@@ -6,11 +6,12 @@ facilities. The game classes are in the modules; their docstrings state the rule
 
 from __future__ import annotations
 
-from rlstack.envs.seats import connect_four, rock_paper_scissors, supply_chain
+from rlstack.envs.seats import connect_four, matches, rock_paper_scissors, supply_chain
 from rlstack.envs.seats.game import Seats
 
-__all__ = ["ConnectFour", "RockPaperScissors", "SupplyChain"]
+__all__ = ["ConnectFour", "Matches", "RockPaperScissors", "SupplyChain"]
 
 ConnectFour = Seats(connect_four.ConnectFour)
+Matches = Seats(matches.Matches)
 RockPaperScissors = Seats(rock_paper_scissors.RockPaperScissors)
 SupplyChain = Seats(supply_chain.SupplyChain)

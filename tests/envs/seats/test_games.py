@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from dm_env import specs
 
 from agents.rules import BASE_STOCK, order_up_to_base_stock
 from rlstack.envs import SyncEnv
+from rlstack.envs.seats.game import GameStep
+from rlstack.envs.seats.games import Matches
 from rlstack.envs.seats.games import SupplyChain as Chain
 from rlstack.envs.seats.rock_paper_scissors import (
     RockPaperScissors,
@@ -114,3 +117,58 @@ def test_the_loser_pays():
 def test_impossible_chains_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         SupplyChain(**options)
+
+
+THROWS = "rlstack.envs.seats.games:RockPaperScissors"
+
+
+def test_matches_are_apart_and_have_the_options_of_their_game():
+    options = {"game": THROWS, "rock": 2.0}
+    assert Matches.seats(**options) == ("first_0", "second_0", "first_1", "second_1")
+    with SyncEnv(Matches, 8, "for_loop", options=options) as pool:
+        pool.reset()
+        step = pool.step(np.array([0, 2, 1, 0, 1, 2, 2, 2]))
+        np.testing.assert_array_equal(step.reward, [2, -2, 1, -1, -1, 1, 0, 0])
+        np.testing.assert_array_equal(step.step_type, 2)
+        np.testing.assert_array_equal(step.discount, 0.0)
+        logged = pool.episode_metrics(np.arange(4))
+        np.testing.assert_array_equal(logged["return_of_first_1"], [1.0])
+
+
+class Countdown:
+    """Lasts as many steps as its seed; the reward is the time that is left."""
+
+    seats = ("only",)
+    observation_spec = {"action_mask": specs.BoundedArray((2,), np.int8, 0, 1)}  # noqa: RUF012
+    action_spec = specs.DiscreteArray(2, np.int32)
+
+    def __init__(self, seed):
+        self._length = self.left = seed
+
+    def reset(self):
+        self.left = self._length
+        return [{"action_mask": np.ones(2, np.int8)}]
+
+    def step(self, actions):
+        self.left -= 1
+        last = self.left == 0
+        return GameStep([{"action_mask": np.ones(2, np.int8)}], [self.left], [1.0 - last], last)
+
+
+def test_seats_of_a_match_that_is_over_wait_for_the_last_one():
+    game = Matches.make(game=f"{__name__}:Countdown", matches=3, seed=1)
+    for _ in range(2):
+        game.reset()
+        steps = [game.step([0, 0, 0]) for _ in range(3)]
+        assert [list(step.rewards) for step in steps] == [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
+        assert [list(step.discounts) for step in steps] == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
+        assert [step.last for step in steps] == [False, False, True]
+        masks = [seen["action_mask"].tolist() for seen in steps[1].observations]
+        assert masks == [[1, 0], [1, 1], [1, 1]]
+
+
+def test_matches_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        Matches.make(game=THROWS, matches=0)
+    with pytest.raises(ValueError, match="whose seats act in turn"):
+        Matches.make(game="tests.programs.policies.seats.games:TakeStones")

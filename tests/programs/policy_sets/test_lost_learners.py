@@ -18,6 +18,7 @@ from programs.nodes.several.versions import CopiedVersions
 from programs.nodes.several.writer import RenewedWriter
 from programs.program_config import ProgramConfig
 from programs.run.launch import ProgramError
+from programs.stop_config import StopConfig
 from programs.tracking.run_dir import RunDir
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -34,6 +35,7 @@ from tests.programs.running import failures, nothing_left, run, series
 pytestmark = pytest.mark.timeout(240, method="thread")
 
 RESTARTS = {"on_learner_loss": "restart"}
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 NAME = "learner/distributor"
 
 
@@ -258,6 +260,39 @@ def test_a_part_is_the_last_only_if_the_learner_that_asked_did_not_come_back():
 # Whole programs.
 
 
+@pytest.mark.parametrize(
+    ("topology", "trainers"),
+    [
+        ("heavy_env", "one_each"),
+        pytest.param("heavy_env", "one", marks=_LATER),
+        pytest.param("light_env", "one_each", marks=_LATER),
+        pytest.param("distributed", "one_each", marks=_LATER),
+    ],
+)
+def test_a_learner_that_fails_in_a_thread_continues_while_the_other_one_learns(
+    tmp_path, monkeypatch, topology, trainers
+):
+    write, failed = FollowingLearnerNode.write, []
+
+    def fail_once(node, step, logs):
+        write(node, step, logs)
+        if not failed and checkpoint.latest(node._setup.directory.checkpoints):
+            failed.append(step)
+            raise OSError("gone")
+
+    monkeypatch.setattr(FollowingLearnerNode, "write", fail_once)
+    stop = StopConfig(factory="tests.programs.policy_sets.ending:of_distributor")
+    experiment = chains(
+        topology, 10_000_000, {**RESTARTS, "trainers": trainers}, checkpoint_period=400, stop=stop
+    )
+    result = run(experiment, tmp_path / "run")
+    assert result.ended_by == stop.factory
+    assert [(f["node"], f["restarts"]) for f in failures(tmp_path / "run")] == [(NAME, True)]
+    assert result.policies["distributor"]["learner_steps"] > failed[0] + 40
+    steps = {name: series(tmp_path / "run", f"{name}/learner/steps") for name in LEARNING}
+    assert all(counts == sorted(counts) for counts in steps.values())
+
+
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("trainers", ["one_each", "one"])
@@ -300,21 +335,26 @@ def has_more(run_dir, policy):
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize(
-    ("topology", "policy"),
+    ("topology", "launch", "policy"),
     [
-        ("heavy_env", "retailer"),
-        ("heavy_env", "distributor"),
-        ("distributed", "retailer"),
-        ("distributed", "distributor"),
+        ("heavy_env", "processes", "retailer"),
+        ("heavy_env", "processes", "distributor"),
+        ("heavy_env", "launchpad", "distributor"),
+        ("light_env", "processes", "retailer"),
+        ("light_env", "processes", "distributor"),
+        ("light_env", "launchpad", "retailer"),
+        ("distributed", "processes", "retailer"),
+        ("distributed", "processes", "distributor"),
+        ("distributed", "launchpad", "distributor"),
     ],
 )
 def test_a_killed_learner_continues_from_its_checkpoint_while_the_other_one_learns(
-    tmp_path, topology, policy
+    tmp_path, topology, launch, policy
 ):
     run_dir, (other,) = tmp_path / "run", set(LEARNING) - {policy}
     options = (
         "--topology", topology, "--frames", 10_000_000, "--checkpoint-period", 8000,
-        "--program.on-learner-loss", "restart", "--run-dir", run_dir,
+        "--program.on-learner-loss", "restart", "--program.launch", launch, "--run-dir", run_dir,
         "--stop.factory", f"tests.programs.policy_sets.ending:of_{policy}",
     )  # fmt: skip
     with Launched(run_dir, "supply-chain-policies", *options, *FAST) as program:

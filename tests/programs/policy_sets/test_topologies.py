@@ -56,18 +56,20 @@ def chains(topology, frames=600, program=None, **changes):
     """Four chains in a program: PPO, DQN and a rule."""
     experiment = chain(frames=frames, **changes)
     evaluator = experiment.evaluator
-    made = small(experiment, topology, frames, program=program)
-    # Reverb samples with random numbers of its own.
+    made = in_tables(small(experiment, topology, frames, program=program))
+    return dataclasses.replace(made, evaluator=evaluator, log_period=100)
+
+
+def in_tables(experiment):
+    """Reverb samples with random numbers of its own, so that no run of it is as another."""
     tables = {
         name: dataclasses.replace(member, replay=dataclasses.replace(replay, service="table"))
         if (replay := member.replay)
         else member
-        for name, member in made.policies.items()
+        for name, member in experiment.policies.items()
     }
-    replay = dataclasses.replace(made.replay, service="table")
-    return dataclasses.replace(
-        made, evaluator=evaluator, log_period=100, policies=tables, replay=replay
-    )
+    replay = dataclasses.replace(experiment.replay, service="table")
+    return dataclasses.replace(experiment, policies=tables, replay=replay)
 
 
 def learned(directory):
@@ -112,6 +114,17 @@ def test_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, topolog
     )
     assert same_policies(learned(tmp_path / "run"), its_params)
     assert set(series(tmp_path / "run", "retailer/replay/lag_max")) == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_rounds_of_one_policy_and_one_actor_equal_a_single_process_bit_for_bit(tmp_path, single):
+    expected, its_params = single
+    experiment = chains("heavy_env", program=LOCK_STEP)
+    rounds = dataclasses.replace(experiment.replay, min_actors=1)
+    result = run(dataclasses.replace(experiment, replay=rounds), tmp_path / "run")
+    assert result.policies == expected.policies
+    assert same_policies(learned(tmp_path / "run"), its_params)
 
 
 def test_a_set_of_one_policy_is_the_program_of_that_policy(tmp_path):
@@ -235,9 +248,23 @@ def test_rounds_are_taken_for_each_policy(tmp_path, topology):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.parametrize("policy", LEARNING)
-def test_a_killed_learner_of_one_policy_ends_the_program_with_its_name(tmp_path, policy):
-    options = ("--topology", "heavy_env", "--frames", 10_000_000, "--checkpoint-period", 1000)
+@pytest.mark.parametrize(
+    ("topology", "launch", "policy"),
+    [
+        ("heavy_env", "processes", "retailer"),
+        ("heavy_env", "processes", "distributor"),
+        ("heavy_env", "launchpad", "retailer"),
+        ("light_env", "processes", "distributor"),
+        ("light_env", "launchpad", "retailer"),
+    ],
+)
+def test_a_killed_learner_of_one_policy_ends_the_program_with_its_name(
+    tmp_path, topology, launch, policy
+):
+    options = (
+        "--topology", topology, "--program.launch", launch, "--frames", 10_000_000,
+        "--checkpoint-period", 1000,
+    )  # fmt: skip
     run_dir = tmp_path / "run"
     with Launched(
         run_dir, "supply-chain-policies", *options, "--run-dir", run_dir, *FAST
@@ -283,13 +310,13 @@ def selfplays(topology, program=None, frames=200, **changes):
     return dataclasses.replace(made, log_period=50, evaluator=selfplay().evaluator)
 
 
-def versions_in(directory):
-    """What the newest checkpoint has of the earlier versions of the learner."""
+def versions_in(directory, name="past", of="learner"):
+    """What the newest checkpoint has of the earlier versions of a policy."""
     experiment = from_json((directory / "config.json").read_text())
     path, spec = checkpoint.latest(directory / "checkpoints"), environment_spec(experiment)
     division = divide(experiment)
-    own = read_params(path, division.members["learner"].experiment, spec, policy="learner")
-    return read_versions(path, division.members["past"], own).save()
+    own = read_params(path, division.members[of].experiment, spec, policy=of)
+    return read_versions(path, division.members[name], own).save()
 
 
 @pytest.mark.parametrize("topology", HEAVY_FIRST)
