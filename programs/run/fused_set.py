@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
@@ -33,7 +34,7 @@ from programs.run.fused_run import (
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.evaluator import Evaluation
 from rlstack.agent import Agent
-from rlstack.fused.acting import Actors, Tally
+from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
 from rlstack.fused.loop import LoopState, Report
 from rlstack.fused.ring import RingState
@@ -211,7 +212,7 @@ class FusedSet(Calls):
         """Passes on means of a call, once for each of the values that they stand for."""
         updates: Any = report.updates
         for i, name in enumerate(self.frames):
-            tally = Tally(*(x[i] for x in report.tally[:-1]), report.tally.bad)
+            tally = report.tally.numbers(operator.itemgetter(i))
             if name not in self._learned:
                 log_call(periodic, tally, (f"{name}/actor/",), None)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,9 +38,12 @@ class Tally(NamedTuple):
 
     def total(self) -> Tally:
         """Returns the sums over the environments, ``[]``; ``bad`` stays ``[B]``."""
-        return Tally(
-            self.frames.sum(), self.episodes.sum(), self.returns.sum(), self.lengths.sum(), self.bad
-        )
+        return self.numbers(lambda x: x.sum())
+
+    def numbers(self, change: Callable[[Array], Array]) -> Tally:
+        """Returns the tally with each of its numbers changed; ``bad`` stays."""
+        counts = change(self.frames), change(self.episodes)
+        return Tally(*counts, change(self.returns), change(self.lengths), self.bad)
 
     def after(self, earlier: Tally) -> Tally:
         """Returns what happened in these steps and in earlier ones."""

@@ -116,7 +116,7 @@ class HistoryActors:
         def record(tables: tuple[Array, Array]) -> tuple[Array, Array]:
             def one(tables: tuple[Array, Array], ended: Any) -> tuple[tuple[Array, Array], None]:
                 slot, counted, score = ended
-                games, wins = tables
+                games, wins = map(jnp.asarray, tables)
                 keep = jnp.where(counted, self._forgetting, 1.0)
                 games = games.at[slot].set(keep * games[slot] + counted)
                 wins = wins.at[slot].set(keep * wins[slot] + counted * score)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rlstack.agent import Agent
 from rlstack.fused.acting import Actors, Tally
 from rlstack.fused.devices import WHOLE, Devices
-from rlstack.fused.learning import Learning, Updater, Updates
+from rlstack.fused.learning import Updater, Updates
 from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
 from rlstack.jax_envs.environment import BatchedEnv
@@ -73,15 +73,15 @@ class CompiledLoop:
         return self._replay.most_updates
 
     def start(
-        self, learning: Learning, env_keys: PRNGKey, acting_key: PRNGKey, replay_key: PRNGKey
+        self, learning: Any, env_keys: PRNGKey, acting_key: Any, replay_key: Any
     ) -> LoopState:
         """Returns the state at the start of a run.
 
         Args:
-          learning: the initial params and learner state.
+          learning: the initial params and learner state, a `Learning`.
           env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
-          acting_key: of the acting.
-          replay_key: of the draws from replay.
+          acting_key: of the acting, as the actors take it.
+          replay_key: of the draws from replay, likewise.
         """
         acting = self._actors.start(env_keys, acting_key)
         acting, replay = self._replay.start(learning, acting, replay_key)

@@ -158,7 +158,8 @@ class Ring:
             return acting, self.add(ring, step, good), tally
 
         acting, ring, tally = jax.lax.fori_loop(0, self.steps, act, (acting, ring, tally))
-        learning, ring, updates = self.learn(learning, ring, updates, ~tally.bad.any(), most)
+        good = ~jnp.any(tally.bad)
+        learning, ring, updates = self.learn(learning, ring, updates, good, most)
         return learning, acting, ring, tally, updates
 
     def learn(

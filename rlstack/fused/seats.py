@@ -139,7 +139,7 @@ class SetActors:
         def sums(x: Array) -> Array:
             return jnp.stack([x[places].sum() for places in self.places.values()])
 
-        return Tally(*map(sums, tally[:-1]), tally.bad)
+        return tally.numbers(sums)
 
     def frames(self, total: Tally) -> Array:
         """Returns the frames in sums that count towards a budget, [] int32."""

@@ -257,7 +257,7 @@ class Alone:
     def run(self, state: LoopState, limits: Limits) -> tuple[LoopState, Report]:
         """See `CompiledLoop.run`."""
         state, report = self._loop.run(self._unnamed(state), limits)
-        tally = Tally(*(x[None] for x in report.tally[:-1]), report.tally.bad)
+        tally = report.tally.numbers(lambda x: x[None])
         updates: Any = {self._name: report.updates}
         return self._named(state), Report(report.iterations, tally, updates)
 
