@@ -16,7 +16,7 @@ from cattrs.preconf.json import make_converter
 from agents import AGENTS
 from programs import fused_config, member_config, own_modules, program_config
 from programs.env_config import EnvConfig
-from programs.member_config import AgentConfig, MemberConfig
+from programs.member_config import AgentConfig, MemberConfig, is_fixed
 from programs.program_config import IN_ONE_PROCESS, ProgramConfig, Topology
 from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluationPeriod, EvaluatorConfig
@@ -156,7 +156,7 @@ class Experiment(Checked):
                 )
         if self.policies:
             self._check_policies()
-        if self.topology == "fused" and not self.data:
+        if self.topology == "fused" and not self.data and not self.policies:
             fused_config.check(self.env, self.replay, self.learner, self.step_processor)
         fits = not self.data or self.topology == "single_process"
         self.require("topology", fits, "single_process with data, because there are no actors")
@@ -203,19 +203,31 @@ class Experiment(Checked):
                 "Experiment: env.opponents and env.eval_opponents must be empty with policies. Add "
                 "a policy with `run` for each of them instead."
             )
-        for name in self.policies:
+        learning = []
+        for name, member in self.policies.items():
             try:
-                if self.of_policy(name).learner.processes > 1:
+                own = self.of_policy(name)
+                if own.learner.processes > 1:
                     raise ValueError("learner.processes must be 1 with several policies.")
             except ValueError as error:
                 raise ValueError(f"policies.{name}: {error}") from error
+            if not member.is_frozen and not is_fixed(own.agent):
+                learning.append((name, own.replay, own.learner))
+        if self.topology == "fused":
+            fused_config.check_several(self.env, self.step_processor, learning)
 
     def of_policy(self, name: str) -> Experiment:
-        """Returns the experiment of one of several policies, as if it played all seats."""
+        """Returns the experiment of one of several policies, as if it played all seats.
+
+        In the topology fused it is that of a single process: the rules of fused depend on the rows
+        that the policy plays.
+        """
         member = self.policies[name]
         own = {field.name for field in dataclasses.fields(self)}
         given = {field.name: getattr(member, field.name) for field in dataclasses.fields(member)}
         changed = {k: v for k, v in given.items() if k in own and v is not None}
+        if self.topology == "fused":
+            changed["topology"] = "single_process"
         return dataclasses.replace(self, policies={}, **changed)
 
     @property
@@ -230,7 +242,8 @@ class Experiment(Checked):
         It cannot compile products of large matrices with random numbers, as dropout has them.
         """
         if self.policies:
-            return all(self.of_policy(name).older_runtime for name in self.policies)
+            every = all(self.of_policy(name).older_runtime for name in self.policies)
+            return every and self.topology != "fused"
         entry = AGENTS.get(type(self.agent))
         network = self.network
         small = not (self.may_convolve or network.dropout or network.dtype != "float32")

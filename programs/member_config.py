@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from agents import AGENTS
+from agents.fixed import Fixed
 from programs import own_modules
-from programs.program_config import ProgramConfig
+from programs.program_config import IN_ONE_PROCESS, ProgramConfig
 from rlstack.checks import Checked
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
@@ -101,6 +102,12 @@ class MemberConfig(Checked):
         return bool(self.run or self.history.of)
 
 
+def is_fixed(agent: object) -> bool:
+    """Whether an agent of this config does not learn: it follows a rule, or acts at random."""
+    entry = AGENTS.get(type(agent))
+    return entry is not None and issubclass(entry.agent, Fixed)
+
+
 def check(
     policies: Mapping[str, MemberConfig],
     topology: str,
@@ -126,12 +133,7 @@ def check(
                 "Experiment: policies must have names like Python's, such as left or team_2; "
                 f"got {name!r}."
             )
-    if topology == "fused":
-        raise ValueError(
-            "Experiment: topology must not be fused with policies, because it trains one; use "
-            "single_process, heavy_env, light_env or distributed."
-        )
-    if topology == "single_process":
+    if topology in IN_ONE_PROCESS:
         return
     replays = [replay, *(member.replay for member in policies.values())]
     in_rounds = any(own and own.min_actors for own in replays)

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from rlstack.learning.learner import Learner
 from rlstack.types import Params, PyTree
+
+
+class Learner(Protocol):
+    """What has learned one policy, such as a `rlstack.learning.learner.Learner`."""
+
+    version: int  # number of updates
+    params: Params
+
+    def save(self) -> PyTree:
+        """Returns params, learner state and version, by these names."""
+
+    def load(self, saved: PyTree) -> None:
+        """Restores what `save` returned."""
 
 
 class Learners:

@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from agents import AGENTS
-from agents.fixed import Fixed
 from programs.components import opponents
 from programs.components.environments import Pool, make_env
 from programs.components.restored import read_config
 from programs.components.seeds import role_seed
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
-from programs.member_config import MemberConfig
+from programs.member_config import MemberConfig, is_fixed
 from programs.tracking.run_dir import RunDir
 from rlstack.envs import cpp
 from rlstack.envs.factory import resolve
@@ -94,6 +93,8 @@ def divide(experiment: Experiment) -> Division:
         rows = games * len(seats[name])
         env = dataclasses.replace(cfg, num_envs=rows)
         own = dataclasses.replace(own, env=env, seed=seed)
+        if kind == "learning" and experiment.topology == "fused":
+            own = _in_fused(own, name)
         members[name] = Member(name, kind, member, seats[name], own)
     division = Division(names, members)
     if not division.learning:
@@ -193,6 +194,18 @@ def _own_experiment(experiment: Experiment, name: str, kind: Kind) -> Experiment
     return own
 
 
+def _in_fused(own: Experiment, name: str) -> Experiment:
+    """Returns the experiment of a policy in the topology fused.
+
+    Raises:
+      ValueError: its replay does not fit the rows that it plays.
+    """
+    try:
+        return dataclasses.replace(own, topology="fused")
+    except ValueError as error:
+        raise ValueError(f"policies.{name}: {error}") from error
+
+
 def _kind(experiment: Experiment, name: str) -> Kind:
     member = experiment.policies[name]
     if member.run:
@@ -211,7 +224,7 @@ def _kind(experiment: Experiment, name: str) -> Kind:
             f"policies.{name}: agent must learn from acting; {entry.agent.__name__} learns from "
             "recorded data only."
         )
-    return "fixed" if entry is not None and issubclass(entry.agent, Fixed) else "learning"
+    return "fixed" if is_fixed(member.agent or experiment.agent) else "learning"
 
 
 def seat_names(cfg: EnvConfig) -> tuple[str, ...]:

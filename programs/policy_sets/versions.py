@@ -19,8 +19,8 @@ from programs.policy_sets.members import Member
 from rlstack.storage import checkpoint
 from rlstack.types import Array, Params, PyTree
 
-_FORGETTING = 0.98  # weight of the earlier games of a version after each further one
-_PRIOR = 1.0  # a version's games before the first, half of them won
+FORGETTING = 0.98  # weight of the earlier games of a version after each further one
+PRIOR = 1.0  # a version's games before the first, half of them won
 
 
 class Versions:
@@ -65,11 +65,16 @@ class Versions:
         A draw counts as half a win. Before the first game it is 1/2.
         """
         slots = self.slots
-        return (self._wins[slots] + _PRIOR / 2) / (self._games[slots] + _PRIOR)
+        return (self._wins[slots] + PRIOR / 2) / (self._games[slots] + PRIOR)
+
+    @property
+    def next_due(self) -> int:
+        """The frames of the policy at which the next version should be kept."""
+        return (int(self._frames.max()) // self._cfg.period + 1) * self._cfg.period
 
     def is_due(self, frames: int) -> bool:
         """Whether a version should be kept at these frames of the policy."""
-        return frames // self._cfg.period > int(self._frames.max()) // self._cfg.period
+        return frames >= self.next_due
 
     def add(self, frames: int, params: Params) -> int:
         """Keeps a version; returns its slot."""
@@ -95,6 +100,20 @@ class Versions:
             held = number, jax.tree.map(lambda x: jnp.array(x[slot]), self._params)
             self._on_device[slot] = held
         return held
+
+    @property
+    def every(self) -> Params:
+        """The params in all slots, ``[max_versions, ...]``, in numpy."""
+        return self._params
+
+    @property
+    def results(self) -> tuple[np.ndarray, np.ndarray]:
+        """The games of the policy against the version in each slot, and those that it won."""
+        return self._games, self._wins
+
+    @results.setter
+    def results(self, results: tuple[Array, Array]) -> None:
+        self._games, self._wins = (np.array(x, np.float64) for x in results)
 
     @property
     def numbers(self) -> np.ndarray:
@@ -147,8 +166,8 @@ class Versions:
 
     def record(self, slot: int, score: float) -> None:
         """Counts a game of the policy against a version; 1 for a win, 1/2 for a draw, else 0."""
-        self._games[slot] = _FORGETTING * self._games[slot] + 1.0
-        self._wins[slot] = _FORGETTING * self._wins[slot] + score
+        self._games[slot] = FORGETTING * self._games[slot] + 1.0
+        self._wins[slot] = FORGETTING * self._wins[slot] + score
 
     def save(self) -> PyTree:
         """Returns all versions, for a checkpoint."""

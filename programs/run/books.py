@@ -15,6 +15,7 @@ from programs.policies.training_videos import TrainingVideos
 from programs.policy_sets.loop import SeveralPolicies
 from programs.run.fused import Fused
 from programs.run.fused_run import FusedRun
+from programs.run.fused_set import FusedSet
 from programs.run.offline import Offline
 from programs.run.single_process import SingleProcess
 from programs.tracking import failed_update
@@ -28,7 +29,7 @@ from rlstack.checks import EnvCrash, EnvError
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 
-Loop = SingleProcess | Offline | Fused | SeveralPolicies
+Loop = SingleProcess | Offline | Fused | FusedSet | SeveralPolicies
 
 _SHARE = 0.02  # the largest share of the time for automatic evaluations: training waits for them
 _SHOWN = 2.0  # seconds until such an evaluation is shown
@@ -100,7 +101,7 @@ class Books:
         if loop.env_frames not in self._judged:
             self._evaluate(loop.env_frames)
         found = self._judged[loop.env_frames]
-        several = loop.by_policy() if isinstance(loop, SeveralPolicies) else {}
+        several = loop.by_policy() if isinstance(loop, SeveralPolicies | FusedSet) else {}
         return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
 
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ The topology fused has one such run in a program (`programs.run.fused`), and a s
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TextIO, cast
 
@@ -17,21 +16,30 @@ import numpy as np
 from programs.components.agent import make_agent
 from programs.components.evaluation import evaluate
 from programs.components.replay import announce_replay
-from programs.components.seeds import acting_key, role_key, role_seed
+from programs.components.seeds import acting_key, role_key
 from programs.experiment import Experiment
+from programs.run.calls import CompiledRun, log_call
 from programs.tracking.periodic import PeriodicActions
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import Evaluation, Evaluator
 from rlstack.agent import Agent
-from rlstack.checks import EnvError
 from rlstack.devices import mesh_of
-from rlstack.fused.learning import Learning
+from rlstack.fused.learning import Learning, Updates
 from rlstack.fused.loop import FusedLoop, LoopState, Report
 from rlstack.fused.ring import RingState
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.learning.learner import non_finite
+from rlstack.learning.learner import NonFiniteError, non_finite
 from rlstack.networks import in_parts
-from rlstack.types import Batch, LearnerState, Params, PRNGKey, PyTree, Transition
+from rlstack.types import (
+    Array,
+    Batch,
+    EnvSpec,
+    LearnerState,
+    Params,
+    PRNGKey,
+    PyTree,
+    Transition,
+)
 
 
 class Keys(NamedTuple):
@@ -57,11 +65,7 @@ def make_parts(experiment: Experiment, env: BatchedEnv) -> Parts:
     Raises:
       ValueError: the agent does not fit the environment.
     """
-    agent = make_agent(experiment, env.spec)
-    step_spec = transition_spec(agent, env.spec)
-    if experiment.learner.micro_batches > 1:
-        parts = experiment.learner.micro_batches
-        agent = agent.with_network(lambda network: in_parts(network, parts))
+    agent, step_spec = make_learning_agent(experiment, env.spec)
     loop = FusedLoop(
         experiment.replay,
         agent,
@@ -75,13 +79,32 @@ def make_parts(experiment: Experiment, env: BatchedEnv) -> Parts:
     return Parts(agent, loop, step_spec)
 
 
+def make_learning_agent(experiment: Experiment, spec: EnvSpec) -> tuple[Agent, Transition]:
+    """Makes an agent for a loop; returns it, and the spec of one step as a replay stores it.
+
+    Raises:
+      ValueError: the agent does not fit the environment.
+    """
+    agent = make_agent(experiment, spec)
+    step_spec = transition_spec(agent, spec)
+    if experiment.learner.micro_batches > 1:
+        parts = experiment.learner.micro_batches
+        agent = agent.with_network(lambda network: in_parts(network, parts))
+    return agent, step_spec
+
+
 def begin(parts: Parts, keys: Keys) -> LoopState:
     """Returns the state at the start of a run, with newly initialised params; pure."""
-    params_key, learner_key = jax.random.split(keys.learner)
-    params = parts.agent.initial_params(params_key)
-    learner_state = parts.agent.initial_learner_state(learner_key, params)
-    learning = Learning(params, learner_state, jnp.zeros((), jnp.int32))
+    learning = untrained(parts.agent, keys.learner)
     return parts.loop.start(learning, keys.env, keys.acting, keys.replay)
+
+
+def untrained(agent: Agent, rng_key: PRNGKey) -> Learning:
+    """Returns newly initialised params and learner state; pure."""
+    params_key, learner_key = jax.random.split(rng_key)
+    params = agent.initial_params(params_key)
+    learner_state = agent.initial_learner_state(learner_key, params)
+    return Learning(params, learner_state, jnp.zeros((), jnp.int32))
 
 
 class Learned:
@@ -106,6 +129,11 @@ class Learned:
         self.params, self.learner_state = learning.params, learning.learner_state
         self.version = int(learning.version)
 
+    @property
+    def learning(self) -> Learning:
+        """The same, as the state of a loop has it."""
+        return Learning(self.params, self.learner_state, jnp.asarray(self.version, jnp.int32))
+
     def save(self) -> PyTree:
         """Returns what `rlstack.learning.learner.Learner.save` does."""
         return {
@@ -114,18 +142,41 @@ class Learned:
             "version": np.int64(self.version),
         }
 
+    def load(self, saved: PyTree) -> None:
+        """Restores what `save` returned."""
+        self.params, self.learner_state = saved["params"], saved["learner_state"]
+        self.version = int(saved["version"])
 
-class FusedRun(abc.ABC):
-    """One run whose state is in a compiled loop; a subclass says where.
+
+def ring_stats(valid: Array, inserts: Array, drawn: Array) -> dict[str, object]:
+    """Returns the counters of a replay, from fields of its `RingState`."""
+    return {
+        "size": np.asarray(valid).sum(),
+        "inserts": np.asarray(inserts),
+        "samples": np.asarray(drawn),
+    }
+
+
+def failed_update(learned: Learned, updates: Updates, names: Sequence[str]) -> NonFiniteError:
+    """Returns the error of an update that was dropped.
+
+    Args:
+      learned: what was learned before it.
+      updates: with what it learned from.
+      names: of its logs.
+    """
+    logs = dict(zip(names, updates.failed_logs, strict=True))
+    before = learned.params, learned.learner_state
+    return non_finite(logs, before, cast("Batch", updates.batch), learned.version)
+
+
+class FusedRun(CompiledRun):
+    """One run of one policy.
 
     Attributes:
-      experiment: what runs.
       learner: what it has learned.
       env_frames: environment steps so far, of this run and of those that it resumes.
-      starting_seconds: see `programs.run.single_process.SingleProcess`.
     """
-
-    starting_seconds = 0.0
 
     def __init__(
         self,
@@ -142,39 +193,27 @@ class FusedRun(abc.ABC):
           evaluator: for its agent.
           log_names: returns the names of the agent's logs, once the loop has been traced.
         """
-        self.experiment, self.step_spec = experiment, parts.step_spec
-        self.learner = Learned()
+        super().__init__(experiment, parts.loop.env)
+        self.step_spec, self.learner = parts.step_spec, Learned()
         self.env_frames = 0
-        self._env, self._evaluator, self._log_names = parts.loop.env, evaluator, log_names
-        self._restarts = 0
+        self._evaluator, self._log_names = evaluator, log_names
         self._learned = 0  # updates in the last call
-        self._seconds = 0.0  # of the last call
-
-    @property
-    @abc.abstractmethod
-    def state(self) -> LoopState:
-        """The state of its loop; its arrays may be donated by the next call."""
-
-    @state.setter
-    @abc.abstractmethod
-    def state(self, state: LoopState) -> None: ...
 
     def read(self, part: Callable[[LoopState], PyTree]) -> PyTree:
         """Returns a part of the state."""
         return part(self.state)
 
-    @abc.abstractmethod
-    def restart_environments(self) -> None:
-        """Starts new episodes, with the env keys of now."""
-
     @property
     def keys(self) -> Keys:
         """The keys that the run begins with; new env keys after each restart of environments."""
-        seed, rank = self.experiment.seed, self._restarts
-        role = ("env", rank) if rank else ("env",)
-        first = role_seed(seed, *role)
-        env = self._env.keys(np.arange(first, first + self.experiment.env.num_envs))
-        return Keys(role_key(seed, "learner"), env, acting_key(seed, 0), role_key(seed, "replay"))
+        seed = self.experiment.seed
+        keys = role_key(seed, "learner"), self.env_keys, acting_key(seed, 0)
+        return Keys(*keys, role_key(seed, "replay"))
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Frames and updates so far."""
+        return self.env_frames, self.learner.version
 
     def announce(self, stream: TextIO, runs: int = 1) -> None:
         """Prints the memory that the replays of this number of runs need.
@@ -185,65 +224,27 @@ class FusedRun(abc.ABC):
         announce_replay(self.experiment, self.step_spec, stream, runs)
 
     def accept(self, learning: Learning, report: Report, seconds: float) -> None:
-        """Takes the result of a call.
-
-        Args:
-          learning: after the call.
-          report: of this run in the call.
-          seconds: that the call took.
-
-        Raises:
-          NonFiniteError: an update gave NaN or infinity; params and learner state are as before.
-          EnvError: an environment gave NaN or infinity; all environments are restarted.
-        """
+        """Takes the result of a call; see `CompiledRun.accept`."""
         before = self.learner.version
         self.learner.take(learning)
         self.env_frames += int(report.tally.frames)
         self._learned, self._seconds = self.learner.version - before, seconds
         if report.updates.failed:
-            logs = dict(zip(self._log_names(), report.updates.failed_logs, strict=True))
-            learner, batch = self.learner, cast("Batch", report.updates.batch)
-            before_it = learner.params, learner.learner_state
-            raise non_finite(logs, before_it, batch, learner.version)
-        if report.tally.bad.any():
-            self._refuse_env(np.flatnonzero(report.tally.bad))
-
-    def _refuse_env(self, ids: np.ndarray) -> None:
-        self._restarts += 1
-        self.restart_environments()
-        name = self.experiment.env.name
-        raise EnvError(
-            f"Env {', '.join(map(str, ids))} ({name}): rewards and observations must be finite; "
-            "they were not. Mend the environment, or turn the check off with "
-            "--env.check-finite False."
-        )
+            raise failed_update(self.learner, report.updates, self._log_names())
+        self.check_envs(report)
 
     def log(self, periodic: PeriodicActions, report: Report) -> None:
         """Passes on means of a call, once for each of the values that they stand for."""
-        tally, updates = report.tally, self._learned
-        episodes = int(tally.episodes)
-        if episodes:
-            sums = {"episode_return": tally.returns, "episode_length": tally.lengths}
-            periodic.log({k: np.full(episodes, v / episodes) for k, v in sums.items()}, "actor/")
-        if updates:
-            means = np.asarray(report.updates.logs) / updates
-            names = self._log_names()
-            logs = {k: np.full(updates, v) for k, v in zip(names, means, strict=True)}
-            periodic.log(logs, "learner/")
+        learned = report.updates, self._learned, self._log_names(), "learner/"
+        log_call(periodic, report.tally, ("actor/",), learned)
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
         found: dict[str, object] = {"learner/steps": self.learner.version}
         found["fused/call_seconds"] = self._seconds
         if self.experiment.replay.sampler != "fifo":
-            valid, inserts, drawn = self.read(
-                lambda state: (state.replay.valid, state.replay.inserts, state.replay.drawn)
-            )
-            found |= {
-                "replay/size": np.asarray(valid).sum(),
-                "replay/inserts": np.asarray(inserts),
-                "replay/samples": np.asarray(drawn),
-            }
+            of = self.read(lambda s: (s.replay.valid, s.replay.inserts, s.replay.drawn))
+            found |= {f"replay/{name}": value for name, value in ring_stats(*of).items()}
         return found
 
     def evaluate(
@@ -279,16 +280,14 @@ class FusedRun(abc.ABC):
         """Restores a state that `save` returned; the episodes go on where they were."""
         self.env_frames = int(saved["counters"]["env_frames"])
         self._restarts = int(saved["counters"]["restarts"])
-        learner = saved["learner"]
-        version = jnp.asarray(learner["version"], jnp.int32)
-        learning = Learning(learner["params"], learner["learner_state"], version)
+        self.learner.load(saved["learner"])
         fresh = self.state
         acting = jax.tree.unflatten(jax.tree.structure(fresh.acting), saved["acting"])
         replay = fresh.replay
         if self._keeps(fresh):
             replay = jax.tree.unflatten(jax.tree.structure(replay), saved["replay"])
         # Copies, because an array must not be donated twice.
-        self.state = jax.tree.map(jnp.array, LoopState(learning, acting, replay))
+        self.state = jax.tree.map(jnp.array, LoopState(self.learner.learning, acting, replay))
         self.learner.take(self.state.learning)
 
     def _keeps(self, state: LoopState) -> bool:

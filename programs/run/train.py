@@ -31,6 +31,7 @@ from programs.profiling.summary import summary
 from programs.run.books import Books, Loop
 from programs.run.evaluation import evaluate as evaluate
 from programs.run.fused import Fused
+from programs.run.fused_set import FusedSet
 from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
@@ -262,10 +263,12 @@ def _run_in_process(
 def _make_loop(experiment: Experiment, display: ProgressDisplay) -> Loop:
     if experiment.data:
         return Offline(experiment)
+    if experiment.topology == "fused":
+        if experiment.policies:
+            return FusedSet(experiment, display.phase)
+        return Fused(experiment, display.phase)
     if experiment.policies:
         return SeveralPolicies(experiment, display.phase)
-    if experiment.topology == "fused":
-        return Fused(experiment, display.phase)
     return SingleProcess(experiment, display.phase)
 
 

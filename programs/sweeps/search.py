@@ -221,7 +221,8 @@ class _Running:
         self.paths = [directory / member.name for member in run_set.members()]
         # Runs that train together are evaluated together. Otherwise the first seed decides, because
         # the others have not begun.
-        together = run_set.base.topology == "fused" and not run_set.base.data
+        base = run_set.base
+        together = base.topology == "fused" and not base.data and not base.policies
         self._metrics = [_Metrics(path) for path in (self.paths if together else self.paths[:1])]
         self._seen = 0
 

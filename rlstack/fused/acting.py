@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,9 +38,12 @@ class Tally(NamedTuple):
 
     def total(self) -> Tally:
         """Returns the sums over the environments, ``[]``; ``bad`` stays ``[B]``."""
-        return Tally(
-            self.frames.sum(), self.episodes.sum(), self.returns.sum(), self.lengths.sum(), self.bad
-        )
+        return self.numbers(lambda x: x.sum())
+
+    def numbers(self, change: Callable[[Array], Array]) -> Tally:
+        """Returns the tally with each of its numbers changed; ``bad`` stays."""
+        counts = change(self.frames), change(self.episodes)
+        return Tally(*counts, change(self.returns), change(self.lengths), self.bad)
 
     def after(self, earlier: Tally) -> Tally:
         """Returns what happened in these steps and in earlier ones."""
@@ -50,6 +54,15 @@ class Tally(NamedTuple):
             earlier.lengths + self.lengths,
             earlier.bad | self.bad,
         )
+
+
+class Acted(NamedTuple):
+    """What an agent did in one step of some environments."""
+
+    output: PyTree  # [B, ...] of its ``actor_step``
+    state: AgentState  # [B, ...] before the step
+    next_state: AgentState  # [B, ...]
+    next_key: PRNGKey
 
 
 class Actors:
@@ -77,14 +90,29 @@ class Actors:
           rng_key: the acting key.
         """
         env, timestep = self.env.reset(env_keys)
-        state = with_env_ids(self.agent.initial_state(self.num_envs), np.arange(self.num_envs))
         zeros = jnp.zeros(self.num_envs)
+        state = self.initial_state()
         return Acting(env, timestep, state, rng_key, zeros, zeros.astype(jnp.int32))
+
+    def restart(self, env_keys: PRNGKey, acting: Acting) -> Acting:
+        """Starts an episode in every environment; the agent's state and the key stay."""
+        return self.start(env_keys, acting.rng_key)._replace(agent=acting.agent)
+
+    def initial_state(self) -> AgentState:
+        """Returns the agent's state at the start of a run, ``[B, ...]``."""
+        return with_env_ids(self.agent.initial_state(self.num_envs), np.arange(self.num_envs))
 
     def tally(self) -> Tally:
         """Returns a tally of nothing."""
-        none, zeros = jnp.zeros(self.num_envs, jnp.int32), jnp.zeros(self.num_envs)
-        return Tally(none, none, zeros, zeros, jnp.zeros(self.num_envs, bool))
+        return no_tally(self.num_envs)
+
+    def total(self, tally: Tally) -> Tally:
+        """Returns the sums of a tally, for a `Report`."""
+        return tally.total()
+
+    def frames(self, total: Tally) -> Array:
+        """Returns the frames in sums that count towards a budget, [] int32."""
+        return total.frames
 
     def step(
         self, params: Params, version: Array, acting: Acting, tally: Tally
@@ -100,29 +128,32 @@ class Actors:
         Returns:
           The new state, the new tally, and the step, ``[B, ...]``, as a replay stores it.
         """
-        next_key, step_key = jax.random.split(acting.rng_key)
         timestep = acting.timestep
-        state = self.agent.reset_state(acting.agent, timestep.first())
-        output, next_state = self.agent.actor_step(step_key, params, timestep, state)
-        env, received = self.env.step(acting.env, self._action(output.action))
-        transition = Transition(timestep, output, state, jnp.full(self.num_envs, version))
-
-        last = timestep.last()
-        returns, lengths = acting.returns + timestep.reward, acting.lengths + 1
-        # Sums over the environments wait for the end of the iteration: in each step of a small
-        # batch, they would take a noticeable part of the time.
-        stepped = Tally(
-            (~timestep.first()).astype(jnp.int32),
-            last.astype(jnp.int32),
-            jnp.where(last, returns, 0.0),
-            jnp.where(last, lengths - 1, 0).astype(jnp.float32),  # n actions give n + 1 steps
-            self._is_bad(received),
+        acted = self.act(params, timestep, acting.agent, acting.rng_key)
+        env, received = self.env.step(acting.env, self.action(acted.output.action))
+        transition = Transition(
+            timestep, acted.output, acted.state, jnp.full(self.num_envs, version)
         )
-        returns, lengths = jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths)
-        acting = Acting(env, received, next_state, next_key, returns, lengths)
+        bad = not_finite(received) if self._check_finite else jnp.zeros(self.num_envs, bool)
+        returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad)
+        acting = Acting(env, received, acted.next_state, acted.next_key, returns, lengths)
         return acting, stepped.after(tally), transition
 
-    def _action(self, action: PyTree) -> PyTree:
+    def act(self, params: Params, timestep: TimeStep, state: AgentState, rng_key: PRNGKey) -> Acted:
+        """Acts on one step of every environment, which do not step.
+
+        Args:
+          params: to act with.
+          timestep: ``[B, ...]``.
+          state: ``[B, ...]``, the agent's.
+          rng_key: the acting key.
+        """
+        next_key, step_key = jax.random.split(rng_key)
+        state = self.agent.reset_state(state, timestep.first())
+        output, next_state = self.agent.actor_step(step_key, params, timestep, state)
+        return Acted(output, state, next_state, next_key)
+
+    def action(self, action: PyTree) -> PyTree:
         """Returns the action in the environment's dtypes and bounds, as pools do."""
 
         def fitted(spec: specs.Array, x: Array) -> Array:
@@ -132,11 +163,46 @@ class Actors:
 
         return jax.tree.map(fitted, self.env.spec.action, action)
 
-    def _is_bad(self, timestep: TimeStep) -> Array:
-        bad = jnp.zeros(self.num_envs, bool)
-        if not self._check_finite:
-            return bad
-        for x in [timestep.reward, *jax.tree.leaves(timestep.observation)]:
-            if jnp.issubdtype(x.dtype, jnp.floating):
-                bad |= ~jnp.isfinite(x).reshape((self.num_envs, -1)).all(axis=1)
-        return bad
+
+def no_tally(rows: int) -> Tally:
+    """Returns a tally of nothing, for this number of environments."""
+    none, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
+    return Tally(none, none, zeros, zeros, jnp.zeros(rows, bool))
+
+
+def account(
+    timestep: TimeStep, returns: Array, lengths: Array, bad: Array
+) -> tuple[Array, Array, Tally]:
+    """Counts one step of every environment.
+
+    Args:
+      timestep: ``[B, ...]``.
+      returns: ``[B]`` float32, of the episodes so far, without this step.
+      lengths: ``[B]`` int32, likewise.
+      bad: ``[B]`` bool, what the tally says is bad.
+
+    Returns:
+      The returns and lengths with this step, 0 where an episode has ended, and its tally.
+    """
+    last = timestep.last()
+    returns, lengths = returns + timestep.reward, lengths + 1
+    # Sums over the environments wait for the end of the iteration: in each step of a small
+    # batch, they would take a noticeable part of the time.
+    stepped = Tally(
+        (~timestep.first()).astype(jnp.int32),
+        last.astype(jnp.int32),
+        jnp.where(last, returns, 0.0),
+        jnp.where(last, lengths - 1, 0).astype(jnp.float32),  # n actions give n + 1 steps
+        bad,
+    )
+    return jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths), stepped
+
+
+def not_finite(timestep: TimeStep) -> Array:
+    """Returns where a reward or an observation is not finite, ``[B]`` bool."""
+    rows = timestep.reward.shape[0]
+    bad = jnp.zeros(rows, bool)
+    for x in [timestep.reward, *jax.tree.leaves(timestep.observation)]:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            bad |= ~jnp.isfinite(x).reshape((rows, -1)).all(axis=1)
+    return bad

@@ -43,6 +43,14 @@ class Updater:
         # Traced once: `none` needs its shapes, and tracing an update takes a part of a second.
         self._step = jax.jit(self._make, inline=True)
 
+    def version(self, learning: Learning) -> Array:
+        """Returns the number of updates that a budget counts, [] int32."""
+        return learning.version
+
+    def failed(self, updates: Updates) -> Array:
+        """Returns whether an update was dropped, [] bool."""
+        return updates.failed
+
     def none(self, learning: Learning, batch: Batch) -> Updates:
         """Returns the result of no updates.
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rlstack.agent import Agent
-from rlstack.fused.acting import Acting, Actors, Tally
+from rlstack.fused.acting import Actors, Tally
 from rlstack.fused.devices import WHOLE, Devices
-from rlstack.fused.learning import Learning, Updater, Updates
+from rlstack.fused.learning import Updater, Updates
 from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
 from rlstack.jax_envs.environment import BatchedEnv
@@ -23,10 +23,10 @@ NO_LIMIT = 2**31 - 1
 
 
 class LoopState(NamedTuple):
-    """All that a loop needs to continue."""
+    """All that a loop needs to continue; for a policy set see `rlstack.fused.several`."""
 
-    learning: Learning
-    acting: Acting
+    learning: Any  # `Learning`
+    acting: Any  # `Acting`
     replay: Any  # the state of the `Queue` or `Ring`
 
 
@@ -46,52 +46,21 @@ class Report(NamedTuple):
     updates: Updates
 
 
-class FusedLoop:
-    """An agent, its environments and its replay as one function; the methods are pure.
+class CompiledLoop:
+    """Acting, environments, replay and learning as one function; the methods are pure."""
 
-    An iteration of an on-policy agent is one unroll of all environments and its update. For other
-    agents it is ``steps_per_update`` steps and the updates that ``samples_per_insert`` then allows.
-    """
-
-    def __init__(
-        self,
-        cfg: ReplayConfig,
-        agent: Agent,
-        env: BatchedEnv,
-        num_envs: int,
-        *,
-        steps_per_update: int = 1,
-        check_updates: bool = True,
-        check_steps: bool = True,
-        mesh: Mesh | None = None,
-    ) -> None:
+    def __init__(self, actors: Any, updater: Any, replay: Any, devices: Devices) -> None:
         """Stores the parts.
 
         Args:
-          cfg: the rules of the replay.
-          agent: acts and learns.
-          env: the environments.
-          num_envs: their number.
-          steps_per_update: steps of every environment between two attempts to learn (not fifo).
-          check_updates: whether an update with logs that are not finite is dropped and ends a call.
-          check_steps: whether rewards or observations that are not finite end a call.
-          mesh: of the devices that share the environments and each batch, with one axis. None is
-            one device.
-
-        Raises:
-          ValueError: the replay's rules do not fit the number of environments.
+          actors: acts and steps the environments, as `Actors` do.
+          updater: learns, as an `Updater` does.
+          replay: acts and learns for one iteration, as a `Queue` or `Ring` does.
+          devices: that share the environments.
         """
-        self.env, self.num_envs = env, num_envs
-        self._devices = Devices(mesh)
-        if mesh is not None:
-            agent = agent.with_network(self._devices.network)
-        self._actors = Actors(agent, env, num_envs, check_finite=check_steps)
-        self._updater = Updater(agent, check_finite=check_updates, devices=self._devices)
-        self._replay: Queue | Ring
-        if cfg.sampler == "fifo":
-            self._replay = Queue(cfg, self._actors, self._updater)
-        else:
-            self._replay = Ring(cfg, self._actors, self._updater, steps_per_update)
+        self.env, self.num_envs = actors.env, actors.num_envs
+        self._actors, self._updater = actors, updater
+        self._replay, self._devices = replay, devices
 
     @property
     def frames(self) -> int:
@@ -103,21 +72,16 @@ class FusedLoop:
         """The largest number of updates in one iteration."""
         return self._replay.most_updates
 
-    @property
-    def log_names(self) -> tuple[str, ...]:
-        """The names of the agent's logs, once `run` has been traced."""
-        return self._updater.names
-
     def start(
-        self, learning: Learning, env_keys: PRNGKey, acting_key: PRNGKey, replay_key: PRNGKey
+        self, learning: Any, env_keys: PRNGKey, acting_key: Any, replay_key: Any
     ) -> LoopState:
         """Returns the state at the start of a run.
 
         Args:
-          learning: the initial params and learner state.
+          learning: the initial params and learner state, a `Learning`.
           env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
-          acting_key: of the acting.
-          replay_key: of the draws from replay.
+          acting_key: of the acting, as the actors take it.
+          replay_key: of the draws from replay, likewise.
         """
         acting = self._actors.start(env_keys, acting_key)
         acting, replay = self._replay.start(learning, acting, replay_key)
@@ -126,8 +90,7 @@ class FusedLoop:
 
     def restart(self, state: LoopState, env_keys: PRNGKey) -> LoopState:
         """Starts new episodes in all environments; no item spans the break."""
-        acting = self._actors.start(env_keys, state.acting.rng_key)
-        acting = acting._replace(agent=state.acting.agent)
+        acting = self._actors.restart(env_keys, state.acting)
         acting, replay = self._replay.restart(state.learning, acting, state.replay)
         return LoopState(state.learning, acting, replay)
 
@@ -150,9 +113,9 @@ class FusedLoop:
             state, report = carry
             return (
                 (report.iterations < limits.iterations)
-                & (report.tally.frames < limits.frames)
-                & (state.learning.version < limits.version)
-                & ~report.updates.failed
+                & (self._actors.frames(report.tally) < limits.frames)
+                & (self._updater.version(state.learning) < limits.version)
+                & ~self._updater.failed(report.updates)
                 & ~report.tally.bad.any()
             )
 
@@ -196,14 +159,15 @@ class FusedLoop:
     def _nothing(self, state: LoopState) -> Report:
         """Returns the report of no iterations."""
         none = self._updater.none(state.learning, self._replay.batch_spec(state.replay))
-        return Report(jnp.zeros((), jnp.int32), self._actors.tally().total(), none)
+        return Report(jnp.zeros((), jnp.int32), self._actors.total(self._actors.tally()), none)
 
     def _iterate(self, state: LoopState, report: Report, most: Array) -> tuple[LoopState, Report]:
         before = self._actors.tally()._replace(bad=report.tally.bad)
         *after, tally, updates = self._replay.iterate(*state, before, report.updates, most)
         state = LoopState(*after)
         state = self._devices.constrained(state, self._axes(state))
-        return state, Report(report.iterations + 1, tally.total().after(report.tally), updates)
+        total = self._actors.total(tally).after(report.tally)
+        return state, Report(report.iterations + 1, total, updates)
 
     def _axes(self, state: LoopState) -> LoopState:
         """Returns the axis of environments of each array; see `Devices`."""
@@ -214,6 +178,59 @@ class FusedLoop:
         acting = everywhere(0, state.acting)._replace(rng_key=WHOLE)
         replay = self._replay.env_axes(everywhere(WHOLE, state.replay))
         return LoopState(everywhere(WHOLE, state.learning), acting, replay)
+
+
+class FusedLoop(CompiledLoop):
+    """The loop of one agent.
+
+    An iteration of an on-policy agent is one unroll of all environments and its update. For other
+    agents it is ``steps_per_update`` steps and the updates that ``samples_per_insert`` then allows.
+    """
+
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        agent: Agent,
+        env: BatchedEnv,
+        num_envs: int,
+        *,
+        steps_per_update: int = 1,
+        check_updates: bool = True,
+        check_steps: bool = True,
+        mesh: Mesh | None = None,
+    ) -> None:
+        """Stores the parts.
+
+        Args:
+          cfg: the rules of the replay.
+          agent: acts and learns.
+          env: the environments.
+          num_envs: their number.
+          steps_per_update: steps of every environment between two attempts to learn (not fifo).
+          check_updates: whether an update with logs that are not finite is dropped and ends a call.
+          check_steps: whether rewards or observations that are not finite end a call.
+          mesh: of the devices that share the environments and each batch, with one axis. None is
+            one device.
+
+        Raises:
+          ValueError: the replay's rules do not fit the number of environments.
+        """
+        devices = Devices(mesh)
+        if mesh is not None:
+            agent = agent.with_network(devices.network)
+        actors = Actors(agent, env, num_envs, check_finite=check_steps)
+        updater = Updater(agent, check_finite=check_updates, devices=devices)
+        replay: Queue | Ring
+        if cfg.sampler == "fifo":
+            replay = Queue(cfg, actors, updater)
+        else:
+            replay = Ring(cfg, actors, updater, steps_per_update)
+        super().__init__(actors, updater, replay, devices)
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """The names of the agent's logs, once `run` has been traced."""
+        return self._updater.names
 
 
 def _strongly_typed(x: Array) -> Array:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlstack.fused.acting import Acting, Actors, Tally
 from rlstack.fused.learning import Learning, Updater, Updates
@@ -13,14 +14,12 @@ from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Batch, PRNGKey, PyTree, Transition
 
 
-class Queue:
-    """Unrolls of all environments, in batches; the methods are pure.
-
-    The state is the step that the last unroll ended with, because the next one begins with it.
+class _Unrolls:
+    """How unrolls of all environments are learned from, in one batch or several.
 
     Attributes:
-      steps: of every environment in one iteration.
-      most_updates: the largest number of updates in one iteration.
+      steps: of every environment between two times of learning.
+      most_updates: the largest number of updates at such a time.
     """
 
     def __init__(self, cfg: ReplayConfig, actors: Actors, updater: Updater) -> None:
@@ -43,6 +42,48 @@ class Queue:
         self.steps = self._unrolls * cfg.unroll_length
         self.most_updates = self._parts
 
+    def _spec(self, step: Transition) -> Batch:
+        """Returns shapes and dtypes of the batches, from those of a step ``[B, ...]``."""
+        shape = (self._length + 1, self._batch_size)
+        trajectory = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype), step
+        )
+        weights: Any = jax.ShapeDtypeStruct((self._batch_size,), jnp.float32)
+        return Batch(trajectory, weights)
+
+    def _learn(
+        self, learning: Learning, updates: Updates, trajectory: PyTree, good: Array, most: Array
+    ) -> tuple[Learning, Updates]:
+        """Learns from the steps of one iteration, ``[T+1, B, ...]``, in one batch or several."""
+        weights = jnp.ones(self._batch_size, jnp.float32)
+        if self._parts == 1:
+            learning, updates, _ = self._updater.update(
+                learning, updates, Batch(trajectory, weights), good
+            )
+            return learning, updates
+
+        def learn(carry: Any, part: PyTree) -> tuple[Any, None]:
+            learning, updates = carry
+            active = good & (learning.version < most)
+            after = self._updater.update(learning, updates, Batch(part, weights), active)
+            return after[:2], None
+
+        parts = jax.tree.map(self._split, trajectory)
+        (learning, updates), _ = jax.lax.scan(learn, (learning, updates), parts)
+        return learning, updates
+
+    def _split(self, x: Array) -> Array:
+        """Returns ``[T+1, B, ...]`` as ``[parts, T+1, batch_size, ...]``."""
+        x = x.reshape((x.shape[0], self._parts, self._batch_size, *x.shape[2:]))
+        return jnp.moveaxis(x, 1, 0)
+
+
+class Queue(_Unrolls):
+    """Unrolls of all environments, in batches; the methods are pure.
+
+    The state is the step that the last unroll ended with, because the next one begins with it.
+    """
+
     def start(
         self, learning: Learning, acting: Acting, rng_key: PRNGKey
     ) -> tuple[Acting, Transition]:
@@ -63,12 +104,7 @@ class Queue:
 
     def batch_spec(self, last: Transition) -> Batch:
         """Returns shapes and dtypes of the batches."""
-        shape = (self._length + 1, self._batch_size)
-        trajectory = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype), last
-        )
-        weights: Any = jax.ShapeDtypeStruct((self._batch_size,), jnp.float32)
-        return Batch(trajectory, weights)
+        return self._spec(last)
 
     def iterate(
         self,
@@ -98,21 +134,7 @@ class Queue:
             )
             trajectory = jax.tree.map(_side_by_side, several)
         good = ~jnp.any(tally.bad)
-        weights = jnp.ones(self._batch_size, jnp.float32)
-        if self._parts == 1:
-            learning, updates, _ = self._updater.update(
-                learning, updates, Batch(trajectory, weights), good
-            )
-            return learning, acting, last, tally, updates
-
-        def learn(carry: Any, part: PyTree) -> tuple[Any, None]:
-            learning, updates = carry
-            active = good & (learning.version < most)
-            after = self._updater.update(learning, updates, Batch(part, weights), active)
-            return after[:2], None
-
-        parts = jax.tree.map(self._split, trajectory)
-        (learning, updates), _ = jax.lax.scan(learn, (learning, updates), parts)
+        learning, updates = self._learn(learning, updates, trajectory, good, most)
         return learning, acting, last, tally, updates
 
     def _unroll(self, learning: Learning, carry: Any) -> tuple[Any, PyTree]:
@@ -127,10 +149,86 @@ class Queue:
         trajectory = jax.tree.map(lambda x, more: jnp.concatenate([x[None], more]), last, steps)
         return (acting, jax.tree.map(lambda x: x[-1], steps), tally), trajectory
 
-    def _split(self, x: Array) -> Array:
-        """Returns ``[T+1, B, ...]`` as ``[parts, T+1, batch_size, ...]``."""
-        x = x.reshape((x.shape[0], self._parts, self._batch_size, *x.shape[2:]))
-        return jnp.moveaxis(x, 1, 0)
+
+class StepsState(NamedTuple):
+    """The steps of the unrolls in progress."""
+
+    steps: Transition  # [n * T + 1, B, ...] of the n unrolls of an iteration
+    held: Array  # [] int32, the number of steps that there are
+
+
+class StepQueue(_Unrolls):
+    """A queue that gets one step at a time, between which others may learn; for policy sets."""
+
+    def empty(self, step: Transition, rng_key: PRNGKey) -> StepsState:
+        """Returns a queue without steps.
+
+        Args:
+          step: shapes and dtypes of the steps, ``[B, ...]``.
+          rng_key: not used.
+        """
+        del rng_key
+        steps = jax.tree.map(lambda x: jnp.zeros((self.steps + 1, *x.shape), x.dtype), step)
+        return StepsState(steps, jnp.zeros((), jnp.int32))
+
+    def broken(self, state: StepsState) -> StepsState:
+        """Drops the unrolls in progress."""
+        return state._replace(held=jnp.zeros_like(state.held))
+
+    def batch_spec(self, state: StepsState) -> Batch:
+        """Returns shapes and dtypes of the batches."""
+        step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.steps)
+        return self._spec(step)
+
+    def take(self, state: StepsState, step: Transition, good: Array, spent: Array) -> StepsState:
+        """Appends one step of every environment.
+
+        Args:
+          state: the steps.
+          step: ``[B, ...]``.
+          good: whether to add it, [] bool.
+          spent: not used: `learn` drops the unrolls of a policy that has made all its updates.
+        """
+        del spent
+        steps = jax.tree.map(lambda old, x: old.at[state.held].set(x), state.steps, step)
+        return StepsState(steps, state.held + good.astype(jnp.int32))
+
+    def learn(
+        self, learning: Learning, state: StepsState, updates: Updates, good: Array, most: Array
+    ) -> tuple[Learning, StepsState, Updates]:
+        """Learns if the unrolls are complete.
+
+        A policy that has made its updates drops them, as a full fifo drops what nobody reads.
+
+        Args:
+          learning: the state of learning.
+          state: the steps.
+          updates: what was learned before.
+          good: whether it may learn, [] bool.
+          most: number of updates, ever, after which no update is made, [] int32.
+        """
+        complete = state.held == self.steps + 1
+
+        def learn(carry: tuple[Learning, Updates]) -> tuple[Learning, Updates]:
+            trajectory = jax.tree.map(self._windows, state.steps)
+            return self._learn(*carry, trajectory, jnp.ones((), bool), most)
+
+        learning, updates = jax.lax.cond(
+            complete & good & (learning.version < most),
+            learn,
+            lambda carry: carry,
+            (learning, updates),
+        )
+        # The next unrolls begin with the last step of these.
+        steps = jax.tree.map(lambda x: x.at[0].set(jnp.where(complete, x[-1], x[0])), state.steps)
+        return learning, StepsState(steps, jnp.where(complete, 1, state.held)), updates
+
+    def _windows(self, x: Array) -> Array:
+        """Returns steps ``[n * T + 1, B, ...]`` as unrolls ``[T+1, n * B, ...]``."""
+        if self._unrolls == 1:
+            return x
+        starts = self._length * np.arange(self._unrolls)
+        return _side_by_side(x[starts[:, None] + np.arange(self._length + 1)])
 
 
 def _side_by_side(x: Array) -> Array:

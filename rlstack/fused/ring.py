@@ -85,15 +85,25 @@ class Ring:
         self, learning: Learning, acting: Acting, rng_key: PRNGKey
     ) -> tuple[Acting, RingState]:
         """Returns an empty replay, which draws with this key."""
-        actors, none = self._actors, jnp.zeros((), jnp.int32)
+        actors = self._actors
         step = jax.eval_shape(
             lambda: actors.step(learning.params, learning.version, acting, actors.tally())[2]
         )
-        return acting, RingState(
+        return acting, self.empty(step, rng_key)
+
+    def empty(self, step: Transition, rng_key: PRNGKey) -> RingState:
+        """Returns an empty replay.
+
+        Args:
+          step: shapes and dtypes of the steps, ``[B, ...]``.
+          rng_key: of its draws.
+        """
+        none = jnp.zeros((), jnp.int32)
+        return RingState(
             steps=jax.tree.map(lambda x: jnp.zeros((self._rows, *x.shape), x.dtype), step),
             steps_added=none,
             unbroken=none,
-            valid=jnp.zeros((self._items, actors.num_envs), bool),
+            valid=jnp.zeros((self._items, self._actors.num_envs), bool),
             inserts=none,
             credit=jnp.asarray(self._first_credit, jnp.int32),
             drawn=none,
@@ -107,7 +117,11 @@ class Ring:
     ) -> tuple[Acting, RingState]:
         """Marks a break of all streams: no item spans it."""
         del learning
-        return acting, ring._replace(unbroken=ring.steps_added)
+        return acting, self.broken(ring)
+
+    def broken(self, ring: RingState) -> RingState:
+        """Marks a break of all streams: no item spans it."""
+        return ring._replace(unbroken=ring.steps_added)
 
     def env_axes(self, ring: RingState) -> RingState:
         """Returns the axis of environments of each array of a state that is not ``WHOLE``."""
@@ -144,7 +158,14 @@ class Ring:
             return acting, self.add(ring, step, good), tally
 
         acting, ring, tally = jax.lax.fori_loop(0, self.steps, act, (acting, ring, tally))
-        good = ~tally.bad.any()
+        good = ~jnp.any(tally.bad)
+        learning, ring, updates = self.learn(learning, ring, updates, good, most)
+        return learning, acting, ring, tally, updates
+
+    def learn(
+        self, learning: Learning, ring: RingState, updates: Updates, good: Array, most: Array
+    ) -> tuple[Learning, RingState, Updates]:
+        """Learns as often as the rules allow; see `rlstack.fused.queue.StepQueue.learn`."""
         steps, valid = ring.steps, ring.valid
 
         def whole(ring: RingState) -> RingState:
@@ -171,7 +192,7 @@ class Ring:
         learning, part, updates = jax.lax.while_loop(
             may_learn, learn, (learning, changing(ring), updates)
         )
-        return learning, acting, whole(part), tally, updates
+        return learning, whole(part), updates
 
     def add(self, ring: RingState, step: Transition, active: Array | bool = True) -> RingState:
         """Appends one step of every environment, and inserts the items that it completes.
@@ -205,6 +226,19 @@ class Ring:
             credit=ring.credit + self._rate * inserted,
             masses=masses,
         )
+
+    def take(self, ring: RingState, step: Transition, good: Array, spent: Array) -> RingState:
+        """Appends one step for a policy of a set.
+
+        Args:
+          ring: the content.
+          step: ``[B, ...]``.
+          good: whether to add it, [] bool.
+          spent: whether the policy has made all its updates, [] bool. The step is then dropped, and
+            no item spans it, so that what may be sampled does not grow without end.
+        """
+        broken = jnp.where(spent, ring.steps_added, ring.unbroken)
+        return self.add(ring._replace(unbroken=broken), step, good & ~spent)
 
     def can_sample(self, ring: RingState) -> Array:
         """Returns whether the rules allow a batch now, [] bool."""

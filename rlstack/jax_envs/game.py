@@ -112,10 +112,12 @@ class BatchedGame(BatchedEnv):
         next_key, outcome, env, observation = self._advance(keys, over, state.env, by_game)
         ends = jnp.asarray(outcome.over, bool) & ~over
         reward, terminated = jnp.asarray(outcome.reward, jnp.float32), outcome.terminated
+        # With a weak type, a compiled loop would be compiled again for its own results.
+        ended = self._rows(jnp.asarray(terminated, bool)) & ~state.over
         timestep = TimeStep(
             self._spread(step_types(over, ends)),
             jnp.where(state.over, 0.0, self._rows(reward)),
-            jnp.where(self._rows(jnp.asarray(terminated, bool)) & ~state.over, 0.0, 1.0),
+            jnp.where(ended, 0.0, 1.0).astype(jnp.float32),
             self._rows(observation),
         )
         return BatchState(env, self._spread(next_key), self._spread(ends)), timestep

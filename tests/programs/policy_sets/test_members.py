@@ -80,7 +80,7 @@ def test_the_environments_must_be_whole_games():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"topology": "fused"}, "topology must not be fused with policies"),
+        ({"topology": "fused"}, "env.type must be jax in the topology fused"),
         ({"env": dataclasses.replace(CHAIN, wait_num=3)}, "wait_num must be 0 with policies"),
         ({"policies": {"a b": FIRST}}, "must have names like Python's"),
     ],

@@ -170,5 +170,5 @@ def test_options_of_a_policy_are_set_on_the_command_line(tmp_path, capsys):
     assert commands.main("train", [str(path), *options]) == 0
     assert '"discount": 0.5' in capsys.readouterr().out
     assert commands.main("train", [str(path), "--topology", "fused"]) == 1
-    assert "topology must not be fused with policies" in capsys.readouterr().err
+    assert "env.type must be jax in the topology fused" in capsys.readouterr().err
     assert RULE.rule in path.read_text()

@@ -1,0 +1,223 @@
+"""A compiled loop as its host sees it: calls of it, and what is due between two calls."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from programs.components.seeds import role_seed
+from programs.experiment import Experiment
+from programs.tracking.periodic import PeriodicActions
+from rlstack.checks import EnvError
+from rlstack.fused.acting import Tally
+from rlstack.fused.learning import Updates
+from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
+from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.types import PRNGKey
+
+Phase = Callable[[str], AbstractContextManager]
+_GROWTH = 8  # most times as many iterations as in the call before
+
+
+class Pace:
+    """Chooses the number of iterations of each call, so that calls take a given time.
+
+    Attributes:
+      iterations: of the next call.
+    """
+
+    def __init__(self, call_seconds: float) -> None:
+        """Begins with one iteration."""
+        self.iterations, self._wanted = 1, call_seconds
+
+    def adapt(self, iterations: int, seconds: float) -> None:
+        """Chooses by what a call took, without its compilation."""
+        rate = iterations / max(seconds, 1e-6)
+        self.iterations = max(1, min(math.ceil(rate * self._wanted), _GROWTH * self.iterations))
+
+
+class CompiledRun(abc.ABC):
+    """What a compiled loop trains, as its host sees it; a subclass says where its state is.
+
+    Attributes:
+      experiment: what runs.
+      starting_seconds: see `programs.run.single_process.SingleProcess`.
+    """
+
+    starting_seconds = 0.0
+
+    def __init__(self, experiment: Experiment, env: BatchedEnv) -> None:
+        """Has not restarted its environments yet."""
+        self.experiment, self._env = experiment, env
+        self._restarts = 0
+        self._seconds = 0.0  # of the last call
+
+    @property
+    @abc.abstractmethod
+    def state(self) -> LoopState:
+        """The state of its loop; its arrays may be donated by the next call."""
+
+    @state.setter
+    @abc.abstractmethod
+    def state(self, state: LoopState) -> None: ...
+
+    @abc.abstractmethod
+    def restart_environments(self) -> None:
+        """Starts new episodes, with the env keys of now."""
+
+    @property
+    @abc.abstractmethod
+    def counted(self) -> tuple[int, int]:
+        """Frames and updates so far, of this run and of those that it resumes."""
+
+    def until_due(self, periodic: PeriodicActions) -> int:
+        """Returns the frames until an evaluation, a checkpoint or the end of the budget."""
+        return int(min(self.experiment.frames, periodic.next_due) - self.counted[0])
+
+    @abc.abstractmethod
+    def accept(self, learning: Any, report: Report, seconds: float) -> None:
+        """Takes the result of a call.
+
+        Args:
+          learning: after the call.
+          report: of this run in the call.
+          seconds: that the call took.
+
+        Raises:
+          NonFiniteError: an update gave NaN or infinity; params and learner state are as before.
+          EnvError: an environment gave NaN or infinity; all environments are restarted.
+        """
+
+    @abc.abstractmethod
+    def log(self, periodic: PeriodicActions, report: Report) -> None:
+        """Passes on means of a call, once for each of the values that they stand for."""
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
+
+    @property
+    def env_keys(self) -> PRNGKey:
+        """The keys of the environments, ``[B, ...]``: new ones after each restart of them."""
+        rank = self._restarts
+        first = role_seed(self.experiment.seed, *(("env", rank) if rank else ("env",)))
+        return self._env.keys(np.arange(first, first + self.experiment.env.num_envs))
+
+    def check_envs(self, report: Report) -> None:
+        """Restarts the environments if one of them gave NaN or infinity in a call.
+
+        Raises:
+          EnvError: one of them did.
+        """
+        if not report.tally.bad.any():
+            return
+        ids = np.flatnonzero(report.tally.bad)
+        self._restarts += 1
+        self.restart_environments()
+        name = self.experiment.env.name
+        raise EnvError(
+            f"Env {', '.join(map(str, ids))} ({name}): rewards and observations must be finite; "
+            "they were not. Mend the environment, or turn the check off with "
+            "--env.check-finite False."
+        )
+
+
+class Calls(CompiledRun):
+    """The calls of a compiled loop, and on the host what is due between two of them."""
+
+    def compile(self, loop: Any, start: LoopState, phase: Phase) -> None:
+        """Compiles the loop at its first call.
+
+        Args:
+          loop: a `rlstack.fused.loop.CompiledLoop`.
+          start: its state.
+          phase: called with a text about what may take long, and entered while it lasts.
+        """
+        self._loop, self._phase = loop, phase
+        self._pace = Pace(self.experiment.fused.call_seconds)
+        # Copies, because an array must not be donated twice, as params and as target params.
+        self.state = jax.tree.map(jnp.array, start)
+        placed = loop.shardings(self._state)
+        # By default also the results go where the compiler wants them, and the next call compiles.
+        self._run = jax.jit(loop.run, donate_argnums=0, out_shardings=(placed, None))
+
+    @property
+    def state(self) -> LoopState:
+        """The state of the loop."""
+        return self._state
+
+    @state.setter
+    def state(self, state: LoopState) -> None:
+        self._state = self._loop.placed(state)
+
+    def restart_environments(self) -> None:
+        """Starts new episodes, with the env keys of now."""
+        self.state = jax.jit(self._loop.restart)(self._state, self.env_keys)
+
+    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
+        """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true.
+
+        A call ends at the first iteration after which an evaluation or a checkpoint is due.
+
+        Raises:
+          NonFiniteError, EnvError: see `CompiledRun.accept`.
+        """
+        most = min(self.experiment.updates or NO_LIMIT, NO_LIMIT)
+        compiling: AbstractContextManager = self._phase("compiling the loop")
+        while not (periodic.ended_by(*self.counted) or stop()):
+            frames = min(self.until_due(periodic), NO_LIMIT // 2)
+            with compiling:
+                report = self.call(Limits(self._pace.iterations, frames, most))
+            if not isinstance(compiling, contextlib.nullcontext):
+                compiling = contextlib.nullcontext()
+            else:
+                self._pace.adapt(int(report.iterations), self._seconds)
+            self.log(periodic, report)
+            periodic.tick(self.counted[0], self.stats)
+
+    def call(self, limits: Limits) -> Report:
+        """Runs the compiled program until one of the limits."""
+        started = time.perf_counter()
+        self._state, report = self._run(self._state, limits)
+        report = jax.block_until_ready(report)
+        self.accept(self._state.learning, report, time.perf_counter() - started)
+        return report
+
+    def close(self) -> None:
+        """Does nothing: there are no processes and no files."""
+
+
+def log_call(
+    periodic: PeriodicActions,
+    tally: Tally,
+    prefixes: Sequence[str],
+    learned: tuple[Updates, int, Sequence[str], str] | None,
+) -> None:
+    """Passes on means of a call, once for each of the values that they stand for.
+
+    Args:
+      periodic: takes them.
+      tally: of one agent.
+      prefixes: of the names of its episodes' logs, once for each.
+      learned: its updates, their number, the names of their logs and the prefix of these.
+    """
+    episodes = int(tally.episodes)
+    if episodes:
+        sums = {"episode_return": tally.returns, "episode_length": tally.lengths}
+        logs = {k: np.full(episodes, v / episodes) for k, v in sums.items()}
+        for prefix in prefixes:
+            periodic.log(logs, prefix)
+    if learned is not None and learned[1]:
+        updates, number, names, prefix = learned
+        means = np.asarray(updates.logs) / number
+        logs = {k: np.full(number, v) for k, v in zip(names, means, strict=True)}
+        periodic.log(logs, prefix)

@@ -1,0 +1,375 @@
+"""A policy set in the topology fused: one compiled loop in which several policies act and learn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, TextIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from programs.components.agent import make_agent
+from programs.components.replay import announce_replay
+from programs.components.seeds import acting_key, role_key
+from programs.experiment import Experiment
+from programs.policy_sets.evaluation import SetEvaluator
+from programs.policy_sets.learners import Learners
+from programs.policy_sets.members import Division, Member, divide
+from programs.policy_sets.player import fixed_agent
+from programs.policy_sets.versions import FORGETTING, PRIOR, Versions
+from programs.run.calls import Calls, Phase, log_call
+from programs.run.fused import QUICKLY
+from programs.run.fused_run import (
+    Learned,
+    failed_update,
+    make_learning_agent,
+    make_parts,
+    ring_stats,
+    untrained,
+)
+from programs.tracking.periodic import PeriodicActions
+from rlstack.acting.evaluator import Evaluation
+from rlstack.agent import Agent
+from rlstack.fused.acting import Actors
+from rlstack.fused.history import HistoryActors, VersionTable
+from rlstack.fused.loop import LoopState, Report
+from rlstack.fused.ring import RingState
+from rlstack.fused.seats import Player, SetActing, SetKeys, unchanging
+from rlstack.fused.several import Alone, Learns, SetLoop
+from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.jax_envs.factory import make_batch
+from rlstack.types import Params, PRNGKey, PyTree, Transition
+
+
+class _Keys(NamedTuple):
+    """What a run begins with."""
+
+    learner: dict[str, PRNGKey]
+    env: PRNGKey  # [B, ...]
+    acting: SetKeys
+    replay: dict[str, PRNGKey]
+
+
+class _Parts(NamedTuple):
+    """What is compiled, and what it needs."""
+
+    loop: SetLoop | Alone
+    agents: dict[str, Agent]  # of the policies that learn
+    step_specs: dict[str, Transition]  # of one step of each of them
+    given: dict[str, PyTree]  # the params of those that do not, and are no versions
+    histories: dict[str, tuple[str, int]]  # of those that are: of which policy, and how many
+
+
+class FusedSet(Calls):
+    """The policies of an experiment in one compiled loop, and the calls of it.
+
+    Attributes:
+      division: who plays which seats.
+      learner: what the policies have learned.
+      frames: steps of each policy so far, of this run and of those that it resumes.
+    """
+
+    def __init__(self, experiment: Experiment, phase: Phase = contextlib.nullcontext) -> None:
+        """Makes the parts.
+
+        Args:
+          experiment: what to run.
+          phase: called with a text about what may take long, and entered while it lasts.
+
+        Raises:
+          ValueError: the environment is no game in JAX, the policies do not fit its seats, or an
+            agent does not fit it.
+        """
+        self.division = divide(experiment)
+        env = make_batch(experiment.env.name, experiment.env.options)
+        super().__init__(experiment, env)
+        self._parts = _make_parts(experiment, self.division, env)
+        self._learned = {name: Learned() for name in self._parts.agents}
+        self.learner = Learners(self._learned)
+        self.frames = dict.fromkeys(self.division.members, 0)
+        self._new: dict[str, int] = {}  # updates of each policy in the last call
+        start = jax.jit(functools.partial(_begin, self._parts), compiler_options=QUICKLY)
+        self.compile(self._parts.loop, start(self._keys()), phase)
+        self._take(self._state.learning)
+        self._versions = {
+            member.name: Versions(member.cfg.history, self._learned[member.cfg.history.of].params)
+            for member in self._of_kind("history")
+        }
+        for name in self._versions:
+            self._give(name)
+        self._evaluator = SetEvaluator(experiment, self.division, env.spec, self._versions)
+
+    def _of_kind(self, kind: str) -> list[Member]:
+        return [member for member in self.division.members.values() if member.kind == kind]
+
+    def _keys(self) -> _Keys:
+        members = self.division.members.values()
+        seeds = {member.name: member.experiment.seed for member in members}
+        drawn = self.experiment.seating == "drawn"
+        acting = SetKeys(
+            {name: acting_key(seed, 0) for name, seed in seeds.items()},
+            self._parts.given,
+            role_key(self.experiment.seed, "seating") if drawn else None,
+        )
+        learning = {name: seeds[name] for name in self._parts.agents}
+        return _Keys(
+            {name: role_key(seed, "learner") for name, seed in learning.items()},
+            self.env_keys,
+            acting,
+            {name: role_key(seed, "replay") for name, seed in learning.items()},
+        )
+
+    @property
+    def env_frames(self) -> int:
+        """Steps of the policies that learn, of this run and of those that it resumes."""
+        return sum(self.frames[name] for name in self._learned)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Frames and updates so far."""
+        return self.env_frames, self.learner.version
+
+    def by_policy(self) -> dict[str, dict[str, float]]:
+        """Returns the counters of each policy that learns, for the result."""
+        return {
+            name: {"env_frames": self.frames[name], "learner_steps": learned.version}
+            for name, learned in self._learned.items()
+        }
+
+    def announce(self, stream: TextIO) -> None:
+        """Prints the memory that each replay needs.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
+        for name, spec in self._parts.step_specs.items():
+            print(f"{name} ", end="", file=stream)
+            announce_replay(self.division.members[name].experiment, spec, stream)
+
+    def until_due(self, periodic: PeriodicActions) -> int:
+        """Returns the frames until something is due, also a version of a policy."""
+        due = super().until_due(periodic)
+        seats = sum(len(member.seats) for member in self.division.learning)
+        for name, versions in self._versions.items():
+            of = self.division.members[self.division.members[name].cfg.history.of]
+            # Steps of games until then; all seats of a game make the same steps.
+            steps = -(-(versions.next_due - self.frames[of.name]) // len(of.seats))
+            due = min(due, steps * seats)
+        return due
+
+    def accept(self, learning: Any, report: Report, seconds: float) -> None:
+        """Takes the result of a call; see `CompiledRun.accept`."""
+        before = {name: learned.version for name, learned in self._learned.items()}
+        self._take(learning)
+        self._new = {n: self._learned[n].version - version for n, version in before.items()}
+        self._seconds = seconds
+        for i, name in enumerate(self.frames):
+            self.frames[name] += int(report.tally.frames[i])
+        updates: Any = report.updates
+        for name, learned in self._learned.items():
+            if updates[name].failed:
+                error = failed_update(learned, updates[name], self._loop.log_names[name])
+                error.before["policy"] = name  # for `rlstack rerun`
+                raise error
+        self.check_envs(report)
+        for name, versions in self._versions.items():
+            versions.results = self._agent_state(name).games, self._agent_state(name).wins
+            of = self.division.members[name].cfg.history.of
+            if versions.is_due(self.frames[of]):
+                self._give(name, versions.add(self.frames[of], self._learned[of].params))
+
+    def _take(self, learning: Any) -> None:
+        for name, learned in self._learned.items():
+            learned.take(learning[name])
+
+    def _agent_state(self, name: str) -> Any:
+        return self._state.acting.agent[name]
+
+    def _give(self, name: str, slot: int | None = None) -> None:
+        """Gives the loop the versions of a policy, and their results.
+
+        Args:
+          name: of the policy that plays them.
+          slot: of a new version; the results of games that its predecessor plays do not count.
+        """
+        versions, acting = self._versions[name], self._state.acting
+        # Copies, because the host writes to its own arrays, and the loop donates those that it has.
+        table = VersionTable(
+            jax.tree.map(jnp.array, versions.every), jnp.array(versions.numbers, jnp.int32)
+        )
+        state = self._agent_state(name)
+        games, wins = (jnp.array(x, jnp.float32) for x in versions.results)
+        counts = state.counts if slot is None else state.counts & (state.slots != slot)
+        agent = {**acting.agent, name: state._replace(counts=counts, games=games, wins=wins)}
+        acting = acting._replace(agent=agent, given={**acting.given, name: table})
+        self._state = self._state._replace(acting=acting)
+
+    def log(self, periodic: PeriodicActions, report: Report) -> None:
+        """Passes on means of a call, once for each of the values that they stand for."""
+        updates: Any = report.updates
+        for i, name in enumerate(self.frames):
+            tally = report.tally.numbers(operator.itemgetter(i))
+            if name not in self._learned:
+                log_call(periodic, tally, (f"{name}/actor/",), None)
+                continue
+            names = self._loop.log_names[name]
+            learned = updates[name], self._new[name], names, f"{name}/learner/"
+            log_call(periodic, tally, (f"{name}/actor/", "actor/"), learned)
+
+    def stats(self) -> dict[str, object]:
+        """Returns the counters to log."""
+        found: dict[str, object] = {"learner/steps": self.learner.version}
+        found["fused/call_seconds"] = self._seconds
+        for name, learned in self._learned.items():
+            found[f"{name}/learner/steps"] = learned.version
+            ring = self._state.replay[name]
+            if isinstance(ring, RingState):
+                counters = ring_stats(ring.valid, ring.inserts, ring.drawn)
+                found |= {f"{name}/replay/{key}": value for key, value in counters.items()}
+        for name, versions in self._versions.items():
+            found[f"{name}/versions"] = len(versions.slots)
+            found[f"{name}/mean_win_rate"] = float(versions.win_rates.mean())
+        return found
+
+    def evaluate(
+        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
+    ) -> Evaluation:
+        """Evaluates the current params of each policy, in games with the others, all greedy.
+
+        Args:
+          progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
+        """
+        return self._evaluator.evaluate(self.learner.params, progress, brief)
+
+    def save(self) -> PyTree:
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
+        state = self._state
+        return {
+            "learner": self.learner.save(),
+            "acting": jax.tree.leaves(unchanging(state.acting)),
+            "replay": {
+                name: jax.tree.leaves(state.replay[name]) if self._keeps(state, name) else ()
+                for name in self._learned
+            },
+            # Where `read_versions` finds them, as in the other topologies.
+            "policies": {
+                name: {"inferencer": {"versions": versions.save()}}
+                for name, versions in self._versions.items()
+            },
+            "counters": {
+                "env_frames": {name: np.int64(frames) for name, frames in self.frames.items()},
+                "restarts": np.int64(self._restarts),
+            },
+        }
+
+    def template(self) -> PyTree:
+        """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
+        return self.save()
+
+    def load(self, saved: PyTree) -> None:
+        """Restores a state that `save` returned; the episodes go on where they were."""
+        fresh = self._state
+        frames = saved["counters"]["env_frames"]
+        self.frames = {name: int(frames[name]) for name in self.frames}
+        self._restarts = int(saved["counters"]["restarts"])
+        self.learner.load(saved["learner"])
+        learning = {name: learned.learning for name, learned in self._learned.items()}
+        replay = dict(fresh.replay)
+        for name in self._learned:
+            if self._keeps(fresh, name):
+                structure = jax.tree.structure(fresh.replay[name])
+                replay[name] = jax.tree.unflatten(structure, saved["replay"][name])
+        structure = jax.tree.structure(unchanging(fresh.acting))
+        acting = jax.tree.unflatten(structure, saved["acting"])
+        if isinstance(acting, SetActing):
+            acting = acting._replace(given=fresh.acting.given)
+        # Copies, because an array must not be donated twice.
+        self.state = jax.tree.map(jnp.array, LoopState(learning, acting, replay))
+        self._take(self._state.learning)
+        for name, versions in self._versions.items():
+            versions.load(saved["policies"][name]["inferencer"]["versions"])
+            self._give(name)
+
+    def _keeps(self, state: LoopState, name: str) -> bool:
+        """Whether checkpoints have the replay of a policy: always the unroll in progress."""
+        return self.experiment.checkpoint_replay or not isinstance(state.replay[name], RingState)
+
+
+def _make_parts(experiment: Experiment, division: Division, env: BatchedEnv) -> _Parts:
+    """Makes the agents and the loop.
+
+    Raises:
+      ValueError: an agent does not fit the environment, or a checkpoint cannot be read.
+    """
+    learns: dict[str, Learns] = {}
+    others: dict[str, Player] = {}
+    step_specs: dict[str, Transition] = {}
+    given: dict[str, PyTree] = {}
+    histories: dict[str, tuple[str, int]] = {}
+    number = experiment.env.num_envs
+    rows = {
+        name: member.rows(number, division.num_seats) for name, member in division.members.items()
+    }
+    for name, member in division.members.items():
+        own = member.experiment
+        if member.kind == "learning":
+            agent, step_specs[name] = make_learning_agent(own, env.spec)
+            learns[name] = Learns(agent, own.replay, own.learner.check_finite)
+        elif member.kind == "history":
+            others[name] = _history(member, env, len(rows[name]))
+            histories[name] = member.cfg.history.of, member.cfg.history.max_versions
+        else:
+            agent, given[name] = fixed_agent(member, env.spec)
+            others[name] = Actors(agent, env, len(rows[name]))
+    agents = {name: one.agent for name, one in learns.items()}
+    loop: SetLoop | Alone
+    if len(rows) == 1 and experiment.seating == "fixed":
+        (name,) = rows
+        loop = Alone(name, make_parts(division.members[name].experiment, env).loop)
+    else:
+        loop = SetLoop(
+            learns,
+            others,
+            rows,
+            env,
+            num_seats=division.num_seats,
+            steps_per_update=experiment.steps_per_update,
+            check_steps=experiment.env.check_finite,
+        )
+    return _Parts(loop, agents, step_specs, given, histories)
+
+
+def _history(member: Member, env: BatchedEnv, places: int) -> Player:
+    agent = make_agent(member.experiment, env.spec, greedy=member.cfg.greedy)
+    cfg = member.cfg.history
+    return HistoryActors(
+        Actors(agent, env, places),
+        cfg.of,
+        cfg.draw,
+        cfg.max_versions,
+        forgetting=FORGETTING,
+        prior=PRIOR,
+    )
+
+
+def _begin(parts: _Parts, keys: _Keys) -> LoopState:
+    """Returns the state at the start of a run, with newly initialised params; pure."""
+    learning: Any = {
+        name: untrained(agent, keys.learner[name]) for name, agent in parts.agents.items()
+    }
+    given = dict(keys.acting.given)
+    for name, (of, slots) in parts.histories.items():
+        given[name] = _first_version(learning[of].params, slots)
+    acting = keys.acting._replace(given=given)
+    return parts.loop.start(learning, keys.env, acting, keys.replay)
+
+
+def _first_version(params: Params, slots: int) -> VersionTable:
+    """Returns the versions that `Versions` begins with: the initial params."""
+    table = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype).at[0].set(x), params)
+    return VersionTable(table, jnp.zeros(slots, jnp.int32).at[0].set(1))

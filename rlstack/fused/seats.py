@@ -1,0 +1,242 @@
+"""Acting of several policies in the seats of the same games, as one pure function.
+
+A row of the environments is a seat of a game. Each policy plays some *places*, and each place is
+one of the rows. Where seats are drawn, the places of a game are dealt to its rows anew in each
+episode, as `rlstack.envs.seats.views.SharedPool` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstack.fused.acting import Acted, Actors, Tally, account, no_tally, not_finite
+from rlstack.fused.history import HistoryActors
+from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
+
+Player = Actors | HistoryActors
+
+
+class Seating(NamedTuple):
+    """Which row each place is, if seats are drawn."""
+
+    rows: Array  # [B] int32
+    rng_key: PRNGKey
+
+
+class SetActing(NamedTuple):
+    """The state of acting; places are in the order of the policies."""
+
+    env: BatchState
+    timestep: TimeStep  # [B, ...] of each place, the steps to act on next
+    agent: dict[str, AgentState]  # [places of the policy, ...]
+    rng_key: dict[str, PRNGKey]
+    returns: Array  # [B] float32, of the episodes so far, without `timestep`
+    lengths: Array  # [B] int32, likewise, in steps
+    given: dict[str, PyTree]  # what policies that do not learn act with, which no step changes
+    seating: Seating | tuple[()]
+
+
+class SetKeys(NamedTuple):
+    """The random keys of acting, and what policies that do not learn act with."""
+
+    acting: dict[str, PRNGKey]
+    given: dict[str, PyTree]
+    seating: PRNGKey | None  # None for fixed seats
+
+
+class SetActors:
+    """Acts with several policies in a batch of environments; the methods are pure.
+
+    Attributes:
+      env: the environments.
+      num_envs: their number, B.
+      places: the places of each policy among all places.
+    """
+
+    def __init__(
+        self,
+        players: Mapping[str, Player],
+        rows: Mapping[str, Sequence[int]],
+        env: BatchedEnv,
+        *,
+        num_seats: int,
+        learning: Sequence[str],
+        check_finite: bool = True,
+    ) -> None:
+        """Stores the parts.
+
+        Args:
+          players: act, by the name of the policy.
+          rows: the rows that each policy plays, increasing; together all rows.
+          env: the environments.
+          num_seats: seats of one game, which are consecutive rows.
+          learning: the policies whose frames count towards the budget.
+          check_finite: whether to look for rewards and observations that are not finite.
+        """
+        self.env, self._players, self._check_finite = env, dict(players), check_finite
+        self._order = np.concatenate([np.asarray(rows[name]) for name in players])  # row of a place
+        self.num_envs = len(self._order)
+        ends = np.cumsum([player.num_envs for player in players.values()])
+        self.places = {
+            name: slice(int(end) - player.num_envs, int(end))
+            for (name, player), end in zip(players.items(), ends, strict=True)
+        }
+        self._row_order = np.argsort(self._order)
+        self._num_seats = num_seats
+        self._games = self._order // num_seats  # of each place; dealing does not change it
+        self._counted = np.array([name in learning for name in players])
+
+    def start(self, env_keys: PRNGKey, keys: SetKeys) -> SetActing:
+        """Starts an episode in every environment.
+
+        Args:
+          env_keys: ``[B, ...]``, from `BatchedEnv.keys`.
+          keys: of acting.
+        """
+        env, timestep = self.env.reset(env_keys)
+        seating: Seating | tuple[()] = ()
+        if keys.seating is not None:
+            seating = Seating(jnp.asarray(self._order, jnp.int32), keys.seating)
+        seating, timestep = self._seated(seating, timestep)
+        zeros = jnp.zeros(self.num_envs)
+        agent = {name: player.initial_state() for name, player in self._players.items()}
+        return SetActing(
+            env,
+            timestep,
+            agent,
+            dict(keys.acting),
+            zeros,
+            zeros.astype(jnp.int32),
+            dict(keys.given),
+            seating,
+        )
+
+    def restart(self, env_keys: PRNGKey, acting: SetActing) -> SetActing:
+        """Starts an episode in every environment; the policies' states and the keys stay."""
+        seating = acting.seating.rng_key if isinstance(acting.seating, Seating) else None
+        fresh = self.start(env_keys, SetKeys(acting.rng_key, acting.given, seating))
+        agent = {
+            name: player.restarted(acting.agent[name])
+            if isinstance(player, HistoryActors)
+            else acting.agent[name]
+            for name, player in self._players.items()
+        }
+        return fresh._replace(agent=agent)
+
+    def tally(self) -> Tally:
+        """Returns a tally of nothing: of each place, and ``bad`` of each row."""
+        return no_tally(self.num_envs)
+
+    def total(self, tally: Tally) -> Tally:
+        """Returns the sums of each policy, ``[policies]``; ``bad`` stays ``[B]``."""
+
+        def sums(x: Array) -> Array:
+            return jnp.stack([x[places].sum() for places in self.places.values()])
+
+        return tally.numbers(sums)
+
+    def frames(self, total: Tally) -> Array:
+        """Returns the frames in sums that count towards a budget, [] int32."""
+        return jnp.where(self._counted, total.frames, 0).sum()
+
+    def step(
+        self,
+        params: Mapping[str, Params],
+        version: Mapping[str, Array],
+        acting: SetActing,
+        tally: Tally,
+    ) -> tuple[SetActing, Tally, dict[str, Transition]]:
+        """Acts once with every policy; then all environments step.
+
+        Args:
+          params: of the policies that learn.
+          version: of these params, [] int32 each.
+          acting: the state.
+          tally: of what happened before.
+
+        Returns:
+          The new state, the new tally, and the steps of the policies that learn, ``[places, ...]``
+          each, as a replay stores them.
+        """
+        acted: dict[str, Acted] = {}
+        steps = {}
+        for name, player in self._players.items():
+            timestep = jax.tree.map(lambda x, at=self.places[name]: x[at], acting.timestep)
+            plays = params[name] if name in params else acting.given[name]
+            one = player.act(plays, timestep, acting.agent[name], acting.rng_key[name])
+            if name in params:
+                versions = jnp.full(player.num_envs, version[name])
+                steps[name] = Transition(timestep, one.output, one.state, versions)
+            acted[name] = one
+        actions = [self._players[name].action(one.output.action) for name, one in acted.items()]
+        action = jax.tree.map(lambda *x: jnp.concatenate(x), *actions)
+        env, received = self.env.step(acting.env, self._in_rows(acting.seating, action))
+        bad = not_finite(received) if self._check_finite else jnp.zeros(self.num_envs, bool)
+        returns, lengths, stepped = account(acting.timestep, acting.returns, acting.lengths, bad)
+        seating, timestep = self._seated(acting.seating, received)
+        agent = {name: one.next_state for name, one in acted.items()}
+        agent = self._judged(agent, timestep, returns)
+        keys = {name: one.next_key for name, one in acted.items()}
+        acting = SetActing(env, timestep, agent, keys, returns, lengths, acting.given, seating)
+        return acting, stepped.after(tally), steps
+
+    def _in_rows(self, seating: Seating | tuple[()], by_place: PyTree) -> PyTree:
+        """Returns what belongs to places in the order of rows."""
+        if isinstance(seating, Seating):
+            place_of = (
+                jnp.zeros(self.num_envs, jnp.int32)
+                .at[seating.rows]
+                .set(jnp.arange(self.num_envs, dtype=jnp.int32), unique_indices=True)
+            )
+            return jax.tree.map(lambda x: x[place_of], by_place)
+        return jax.tree.map(lambda x: x[self._row_order], by_place)
+
+    def _seated(
+        self, seating: Seating | tuple[()], timestep: TimeStep
+    ) -> tuple[Seating | tuple[()], TimeStep]:
+        """Returns a step of all rows by place, after the places of games that begin were dealt."""
+        if not isinstance(seating, Seating):
+            return seating, jax.tree.map(lambda x: x[self._order], timestep)
+        next_key, key = jax.random.split(seating.rng_key)
+        games = self.num_envs // self._num_seats
+        dealt = jax.vmap(lambda key: jax.random.permutation(key, self._num_seats))(
+            jax.random.split(key, games)
+        )  # [games, S]: the seat of each place that the game's rows have if seats are fixed
+        dealt = dealt + self._num_seats * jnp.arange(games)[:, None]
+        begins = timestep.first()[jnp.asarray(self._games * self._num_seats)]
+        rows = jnp.where(begins, dealt.reshape(-1)[self._order].astype(jnp.int32), seating.rows)
+        return Seating(rows, next_key), jax.tree.map(lambda x: x[rows], timestep)
+
+    def _judged(
+        self, agent: dict[str, AgentState], timestep: TimeStep, returns: Array
+    ) -> dict[str, AgentState]:
+        """Returns the states after the policies that play versions have seen who won.
+
+        Args:
+          agent: the states.
+          timestep: ``[B, ...]`` of each place, just received.
+          returns: ``[B]`` of the episodes so far, without that step.
+        """
+        judged = dict(agent)
+        for name, player in self._players.items():
+            if not isinstance(player, HistoryActors):
+                continue
+            own, theirs = self.places[name], self.places[player.of]
+            final = returns + timestep.reward
+            # Places of a policy are by game, and as many in each game.
+            means = final[theirs].reshape((self.num_envs // self._num_seats, -1)).mean(axis=1)
+            margin = means[self._games[own]] - final[own]
+            first, last = timestep.first()[own], timestep.last()[own]
+            judged[name] = player.judged(agent[name], first, last, margin)
+        return judged
+
+
+def unchanging(acting: Any) -> Any:
+    """Returns the state without what policies that do not learn act with, for checkpoints."""
+    return acting._replace(given={}) if isinstance(acting, SetActing) else acting
