@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +131,8 @@ class Placement:
           ValueError: its size is no multiple of the number of devices.
         """
         self._check(batch)
-        rows = Batch(jax.tree.map(lambda x: 1, batch.trajectory), 0)
+        axis_of_weights: Any = 0
+        rows = Batch(jax.tree.map(lambda x: 1, batch.trajectory), axis_of_weights)
         shares = [(share, votes) for share in columns(batch, rows, len(self._local))]
         layout = Layout.of(shares[0], (rows, 0))
         words, octets = zip(*map(layout.pack, shares), strict=True)

@@ -169,9 +169,9 @@ def _of_floats(
     """Returns the tree with its float leaves changed together, and its other leaves likewise."""
     leaves, structure = jax.tree.flatten(tree)
     floats = [x for x in leaves if _is_float(x)]
-    floats = iter(change(floats) if floats else ())
+    changed = iter(change(floats) if floats else ())
     rest = iter(others([x for x in leaves if not _is_float(x)]))
-    return structure.unflatten(next(floats) if _is_float(x) else next(rest) for x in leaves)
+    return structure.unflatten(next(changed) if _is_float(x) else next(rest) for x in leaves)
 
 
 def _is_float(x: Array) -> bool:

@@ -61,15 +61,16 @@ class DividedUpdate:
         self._placement, self._check_finite = placement, check_finite
         self._devices = placement.mesh.size
         self._averages = averages(agent)
-        self._agent = agent if self._averages else agent.with_network(self._divide)
-        if isinstance(agent, EpochAgent) and agent.may_stop:
+        divided = agent if self._averages else agent.with_network(self._divide)
+        if isinstance(divided, EpochAgent) and divided.may_stop:
             # Devices of other kinds may round differently; all must leave out the same minibatches.
-            vars(self._agent)["stops_at"] = functools.partial(_on_any_device, self._agent.stops_at)
+            vars(divided)["stops_at"] = functools.partial(_on_any_device, divided.stops_at)
+        self._agent = divided
         self._by_xla = OneCall(agent, placement, check_finite=check_finite)
-        self._most_bytes = _SMALL_BATCH + _nbytes(params)
-        if self._averages or isinstance(agent, EpochAgent):
-            # The batch of the one stays where it is. The other takes each minibatch from all rows.
-            self._most_bytes = None
+        # A batch that is carried whole should take no longer than the gradients. That of an agent
+        # that averages is not carried, and one with epochs takes each minibatch from all rows.
+        always = self._averages or isinstance(agent, EpochAgent)
+        self._most_bytes = None if always else _SMALL_BATCH + _nbytes(params)
         self._names: list[str] = []
         where = placement.of_divided_update()
         self._jitted = jax.jit(
@@ -113,7 +114,10 @@ class DividedUpdate:
         if isinstance(placed, Batch):
             return self._by_xla.compiled(params, learner_state, placed)
         layout, *packed = placed
-        return self._jitted.lower(params, learner_state, tuple(packed), layout).compile().as_text()
+        return (
+            self._jitted.lower(params, learner_state, tuple(packed), layout).compile().as_text()
+            or ""
+        )
 
     def _update(
         self, params: Params, learner_state: LearnerState, packed: PyTree, layout: Layout
@@ -134,7 +138,7 @@ class DividedUpdate:
         *after, output, votes = step(layout, params, learner_state, packed)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)
-        keep = votes[:, 0].all()
+        keep = jnp.all(votes[:, 0] != 0)
         if self._check_finite:
             keep &= jnp.isfinite(logs).all()
         params, learner_state = select(keep, tuple(after), (params, learner_state))

@@ -86,7 +86,7 @@ class OneCall:
 
     def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
         """Returns the compiled function, as XLA's HLO."""
-        return self._jitted.lower(params, learner_state, placed).compile().as_text()
+        return self._jitted.lower(params, learner_state, placed).compile().as_text() or ""
 
     def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         before = params, learner_state
@@ -157,7 +157,7 @@ class CallByMinibatch:
 
     def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
         """Returns the compiled part before the minibatches, as XLA's HLO."""
-        return self._prepare.lower(params, learner_state, placed).compile().as_text()
+        return self._prepare.lower(params, learner_state, placed).compile().as_text() or ""
 
     def _prepared(
         self, params: Params, learner_state: LearnerState, batch: Batch
