@@ -36,18 +36,19 @@ def can_be_divided(network: Any) -> bool:
     return all(isinstance(part, Network) and part.new_state is None for part in parts)
 
 
-def by_share(network: Any, shares: int) -> Any:
+def by_share(network: Any, shares: int, least_work: int = 0) -> Any:
     """Returns the network, run on one of ``shares`` equal shares of the rows on each device.
 
-    A network that draws random numbers gets the same key on each device, so it must draw the same
-    for all rows, as noisy layers do.
+    A pass of less than ``least_work``, in params times rows, each device makes on all rows, without
+    collectives. A network that draws random numbers gets the same key on each device, so it must
+    draw the same for all rows, as noisy layers do.
     """
     if isinstance(network, PolicyAndCritic):
-        return PolicyAndCritic(*(by_share(part, shares) for part in network))
+        return PolicyAndCritic(*(by_share(part, shares, least_work) for part in network))
     # How rows are packed refers to the whole batch, and is computed for each share instead.
     return network._replace(
-        apply=_by_share(network.apply, shares, time=0),
-        unroll=_by_share(network.unroll, shares, time=1),
+        apply=_by_share(network.apply, shares, least_work, time=0),
+        unroll=_by_share(network.unroll, shares, least_work, time=1),
         lay_out=None,
     )
 
@@ -77,13 +78,15 @@ def own_rows(x: Array, shares: int, axis: int = 0, fill: str = "edge") -> jax.Ar
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(AXIS) * share, share, axis)
 
 
-def _by_share(run: Apply, shares: int, time: int) -> Apply:
+def _by_share(run: Apply, shares: int, least_work: int, time: int) -> Apply:
     """Divides the rows: axis ``time`` of timesteps and outputs, and axis 0 of states."""
 
     def run_share(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
         rows = timestep.step_type.shape[time]
+        if timestep.step_type.size * sum(x.size for x in jax.tree.leaves(params)) < least_work:
+            return run(rng_key, params, timestep, state)
         timestep = jax.tree.map(_divide(rows, shares, time), timestep)
         state = jax.tree.map(_divide(rows, shares, 0), state)
         result = run(rng_key, _with_summed_gradient(params), timestep, state)

@@ -8,7 +8,8 @@ mean that is logged, an array of a minibatch. Here they are fewer:
 - For an agent that `averages`, each device computes the gradient of its share of the batch. One
   collective carries all gradients and logs.
 - For any other, one collective carries the whole batch to all devices. Then all compute the same,
-  but each runs the networks on its share of the rows (`rlstack.learning.by_share`).
+  but each runs the networks on its share of the rows (`rlstack.learning.by_share`), unless they
+  are so small that this takes less time than the collectives.
 
 XLA still divides the updates of networks with state, of networks that are no
 `rlstack.networks.Network`, and of large batches of agents without epochs.
@@ -36,6 +37,10 @@ from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Param
 NUM_VOTES = 4
 # A batch of fewer bytes is carried whole, however small the params are.
 _SMALL_BATCH = 1 << 20
+# A pass of a network below this, in params times rows, is no shorter on a share of the rows: each
+# multiply-add takes a nanosecond or less, and a collective the time of a million (an accelerator:
+# of a hundred million). These are estimates.
+_LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 20, 1 << 27
 
 Placed = tuple[Layout, jax.Array, jax.Array] | Batch
 
@@ -78,7 +83,8 @@ class DividedUpdate:
         )
 
     def _divide(self, network: Any) -> Any:
-        return by_share(network, self._devices)
+        least = _LEAST_WORK if self._placement.on_cpu else _LEAST_WORK_OF_ACCELERATORS
+        return by_share(network, self._devices, least)
 
     def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Placed:
         """Moves a batch of this process, and its votes, to its devices.
