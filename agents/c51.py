@@ -58,6 +58,7 @@ class C51(QLearning):
     """
 
     cfg: C51Config
+    averages = True
 
     def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True

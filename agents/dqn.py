@@ -44,6 +44,7 @@ class DQN(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: DQNConfig
+    averages = True
 
     def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True

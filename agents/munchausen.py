@@ -52,6 +52,7 @@ class Munchausen(QLearning):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 
     cfg: MunchausenConfig
+    averages = True
 
     def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True

@@ -49,6 +49,7 @@ class QRDQN(QLearning):
     """
 
     cfg: QRDQNConfig
+    averages = True
 
     def action_values(
         self, rng_key: PRNGKey, params: Params, timestep: TimeStep, *, noisy: bool = True

@@ -2,9 +2,15 @@
 
 A lone learner makes updates with a batch of B/N items. Then N processes of this machine make joint
 updates with B/N items each (`--learner.processes N`), of the same agent and the same sizes. What an
-update takes longer is the cost of the sums between the processes. Batches are zeros: the time of an
-update does not depend on their values. Params cross loopback, so the cost is that of messages and
-of processes that compete for cores, and not that of a link.
+update takes longer is the cost of the collectives between the processes. Batches are zeros: the
+time of an update does not depend on their values. The collectives cross loopback, so the cost is
+that of messages and of processes that compete for cores, and not that of a link.
+
+Each pair is measured in two ways. With *shared* cores, each process may use all cores of this
+machine, so a lone learner has more cores than each of several. With cores of their *own*, each
+process is limited to one core, the lone one too: that is what several hosts, or enough cores, give.
+Rounds alternate, so that both suffer alike from what else the machine does. The round with the
+median ratio counts.
 """
 
 from __future__ import annotations
@@ -12,10 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import socket
+import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,37 +44,98 @@ from rlstack.types import Batch
 NAME = "learner_group"
 _START = 120  # seconds in which the processes must have met
 _WARM_UP = 3  # updates, of which the first compiles
+_COLLECTIVE = re.compile(r" (all-\w+|reduce-scatter|collective-permute)(?:-start)?\(")
 
 
 class Figures(NamedTuple):
     """Seconds, on this machine."""
 
     lone: float  # an update of a lone learner with B/N items
-    joint: float  # an update of N processes with B/N items each
-    agreement: float  # an agreement of the processes on what comes next
+    joint: float  # an update of N processes with B/N items each, with their votes
+    agreement: float  # an agreement without an update, as while one of the processes has no batch
+    collectives: float = 0.0  # number in a joint update
 
     @property
     def added(self) -> float:
-        """The seconds that the sums and the agreement add to an update."""
-        return max(0.0, self.joint + self.agreement - self.lone)
+        """The seconds that the collectives add to an update."""
+        return max(0.0, self.joint - self.lone)
+
+    @property
+    def ratio(self) -> float:
+        """The updates/s of each process, relative to the lone learner."""
+        return self.lone / self.joint
 
 
-def measure(name: str, processes: int, seconds: float) -> Figures:
-    """Measures a preset's learner alone and in a group of processes of this machine."""
-    (alone,) = _run(name, 1, processes, seconds)
-    together = _run(name, processes, processes, seconds)
-    joint = max(found["update"] for found in together)
-    return Figures(alone["update"], joint, max(found["agreement"] for found in together))
+def measure(name: str, processes: int, seconds: float, *, own_cores: bool = False) -> Figures:
+    """Measures a preset's learner alone and in a group of processes of this machine.
+
+    Args:
+      name: of the preset.
+      processes: their number.
+      seconds: length of each measurement.
+      own_cores: whether each process is limited to a core of its own.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if own_cores else []
+    if own_cores and len(cores) < processes:
+        raise ValueError(
+            f"benchmarks.learner_group: {processes} processes need a core each; there are "
+            f"{len(cores)}. Use --cores shared."
+        )
+    (alone,) = _run(name, 1, processes, seconds, cores)
+    together = _run(name, processes, processes, seconds, cores)
+    return Figures(
+        alone["update"],
+        max(found["update"] for found in together),
+        max(found["agreement"] for found in together),
+        together[0]["collectives"],
+    )
 
 
-def _run(name: str, processes: int, parts: int, seconds: float) -> list[dict[str, float]]:
+def median(rounds: list[Figures]) -> Figures:
+    """Returns the round whose ratio is the median of the rounds' (of the two middle, the lower)."""
+    ratio = statistics.median_low(found.ratio for found in rounds)
+    return next(found for found in rounds if found.ratio == ratio)
+
+
+def collectives(program: str) -> Counter[str]:
+    """Counts the collectives that one call of a compiled program makes, by their kind.
+
+    Args:
+      program: the HLO of the compiled program. Each loop states how often its body runs.
+    """
+    bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", program, re.M | re.S))
+    entry = re.search(r"^ENTRY %?([\w.-]+)", program, re.M)
+    assert entry is not None
+
+    def count(name: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for line in bodies[name].splitlines():
+            if collective := _COLLECTIVE.search(line):
+                found[collective[1]] += 1
+            times = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+            called = (
+                r"(?:body|to_apply|calls|branch_computations|true_computation|false_computation)"
+            )
+            for inner in re.findall(rf"{called}=\{{?%?([\w.-]+)", line):
+                if inner in bodies:
+                    for kind, number in count(inner).items():
+                        found[kind] += number * int(times[1] if times else 1)
+        return found
+
+    return count(entry[1])
+
+
+def _run(
+    name: str, processes: int, parts: int, seconds: float, cores: list[int]
+) -> list[dict[str, float]]:
     """Runs learners with 1/parts of the preset's batch each; returns what each has measured."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         meeting = f"{LOOPBACK}:{probe.getsockname()[1]}"
     started = []
     for index in range(processes):
-        words = map(str, (index, processes, parts, meeting, name, seconds))
+        core = cores[index] if cores else -1
+        words = map(str, (index, processes, parts, meeting, name, seconds, core))
         command = [sys.executable, "-m", "benchmarks.learner_group", "--child", *words]
         env = {**os.environ, "JAX_PLATFORMS": "cpu"}
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
@@ -94,10 +164,24 @@ def _child(index: int, processes: int, parts: int, meeting: str, name: str, seco
     )
     config = LearnerConfig(processes=processes, check_finite=False, minibatches="scan")
     learner = Learner(config, agent, None, jax.random.PRNGKey(1))
-    found = {"update": _seconds_of(lambda: learner.step(sample), seconds, joined)}
-    if joined is not None:
+    found = {}
+    if joined is None:
+        found["update"] = _seconds_of(lambda: learner.step(sample), seconds, joined)
+    else:
+        learner.step(sample)
+        update = _with_votes(learner, sample, joined)
+        found["update"] = _seconds_of(update, seconds, joined)
         found["agreement"] = _seconds_of(lambda: joined.agree(1, 1, 1), seconds / 2, joined)
+        found["collectives"] = collectives(learner.compiled_update(sample)).total()
+        found["collectives"] += 0 if learner.carries_votes else 1
     print(json.dumps(found), flush=True)
+
+
+def _with_votes(learner: Learner, sample: Sample, joined: group.Group) -> Callable[[], Any]:
+    """Returns an update with votes as `programs.nodes.group` makes it."""
+    if learner.carries_votes:
+        return lambda: learner.step_if_all(sample, (1, 1, 0, 0))
+    return lambda: (joined.agree(1, 1, 0), learner.step(sample))
 
 
 def _seconds_of(call: Callable[[], Any], seconds: float, joined: group.Group | None) -> float:
@@ -122,20 +206,37 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="cartpole-ppo")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
-    parser.add_argument("--quick", action="store_true", help="one second each")
-    parser.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, help="of alternating measurements")
+    parser.add_argument("--cores", choices=("shared", "own", "both"), default="both")
+    parser.add_argument("--quick", action="store_true", help="one round of one second each")
+    parser.add_argument("--child", nargs=7, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
-        index, processes, parts, meeting, name, seconds = args.child
+        index, processes, parts, meeting, name, seconds, core = args.child
+        if int(core) >= 0:  # before JAX starts its threads, one for each core that it may use
+            os.sched_setaffinity(0, {int(core)})
         return _child(int(index), int(processes), int(parts), meeting, name, float(seconds))
-    seconds = 1.0 if args.quick else args.seconds
-    found = measure(args.preset, args.processes, seconds)
-    print(f"an update of a lone learner    {1e3 * found.lone:8.2f} ms")
-    print(f"of {args.processes} processes together        {1e3 * found.joint:8.2f} ms")
-    print(f"an agreement before an update  {1e3 * found.agreement:8.2f} ms")
-    ratio = found.lone / (found.joint + found.agreement)
-    print(f"updates/s of each process, relative to the lone learner: {ratio:.2f}")
-    print(json.dumps({"name": NAME, **found._asdict(), "added": found.added, "ratio": ratio}))
+    seconds, rounds = (1.0, 1) if args.quick else (args.seconds, args.rounds)
+    kinds = ("shared", "own") if args.cores == "both" else (args.cores,)
+    if args.cores == "both" and len(os.sched_getaffinity(0)) < args.processes:
+        kinds = ("shared",)
+    measured: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind in kinds:
+            found = measure(args.preset, args.processes, seconds, own_cores=kind == "own")
+            measured[kind].append(found)
+    result: dict[str, Any] = {"name": NAME, "preset": args.preset, "processes": args.processes}
+    for kind, several in measured.items():
+        found = median(several)
+        print(f"{kind} cores:" if kind == "shared" else "a core of its own for each process:")
+        print(f"  an update of a lone learner     {1e3 * found.lone:8.2f} ms")
+        print(f"  of {args.processes} processes together         {1e3 * found.joint:8.2f} ms")
+        print(f"  collectives in it               {found.collectives:8.0f}")
+        print(f"  an agreement without an update  {1e3 * found.agreement:8.2f} ms")
+        ratios = ", ".join(f"{other.ratio:.2f}" for other in several)
+        print(f"  updates/s of each process, relative to the lone learner: {ratios}")
+        result[kind] = {**found._asdict(), "added": found.added, "ratio": found.ratio}
+    print(json.dumps(result))
     return None
 
 

@@ -89,6 +89,12 @@ class Agent(abc.ABC):
 
         return type(self)(cfg, obs_spec, action_spec, changed, policy_factory)
 
+    # Whether `compute_gradients` of a batch gives the mean of what it gives for equal parts of the
+    # batch: the gradients, the logs, and for each item its priority. Several devices then exchange
+    # only the mean. So the loss must be a mean over items, and no random numbers may be drawn for
+    # single items. It counts only in the class that states it: a subclass may have another loss.
+    averages: bool = False
+
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised parameters."""
@@ -195,14 +201,27 @@ class Agent(abc.ABC):
 
 
 def gradient_step(
-    agent: Agent, params: Params, learner_state: LearnerState, data: PyTree
+    agent: Agent,
+    params: Params,
+    learner_state: LearnerState,
+    data: PyTree,
+    average: Callable[[PyTree, LearnerOutput], tuple[PyTree, LearnerOutput]] | None = None,
 ) -> tuple[Params, LearnerState, LearnerOutput]:
     """Makes one update from data by the agent's three hooks.
 
     The hooks compute the gradients, apply them to the params, and update the rest of the learner
     state. A network with state gets its new state before its new weights.
+
+    Args:
+      agent: whose hooks are called.
+      params: before the update.
+      learner_state: before the update.
+      data: to learn from, a batch or a part of one.
+      average: replaces the gradients and the output by their means over all parts of a batch.
     """
     grads, output = agent.compute_gradients(params, learner_state, data)
+    if average is not None:
+        grads, output = average(grads, output)
     params = agent.update_network_state(params, learner_state, data)
     params, opt_state, logs = agent.apply_gradients(params, learner_state, grads)
     learner_state = agent.update_learner_state(params, learner_state, opt_state)

@@ -83,7 +83,7 @@ class LearnerNode:
             experiment.program.num_actors, cfg.min_actors, cfg.grace_seconds
         )
         self._profile = Profile(setup.profiled, setup.directory, self.name)
-        self._profile.time(self._learner, step=LEARNING)
+        self._profile.time(self._learner, step=LEARNING, step_if_all=LEARNING)
         if experiment.program.pacing == "lock_step" or experiment.learner.processes > 1:
             self._profile.time(self._replay, sample=DRAWING)
         else:

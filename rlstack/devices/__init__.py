@@ -5,7 +5,8 @@ May import: rlstack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -65,3 +66,25 @@ def check(indices: Sequence[int], count: int, field: str) -> None:
 def are_distinct(indices: Sequence[int]) -> bool:
     """Whether these can be indices of devices: at least 0, and each at most once."""
     return len(set(indices)) == len(indices) and min(indices, default=0) >= 0
+
+
+def by_device(
+    function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns a function that each device of a mesh runs with its parts of the arguments.
+
+    It does not check that results which are to be everywhere are the same everywhere.
+
+    Args:
+      function: of the parts; its collectives name the axes of the mesh.
+      mesh: the devices.
+      in_specs: how the arguments are divided, trees of ``jax.sharding.PartitionSpec``.
+      out_specs: how the parts of the results belong together.
+    """
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+    from jax.experimental.shard_map import shard_map  # JAX 0.5
+
+    return shard_map(function, mesh, in_specs, out_specs, check_rep=False)

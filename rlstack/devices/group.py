@@ -44,6 +44,7 @@ class Group:
         self.index, self.count = index, count
         firsts = [of_process(process)[0] for process in range(count)]
         mesh = Mesh(np.array(firsts), ("process",))
+        self._own = firsts[index]
         self._by_process = NamedSharding(mesh, PartitionSpec("process"))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -55,7 +56,10 @@ class Group:
         """
         row = np.array([values], np.int64).view(np.int32)  # JAX has no 64 bits by default
         with losses_named():
-            rows = jax.make_array_from_process_local_data(self._by_process, row)
+            shape = (self.count, row.shape[1])
+            rows = jax.make_array_from_single_device_arrays(
+                shape, self._by_process, [jax.device_put(row, self._own)]
+            )
             return np.array(self._gather(rows).addressable_data(0)).view(np.int64)
 
 

@@ -214,7 +214,14 @@ class QLearning(TargetNetworkAgent):
             return self.loss(loss_key, params, learner_state.target_params, batch)
 
         grads, (logs, priorities) = jax.grad(loss, has_aux=True)(weights_of(params))
-        return grads, LearnerOutput({**logs, "grad_norm": optax.tree.norm(grads)}, priorities)
+        return grads, LearnerOutput(logs, priorities)
+
+    def apply_gradients(
+        self, params: Params, learner_state: TargetLearnerState, grads: PyTree
+    ) -> tuple[Params, optax.OptState, Logs]:
+        """Also logs the norm of the gradients, which is no mean of the norms of parts."""
+        *after, logs = super().apply_gradients(params, learner_state, grads)
+        return *after, {"grad_norm": optax.tree.norm(grads), **logs}
 
     def update_network_state(
         self, params: Params, learner_state: TargetLearnerState, batch: Batch

@@ -10,8 +10,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from rlstack import devices
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
 from rlstack.devices.placement import Placement
+from rlstack.learning.by_share import can_be_divided
+from rlstack.learning.divided import DividedUpdate
 from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated
 from rlstack.networks import in_parts
 from rlstack.replay import ReplayClosedError
@@ -37,6 +39,7 @@ from rlstack.types import (
 
 # Initial params are computed only once, and optimizing their random draws takes XLA a second.
 _QUICKLY = {"xla_backend_optimization_level": 1}
+_NO_KEYS = np.zeros(0, np.uint64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +152,7 @@ class Learner(Node):
         self.params, self.learner_state = self._placed(params, state)
         self.version = 0
         self._update = _compiled(cfg, agent, params, self._placement)
+        self._idle: Batch | None = None  # what a process that has no batch takes to an update
         self._draw_seconds = self._device_seconds = 0.0
 
     @remote(idempotent=True)
@@ -173,6 +177,11 @@ class Learner(Node):
         if isinstance(self._update, OneCall) and not self._placement.several:
             self._update.compile(self.params, self.learner_state, batch)
 
+    def compiled_update(self, sample: SampleLike) -> str:
+        """Returns the compiled update for batches like this one, as XLA's HLO, to inspect it."""
+        placed = self._update.place(sample.batch)
+        return self._update.compiled(self.params, self.learner_state, placed)
+
     def step(self, sample: SampleLike) -> Logs:
         """Makes one update; returns its logs as numpy scalars.
 
@@ -181,19 +190,53 @@ class Learner(Node):
         Raises:
           NonFiniteError: a log is NaN or infinite; params and learner state are as before.
         """
-        return self._finish(self._start(sample.batch, sample.keys))
-
-    def _start(self, batch: Batch, keys: np.ndarray) -> _Started:
-        """Starts an update; with an accelerator, it returns before the update has ended."""
-        updated = self._update(self.params, self.learner_state, self._placement.batch(batch))
-        self.params, self.learner_state = updated.params, updated.learner_state
-        one_process = self._placement.processes == 1
-        if self._placement.several and one_process and self._cfg.micro_batches > 1:
-            # XLA may divide the results of the parts.
-            self.params, self.learner_state = self._placement.all_of(
-                (self.params, self.learner_state)
-            )
+        placed = self._update.place(sample.batch)
+        started = self._start(placed, sample.batch, sample.keys)
         self.version += 1
+        return self._finish(started)
+
+    @property
+    def carries_votes(self) -> bool:
+        """Whether `step_if_all` can be called: in most groups of processes, after a `step`."""
+        return self._idle is not None
+
+    def step_if_all(
+        self, sample: SampleLike | None, votes: Sequence[int]
+    ) -> tuple[np.ndarray, Logs | None]:
+        """Makes one update if all processes of the group want it; all must call it together.
+
+        Args:
+          sample: as for `step`; None if this process has none, and so votes against the update.
+          votes: integers from 0 to 2^24 for all processes. The first says whether this process is
+              for the update.
+
+        Returns:
+          The votes of each process ``[processes, len(votes)]``; the logs of the update, or None if
+          a process voted against it.
+
+        Raises:
+          NonFiniteError: see `step`.
+        """
+        assert self._idle is not None
+        batch, keys = (self._idle, _NO_KEYS) if sample is None else (sample.batch, sample.keys)
+        started = self._start(self._update.place(batch, votes), batch, keys)
+        assert started.updated.votes is not None
+        cast = self._placement.by_process(started.updated.votes)[:, : len(votes)]
+        if not cast[:, 0].all():
+            return cast, None
+        self.version += 1
+        return cast, self._finish(started)
+
+    def _start(self, placed: Any, batch: Batch, keys: np.ndarray) -> _Started:
+        """Starts an update; with an accelerator, it returns before the update has ended."""
+        updated = self._update(self.params, self.learner_state, placed)
+        after, placement = (updated.params, updated.learner_state), self._placement
+        by_xla, one_process = updated.votes is None, placement.processes == 1
+        if by_xla and one_process and placement.several and self._cfg.micro_batches > 1:
+            after = placement.all_of(after)  # XLA may divide the results of the parts
+        elif not (by_xla or one_process or self._idle):
+            self._idle = jax.tree.map(np.zeros_like, batch)
+        self.params, self.learner_state = after
         return _Started(updated, batch, keys)
 
     def _finish(self, started: _Started) -> Logs:
@@ -258,14 +301,27 @@ class Learner(Node):
         with contextlib.suppress(ReplayClosedError):  # then the last update is still finished
             while (sample := self._draw(samples)) is not None:
                 begun = time.perf_counter()
-                batch, keys = self._placement.staged(sample.batch), np.array(sample.keys)
+                batch, placed = self._staged(sample.batch)
+                keys = np.array(sample.keys)
                 self._draw_seconds += time.perf_counter() - begun
                 if started is not None:
                     yield self._finish(started)
-                started = self._start(batch, keys)
+                started = self._start(placed, batch, keys)
+                self.version += 1
                 replay_buffer.set_params_version(self.version)
         if started is not None:
             yield self._finish(started)
+
+    def _staged(self, batch: Batch) -> tuple[Batch, Any]:
+        """Returns a copy of a batch, and what is on the devices; the batch may be overwritten then.
+
+        It waits for the transfer, and not for computations that run on the devices.
+        """
+        if self._placement.several:
+            batch = jax.tree.map(np.array, batch)
+            return batch, jax.block_until_ready(self._update.place(batch))
+        moved = self._placement.staged(batch)
+        return moved, moved
 
     def _draw(self, samples: Iterator[SampleLike]) -> SampleLike | None:
         begun = time.perf_counter()
@@ -309,8 +365,10 @@ class _Started(NamedTuple):
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:
     if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
-        return CallByMinibatch(agent)
-    return OneCall(agent, check_finite=cfg.check_finite, where=placement.of_update())
+        return CallByMinibatch(agent, placement)
+    if placement.several and can_be_divided(agent.network):
+        return DividedUpdate(agent, params, placement, check_finite=cfg.check_finite)
+    return OneCall(agent, placement, check_finite=cfg.check_finite)
 
 
 def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.devices.placement import Placement
 from rlstack.networks import convolution
 from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
@@ -23,13 +25,24 @@ class Updated(NamedTuple):
     before: tuple[Params, LearnerState]  # for an update that fails
     fetch: Callable[[], Logs]  # waits for the logs, as numpy scalars
     priorities: jax.Array | None  # [B]
+    votes: jax.Array | None = None  # [devices, n] int32, if the update carries them
 
 
 class Update(Protocol):
     """Makes one update; the learner state must not be used again."""
 
-    def __call__(self, params: Params, learner_state: LearnerState, batch: Batch) -> Updated:
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Any:
+        """Moves a batch, and the votes of this process if the update carries them, to the devices.
+
+        Raises:
+          ValueError: the size of the batch is no multiple of the number of devices.
+        """
+
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
         """Returns the new params and learner state."""
+
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> str:
+        """Returns the compiled function, as XLA's HLO."""
 
 
 class OneCall:
@@ -43,30 +56,37 @@ class OneCall:
     that is not finite must return the one that it got.
     """
 
-    def __init__(self, agent: Agent, *, check_finite: bool, where: Any = None) -> None:
+    def __init__(self, agent: Agent, placement: Placement, *, check_finite: bool) -> None:
         """Compiles nothing yet.
 
         Args:
           agent: learns by its ``learner_step``.
+          placement: the devices; XLA divides the update over several.
           check_finite: whether an update with NaN or infinite logs changes nothing.
-          where: shardings of params, state, logs and priorities; None lets XLA choose.
         """
-        self._agent, self._check_finite = agent, check_finite
+        self._agent, self._placement, self._check_finite = agent, placement, check_finite
         self._names: list[str] = []
+        where = placement.of_update()
         self._jitted = jax.jit(self._packed, donate_argnums=1, out_shardings=where)
+
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Batch:
+        """Divides the batch over several devices; it carries no votes."""
+        del votes
+        return self._placement.batch(batch)
 
     def compile(self, params: Params, learner_state: LearnerState, batch: Batch) -> None:
         """Compiles the update for a batch of these shapes (``jax.ShapeDtypeStruct``)."""
         self._jitted.lower(params, learner_state, batch).compile()
 
-    def __call__(self, params: Params, learner_state: LearnerState, batch: Batch) -> Updated:
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
         """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
-        after, learner_state, logs, priorities = self._jitted(params, learner_state, batch)
+        after, learner_state, logs, priorities = self._jitted(params, learner_state, placed)
+        logs_on_host = functools.partial(fetch, self._names, logs)
+        return Updated(after, learner_state, (params, learner_state), logs_on_host, priorities)
 
-        def fetch() -> Logs:
-            return dict(zip(self._names, np.asarray(logs), strict=True))
-
-        return Updated(after, learner_state, (params, learner_state), fetch, priorities)
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
+        """Returns the compiled function, as XLA's HLO."""
+        return self._jitted.lower(params, learner_state, placed).compile().as_text() or ""
 
     def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         before = params, learner_state
@@ -75,30 +95,46 @@ class OneCall:
         with convolution.in_loop() if scans else contextlib.nullcontext():
             *after, output = self._agent.learner_step(params, learner_state, batch)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
-        logs = jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()])
+        logs = mean_logs(output.logs)
         # Also if all is kept: a state that is an argument would be returned as it is, not copied.
         keep = jnp.isfinite(logs).all() if self._check_finite else True
-        params, learner_state = _select(keep, tuple(after), before)
+        params, learner_state = select(keep, tuple(after), before)
         return params, learner_state, logs, output.priorities
 
 
-def _select(condition: jax.Array | bool, new: PyTree, old: PyTree) -> PyTree:
+def mean_logs(logs: Logs) -> jax.Array:
+    """Returns the mean of each log, ``[n]`` float32."""
+    return jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in logs.values()])
+
+
+def fetch(names: Sequence[str], logs: jax.Array) -> Logs:
+    """Returns logs by name, as numpy scalars; waits for them."""
+    return dict(zip(names, np.asarray(logs), strict=True))
+
+
+def select(condition: jax.Array | bool, new: PyTree, old: PyTree) -> PyTree:
+    """Returns the new arrays where the condition holds, and else the old ones."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 class CallByMinibatch:
     """One jitted call per minibatch, gathered on the host."""
 
-    def __init__(self, agent: EpochAgent) -> None:
+    def __init__(self, agent: EpochAgent, placement: Placement) -> None:
         """Compiles nothing yet."""
-        self._agent = agent
+        self._agent, self._placement = agent, placement
         self._prepare, self._update = jax.jit(self._prepared), jax.jit(agent.update)
         self._finish = jax.jit(agent.finish)
 
-    def __call__(self, params: Params, learner_state: LearnerState, batch: Batch) -> Updated:
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Batch:
+        """Divides the batch over several devices; it carries no votes."""
+        del votes
+        return self._placement.batch(batch)
+
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
         """Makes the update."""
         agent, before = self._agent, (params, learner_state)
-        learner_state, rows, schedule, batch_logs = self._prepare(params, learner_state, batch)
+        learner_state, rows, schedule, batch_logs = self._prepare(params, learner_state, placed)
         rows = jax.tree.map(np.asarray, rows)
         all_logs = []
         for indices in np.asarray(schedule):
@@ -111,13 +147,17 @@ class CallByMinibatch:
             params, learner_state = after
         params, learner_state = self._finish(params, learner_state)
 
-        def fetch() -> Logs:
+        def on_host() -> Logs:
             logs = jax.tree.map(_mean, *all_logs) | jax.tree.map(np.asarray, batch_logs)
             if agent.may_stop:
                 logs["minibatches"] = np.float32(len(all_logs))
             return logs
 
-        return Updated(params, learner_state, before, fetch, None)
+        return Updated(params, learner_state, before, on_host, None)
+
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
+        """Returns the compiled part before the minibatches, as XLA's HLO."""
+        return self._prepare.lower(params, learner_state, placed).compile().as_text() or ""
 
     def _prepared(
         self, params: Params, learner_state: LearnerState, batch: Batch

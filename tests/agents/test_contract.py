@@ -19,6 +19,7 @@ from rlstack.families.normalised import Normalised
 from rlstack.families.off_policy import PolicyAndCriticsAgent
 from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
+from rlstack.learning.divided import averages
 from rlstack.math import returns
 from rlstack.networks.torsos import action_mask
 from rlstack.storage import checkpoint
@@ -63,6 +64,35 @@ def steps(c, batch_size=BATCH, seed=1):
 
 def shapes(tree):
     return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def test_an_agent_that_averages_gives_the_mean_of_the_parts_of_a_batch(c):
+    if not averages(c.agent):
+        pytest.skip("it does not say so")
+    gradients = quick_jit(c.agent.compute_gradients)
+    batch, half = c.batch, BATCH // 2
+    weights = np.linspace(0.5, 2.0, BATCH, dtype=np.float32)
+    parts = [
+        batch._replace(
+            trajectory=jax.tree.map(lambda x, i=i: x[:, i : i + half], batch.trajectory),
+            weights=weights[i : i + half],
+        )
+        for i in (0, half)
+    ]
+    grads, output = gradients(c.params, c.learner_state, batch._replace(weights=weights))
+    found = [gradients(c.params, c.learner_state, part) for part in parts]
+    means = jax.tree.map(lambda x, y: (x + y) / 2, *[(g, o.logs) for g, o in found])
+    assert_close(means, (grads, output.logs), atol=1e-6)
+    priorities = np.concatenate([o.priorities for _, o in found])
+    np.testing.assert_allclose(priorities, output.priorities, rtol=1e-4, atol=1e-6)
+
+
+def test_agents_that_average_are_those_of_action_values_without_draws():
+    found = {type(case(name).agent).__name__ for name in settings() if averages(case(name).agent)}
+    assert found == {"DQN", "C51", "QRDQN", "Munchausen"}
+    agent = case("dqn").agent
+    changed = type("Changed", (type(agent),), {})  # its loss may be another
+    assert not averages(changed(*agent._arguments))
 
 
 def test_every_registered_agent_has_cases():

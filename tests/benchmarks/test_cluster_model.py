@@ -127,4 +127,5 @@ def test_a_report_and_the_sums_of_two_learners_are_measured():
     assert 1e-6 < coordinator.measure("auto", reports=200) < 1e-2
     found = learner_group.measure("cartpole-ppo", 2, 0.5)
     assert 0 < found.agreement < 1 and found.lone > 0 and found.joint > 0
-    assert found.added == pytest.approx(max(0.0, found.joint + found.agreement - found.lone))
+    assert found.added == pytest.approx(max(0.0, found.joint - found.lone))
+    assert found.collectives >= 1

@@ -25,13 +25,13 @@ KEYS = np.array([5, 6, 7, 8], np.uint64)
 
 
 def in_child(function):
-    """Calls a function of this module in a process with four devices; returns its output."""
+    """Calls a function of a test module in a process with four devices; returns its output."""
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
     }
-    code = f"from tests.devices import test_devices; test_devices.{function.__name__}()"
+    code = f"import {function.__module__} as module; module.{function.__name__}()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).resolve().parents[2],

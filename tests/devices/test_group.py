@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlstack.devices import group
+from rlstack.learning import divided
 from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
 from rlstack.replay import Sample
 from tests.agent_cases import assert_close, case
@@ -122,6 +123,7 @@ def check_that_they_learn_as_one(tmp_path, hosts=None):
 
 def learners(index, count, addresses, directory):
     """Runs in the processes of the test above."""
+    divided._LEAST_WORK = 0  # so that small networks are divided too
     joined = join(index, count, addresses)
     assert len(jax.local_devices()) == 1 and len(jax.devices()) == count
     assert joined.agree(index, -(10**12) * index).tolist() == [[0, 0], [1, -(10**12)]]
@@ -137,6 +139,7 @@ def learners(index, count, addresses, directory):
         leaves[:] = [np.asarray(x) for x in jax.tree.leaves(params)]
         received = vars(learner._replay_buffer)
         np.savez(directory / f"{name}-{index}.npz", params=leaves, logs=logs, **received)
+    check_votes(learner, index, count)
     # NaN on one process stops all, at the same update.
     bad = share("dqn", index, count)
     if index:
@@ -144,10 +147,30 @@ def learners(index, count, addresses, directory):
         timestep = bad.batch.trajectory.timestep._replace(reward=reward)
         trajectory = bad.batch.trajectory._replace(timestep=timestep)
         bad = bad._replace(batch=bad.batch._replace(trajectory=trajectory))
-    with pytest.raises(NonFiniteError, match="update 4 gave non-finite"):
+    with pytest.raises(NonFiniteError, match="update 5 gave non-finite"):
         learner.step(bad)
-    assert learner.version == 3
+    assert learner.version == 4
+    with pytest.raises(NonFiniteError, match="update 5 gave non-finite"):
+        learner.step_if_all(bad, (1,))
+    assert learner.version == 4
     learner.step(share("dqn", index, count))
+
+
+def check_votes(learner, index, count):
+    """An update carries the votes of all, and changes nothing if one is against it."""
+    own, version = share("dqn", index, count), learner.version
+    before = jax.tree.map(np.array, learner.save())
+    learner._replay_buffer.keys = None
+    for against in ((1,), (0, 1)):
+        sample = None if index in against else own
+        votes, logs = learner.step_if_all(sample, (sample is not None, 10**7 - index))
+        assert logs is None and learner._replay_buffer.keys is None
+        assert votes.tolist() == [[i not in against, 10**7 - i] for i in range(count)]
+    after = jax.tree.map(np.array, learner.save())
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    votes, logs = learner.step_if_all(own, (1, 0))
+    assert votes.tolist() == [[1, 0]] * count and np.isfinite(list(logs.values())).all()
+    assert learner.version == version + 1 and learner._replay_buffer.keys.tolist() == list(own.keys)
 
 
 @pytest.mark.slow

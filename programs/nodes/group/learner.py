@@ -1,9 +1,11 @@
 """The node of one of several learner processes.
 
-All processes make the same update at the same time, each with the batch of its share. Before each
-update they agree on what comes next (`rlstack.devices.group`), because a process that does
-something else than the others makes them wait: all update if all have a batch; they save when the
-first says so; they stop when one of them was told to. So nobody is in an update alone.
+All processes make the same update at the same time, each with the batch of its share. They agree on
+what comes next, because a process that does something else than the others makes them wait: all
+update if all have a batch; they save when the first says so; they stop when one of them was told
+to. So nobody is in an update alone. While batches come, the votes are part of the update, which
+changes nothing if a process votes against it. After a round in which one had no batch, they vote
+without an update (`rlstack.devices.group`).
 
 The first process writes the checkpoints and the logs. The others write their part of the replay
 first, so that a checkpoint is whole. All have the same params, and each publishes them to its share
@@ -35,8 +37,10 @@ from rlstack.replay import ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject
 from rlstack.rpc.socket_filter import ALL_ADDRESSES, LOOPBACK, address_of, address_towards
 from rlstack.storage import checkpoint
+from rlstack.types import Logs
 
 _MEETING = "learners"  # under this name the coordinator knows where the processes meet
+_MOST_MICROSECONDS = 10**7  # votes are less than 2^24
 
 
 class GroupLearnerNode(LearnerNode):
@@ -62,6 +66,7 @@ class GroupLearnerNode(LearnerNode):
         self._index = index
         self._share = shares.all_of(setup)[index]
         self._draw_seconds = self._agree_seconds = 0.0
+        self._last_round = time.perf_counter()  # the processes left it together
         super().__init__(setup, replay, coordinator, stop, name=f"learner/{index}")
         # The same on all: their params are the same, and a host gets each version from one of them.
         self._publication = f"{self._group.agree(secrets.randbits(62))[0, 0]:x}"
@@ -116,6 +121,7 @@ class GroupLearnerNode(LearnerNode):
 
     def _learn(self) -> None:
         sample: Sample | None = None
+        all_had_one = False  # in the last round, so that the votes of the next go with an update
         with saved_on_failure(self._setup.directory, self._learner):
             while True:
                 state = self._poll()
@@ -124,19 +130,43 @@ class GroupLearnerNode(LearnerNode):
                     time.sleep(timing.LEARNER_PHASE_POLL)
                 elif sample is None and runs:
                     sample = self._draw()
-                votes = self._agree(runs, sample is not None, state.checkpoints)
-                if not votes[:, 0].all():
-                    return
-                if votes[0, 2] > self._checkpoints:
-                    self._checkpoints = int(votes[0, 2])
-                    self._save(state)
-                if sample is not None and votes[:, 1].all():
+                ready = runs and sample is not None
+                votes, logs = self._vote(sample, ready, runs, state.checkpoints, within=all_had_one)
+                all_had_one = bool(votes[:, 0].all())
+                if all_had_one and logs is None and sample is not None:
                     with group.losses_named():
                         logs = self._learner.step(sample)
+                if logs is not None:
                     sample = None
                     self._replay.set_params_version(self._learner.version)
                     named = {f"learner/{name}": value for name, value in logs.items()}
                     self.write(self._learner.version, named)
+                if not votes[:, 1].all():
+                    return
+                if votes[0, 2] > self._checkpoints:
+                    self._checkpoints = int(votes[0, 2])
+                    self._save(state)
+
+    def _vote(
+        self, sample: Sample | None, *own: int, within: bool
+    ) -> tuple[np.ndarray, Logs | None]:
+        """Returns the votes of all processes, and the logs of the update that carried them.
+
+        Args:
+          sample: of this process, if it has one.
+          *own: whether this process is for an update, whether it goes on, and the checkpoints due.
+          within: whether an update carries the votes; else they are a collective of their own,
+              which costs the processes less while one of them has no batch.
+        """
+        if not (within and self._learner.carries_votes):
+            return self._agree(*own), None
+        waited = min(round(1e6 * (time.perf_counter() - self._last_round)), _MOST_MICROSECONDS)
+        with group.losses_named():
+            votes, logs = self._learner.step_if_all(sample, (*own, waited))
+        # In the update a process waits for the one that comes last.
+        self._agree_seconds += 1e-6 * float(votes[:, 3].max() - waited)
+        self._last_round = time.perf_counter()
+        return votes, logs
 
     def _draw(self) -> Sample | None:
         begun = time.perf_counter()
@@ -152,7 +182,8 @@ class GroupLearnerNode(LearnerNode):
         try:
             return self._group.agree(*values)
         finally:
-            self._agree_seconds += time.perf_counter() - begun
+            self._last_round = time.perf_counter()
+            self._agree_seconds += self._last_round - begun
 
     def _gauges(self) -> dict[str, Any]:
         waits = {"draw_seconds": self._draw_seconds, "agree_seconds": self._agree_seconds}

@@ -1,0 +1,202 @@
+"""An update that several devices make together, with few collectives.
+
+A collective takes the time of a message, however small it is: tens of microseconds between GPUs,
+hundreds between processes on CPUs. An update of a small network takes no longer than a few of them.
+If XLA divides an update, it adds one for almost each array that depends on the batch: a gradient, a
+mean that is logged, an array of a minibatch. Here they are fewer:
+
+- For an agent that `averages`, each device computes the gradient of its share of the batch. One
+  collective carries all gradients and logs.
+- For any other, one collective carries the whole batch to all devices. Then all compute the same,
+  but each runs the networks on its share of the rows (`rlstack.learning.by_share`), unless they
+  are so small that this takes less time than the collectives.
+
+XLA still divides the updates of networks with state, of networks that are no
+`rlstack.networks.Network`, and of large batches of agents without epochs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from rlstack.agent import Agent, EpochAgent, gradient_step
+from rlstack.devices import by_device
+from rlstack.devices.packing import Layout
+from rlstack.devices.placement import AXIS, Placement
+from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
+from rlstack.learning.update import OneCall, Updated, fetch, mean_logs, select
+from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Params, PyTree
+
+NUM_VOTES = 4
+# A batch of fewer bytes is carried whole, however small the params are.
+_SMALL_BATCH = 1 << 20
+# A pass of a network below this, in params times rows, is no shorter on a share of the rows: each
+# multiply-add takes a nanosecond or less, and a collective the time of a million (an accelerator:
+# of a hundred million). These are estimates.
+_LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 20, 1 << 27
+
+Placed = tuple[Layout, jax.Array, jax.Array] | Batch
+
+
+class DividedUpdate:
+    """``learner_step`` as one jitted function, in which each device has a share of the rows.
+
+    It also carries votes of all devices, and changes nothing unless the first vote of each is true.
+    So several processes agree on an update without a collective of its own.
+    """
+
+    def __init__(
+        self, agent: Agent, params: Params, placement: Placement, *, check_finite: bool
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          agent: one whose networks `can_be_divided`.
+          params: of the agent, for their size.
+          placement: the devices.
+          check_finite: whether an update with NaN or infinite logs changes nothing.
+        """
+        self._placement, self._check_finite = placement, check_finite
+        self._devices = placement.mesh.size
+        self._averages = averages(agent)
+        divided = agent if self._averages else agent.with_network(self._divide)
+        if isinstance(divided, EpochAgent) and divided.may_stop:
+            # Devices of other kinds may round differently; all must leave out the same minibatches.
+            vars(divided)["stops_at"] = functools.partial(_on_any_device, divided.stops_at)
+        self._agent = divided
+        self._by_xla = OneCall(agent, placement, check_finite=check_finite)
+        # A batch that is carried whole should take no longer than the gradients. That of an agent
+        # that averages is not carried, and one with epochs takes each minibatch from all rows.
+        always = self._averages or isinstance(agent, EpochAgent)
+        self._most_bytes = None if always else _SMALL_BATCH + _nbytes(params)
+        self._names: list[str] = []
+        where = placement.of_divided_update()
+        self._jitted = jax.jit(
+            self._update, static_argnums=3, donate_argnums=1, out_shardings=where
+        )
+
+    def _divide(self, network: Any) -> Any:
+        least = _LEAST_WORK if self._placement.on_cpu else _LEAST_WORK_OF_ACCELERATORS
+        return by_share(network, self._devices, least)
+
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Placed:
+        """Moves a batch of this process, and its votes, to its devices.
+
+        Raises:
+          ValueError: the size of the batch is no multiple of the number of devices.
+        """
+        most, processes = self._most_bytes, self._placement.processes
+        if most is not None and processes * _nbytes(batch) > most:
+            return self._by_xla.place(batch)
+        given = np.zeros(NUM_VOTES, np.int32)
+        given[: len(votes)] = votes
+        return self._placement.packed(batch, given)
+
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
+        """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
+        if isinstance(placed, Batch):
+            return self._by_xla(params, learner_state, placed)
+        layout, words, octets = placed
+        result = self._jitted(params, learner_state, (words, octets), layout)
+        after, learner_state, (logs, votes), priorities = result
+        return Updated(
+            after,
+            learner_state,
+            (params, learner_state),
+            functools.partial(fetch, self._names, logs),
+            priorities,
+            votes,
+        )
+
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> str:
+        """Returns the compiled function, as XLA's HLO."""
+        if isinstance(placed, Batch):
+            return self._by_xla.compiled(params, learner_state, placed)
+        layout, *packed = placed
+        return (
+            self._jitted.lower(params, learner_state, tuple(packed), layout).compile().as_text()
+            or ""
+        )
+
+    def _update(
+        self, params: Params, learner_state: LearnerState, packed: PyTree, layout: Layout
+    ) -> Any:
+        everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
+        return by_device(
+            functools.partial(self._on_device, layout),
+            self._placement.mesh,
+            in_specs=(everywhere, everywhere, by_row),
+            out_specs=(everywhere, everywhere, everywhere, by_row),
+        )(params, learner_state, packed)
+
+    def _on_device(
+        self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
+    ) -> Any:
+        """Makes the update; runs on each device, with its own share."""
+        step = self._averaging_step if self._averages else self._whole_step
+        *after, output, votes = step(layout, params, learner_state, packed)
+        self._names[:] = output.logs  # runs during tracing: the names of the compiled function
+        logs = mean_logs(output.logs)
+        keep = jnp.all(votes[:, 0] != 0)
+        if self._check_finite:
+            keep &= jnp.isfinite(logs).all()
+        params, learner_state = select(keep, tuple(after), (params, learner_state))
+        return params, learner_state, (logs, votes), output.priorities
+
+    def _whole_step(
+        self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
+    ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
+        """Makes the step of one device with the batch of all, but for the rows of networks."""
+        whole = [jax.lax.all_gather(x[0], AXIS) if x.size else x for x in packed]
+        batch, votes = layout.unpack(*whole)
+        after, learner_state, output = self._agent.learner_step(params, learner_state, batch)
+        if output.priorities is not None:
+            own = own_rows(output.priorities, self._devices)
+            output = output._replace(priorities=own)
+        return after, learner_state, output, votes.reshape((self._devices, -1))
+
+    def _averaging_step(
+        self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
+    ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
+        """Makes the step with the mean of the gradients of all shares."""
+        batch, own_votes = layout.unpack(*packed)
+        all_votes = []
+
+        def average(grads: PyTree, output: LearnerOutput) -> tuple[PyTree, LearnerOutput]:
+            # Floats hold integers below 2^24. Only this device has a row that is not 0.
+            own_row = jnp.arange(self._devices) == jax.lax.axis_index(AXIS)
+            votes = jnp.where(own_row[:, None], own_votes.astype(jnp.float32), 0.0)
+            grads, logs, votes = summed_over_devices((grads, mean_logs(output.logs), votes))
+            all_votes.append(votes.astype(jnp.int32))
+            grads, logs = jax.tree.map(lambda x: x / self._devices, (grads, logs))
+            named: Logs = dict(zip(output.logs, logs, strict=True))
+            return grads, output._replace(logs=named)
+
+        after, learner_state, output = gradient_step(
+            self._agent, params, learner_state, batch, average
+        )
+        return after, learner_state, output, all_votes[0]
+
+
+def _on_any_device(condition: Callable[[Logs], Array], logs: Logs) -> Array:
+    return jax.lax.pmax(jnp.asarray(condition(logs), jnp.int32), AXIS) > 0
+
+
+def averages(agent: Agent) -> bool:
+    """Returns whether the class of an agent says that it ``averages``.
+
+    A subclass must say it again, because it may have another loss.
+    """
+    kind = type(agent)
+    return bool(vars(kind).get("averages")) and kind.learner_step is Agent.learner_step
+
+
+def _nbytes(tree: PyTree) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
