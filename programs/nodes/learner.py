@@ -29,7 +29,7 @@ from rlstack.acting.params import ParamsPublisher
 from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError, Sample
 from rlstack.rpc import RemoteObject, UnavailableError, codec, remote
-from rlstack.storage import checkpoint
+from rlstack.storage import allocator, checkpoint
 from rlstack.types import Batch, PyTree
 
 
@@ -57,8 +57,10 @@ class LearnerNode:
           stop: set by the launcher to end this node.
           name: of this node; by default that of the only learner, or of the policy's.
         """
-        setup.configure_jax(single_thread=False)
         experiment = setup.experiment
+        if experiment.program.launch != "threads":  # this process is the learner's own
+            allocator.use_few_arenas()
+        setup.configure_jax(single_thread=False)
         self._setup, self._coordinator, self._stop = setup, coordinator, stop
         self.name = name or setup.node(LEARNER)
         self._program = CoordinatorClient(coordinator, self.name, stop, setup.prefix)

@@ -12,7 +12,6 @@ arrays can change their digests too.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import logging
@@ -26,6 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rlstack.storage import allocator
 
 _PLAIN = "arrays.json"  # describes arrays that are plain files
 
@@ -52,7 +53,7 @@ def write(folder: Path, arrays: dict[int, np.ndarray]) -> None:
             folder, args=ocp.args.PyTreeSave({str(i): array for i, array in arrays.items()})
         )
         checkpointer.close()
-    return _return_free_memory()
+    return allocator.return_free_memory()
 
 
 def read(folder: Path, numbers: list[int]) -> dict[int, np.ndarray]:
@@ -100,17 +101,6 @@ def _read_plain(folder: Path, numbers: list[int]) -> dict[int, np.ndarray]:
         dtype = jnp.dtype(name)  # numpy itself does not know bfloat16
         found[number] = np.fromfile(folder / f"{number}.bin", dtype).reshape(shape)
     return found
-
-
-def _return_free_memory() -> None:
-    """Returns free memory to the system.
-
-    Orbax writes with threads of its own, and the allocator of glibc keeps what they freed: 30 MB
-    after some hundred checkpoints. Other C libraries have no such function.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 @contextlib.contextmanager

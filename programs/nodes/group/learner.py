@@ -40,7 +40,7 @@ from rlstack.storage import checkpoint
 from rlstack.types import Logs
 
 _MEETING = "learners"  # under this name the coordinator knows where the processes meet
-_MOST_MICROSECONDS = 10**7  # votes are less than 2^24
+_LARGEST_VOTE = 10**7  # votes are less than 2^24
 
 
 class GroupLearnerNode(LearnerNode):
@@ -160,7 +160,7 @@ class GroupLearnerNode(LearnerNode):
         """
         if not (within and self._learner.carries_votes):
             return self._agree(*own), None
-        waited = min(round(1e6 * (time.perf_counter() - self._last_round)), _MOST_MICROSECONDS)
+        waited = min(round(1e6 * (time.perf_counter() - self._last_round)), _LARGEST_VOTE)
         with group.losses_named():
             votes, logs = self._learner.step_if_all(sample, (*own, waited))
         # In the update a process waits for the one that comes last.
