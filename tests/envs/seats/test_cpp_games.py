@@ -71,7 +71,7 @@ def test_players_who_act_together_are_rows():
 
 
 def play(pool, step, moves):
-    """Plays moves of game 0, each by the player whose turn it is; the other one moves anyhow."""
+    """Plays these moves in game 0, for whose turn it is. The player that waits sends action 0."""
     steps = []
     for move in moves:
         waits = step.observation["action_mask"][:2].sum(axis=1) == 1
