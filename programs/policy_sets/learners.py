@@ -29,25 +29,25 @@ class Learners:
     """
 
     def __init__(self, learners: Mapping[str, Learner]) -> None:
-        self._learners = dict(learners)
+        self.by_name = dict(learners)
 
     @property
     def version(self) -> int:
         """The number of updates that every learner has made."""
-        return min(learner.version for learner in self._learners.values())
+        return min(learner.version for learner in self.by_name.values())
 
     @property
     def params(self) -> dict[str, Params]:
         """The newest params of each policy."""
-        return {name: learner.params for name, learner in self._learners.items()}
+        return {name: learner.params for name, learner in self.by_name.items()}
 
     def save(self) -> PyTree:
         """Returns what each learner saves, by its parts and then by policy."""
-        saved = {name: learner.save() for name, learner in self._learners.items()}
+        saved = {name: learner.save() for name, learner in self.by_name.items()}
         parts = next(iter(saved.values()))
         return {part: {name: tree[part] for name, tree in saved.items()} for part in parts}
 
     def load(self, saved: PyTree) -> None:
         """Restores what `save` returned."""
-        for name, learner in self._learners.items():
+        for name, learner in self.by_name.items():
             learner.load({part: by_name[name] for part, by_name in saved.items()})

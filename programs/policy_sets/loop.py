@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TextIO
 
 import jax
 import numpy as np
 
 from programs.components.environments import starting_seconds
-from programs.components.replay import announce_replay
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.policy_sets.evaluation import SetEvaluator
@@ -21,17 +19,17 @@ from programs.policy_sets.history import HistoryPlayer, history_player
 from programs.policy_sets.learners import Learners
 from programs.policy_sets.members import Division, divide, share_games
 from programs.policy_sets.player import LearningParts, Player, fixed_player, learning_player
+from programs.policy_sets.policy_set import PolicySet
 from programs.tracking.periodic import PeriodicActions
-from rlstack.acting.evaluator import Evaluation
 from rlstack.envs.seats.views import SharedPool
 from rlstack.learning.learner import NonFiniteError
 from rlstack.storage import checkpoint
-from rlstack.types import EnvSpec, PyTree
+from rlstack.types import EnvSpec, PyTree, Transition
 
 _NOTHING = contextlib.nullcontext()
 
 
-class SeveralPolicies:
+class SeveralPolicies(PolicySet):
     """The parts of an experiment with several policies, and the loop that drives them.
 
     Each policy has the parts of a single process: inferencer and actor, and if it learns replay and
@@ -96,16 +94,6 @@ class SeveralPolicies:
         for name, player in self.players.items():
             player.begin(self.shared.views[name])
 
-    def announce(self, stream: TextIO) -> None:
-        """Prints the memory that each replay needs.
-
-        Raises:
-          ValueError: there is not enough memory.
-        """
-        for name, parts in self._learning.items():
-            print(f"{name} ", end="", file=stream)
-            announce_replay(self.division.members[name].experiment, parts.spec, stream)
-
     def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
         """Acts and learns until a budget is spent, a rule says stop, or ``stop()`` is true."""
         env_steps = range(self.experiment.steps_per_update)
@@ -150,43 +138,20 @@ class SeveralPolicies:
                     raise
             periodic.log(logs, f"{name}/learner/")
 
-    @property
-    def env_frames(self) -> int:
-        """Steps of the policies that learn, of this run and of those that it resumes."""
-        return sum(self.players[name].env_frames for name in self._learning)
+    def frames_of(self, name: str) -> int:
+        """Returns the steps of a policy, of this run and of those that it resumes."""
+        return self.players[name].env_frames
 
-    def by_policy(self) -> dict[str, dict[str, float]]:
-        """Returns the counters of each policy that learns, for the result."""
-        return {
-            name: {
-                "env_frames": self.players[name].env_frames,
-                "learner_steps": parts.learner.version,
-            }
-            for name, parts in self._learning.items()
-        }
+    def _step_spec(self, name: str) -> Transition:
+        return self._learning[name].spec
+
+    def _replay_stats(self, name: str) -> Mapping[str, object]:
+        return self._learning[name].replay.stats()
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
-        found: dict[str, object] = {"learner/steps": self.learner.version}
-        for name, parts in self._learning.items():
-            found[f"{name}/learner/steps"] = parts.learner.version
-            for key, value in parts.replay.stats().items():
-                found[f"{name}/replay/{key}"] = value
-        for name, versions in self._versions.items():
-            found[f"{name}/versions"] = len(versions.slots)
-            found[f"{name}/mean_win_rate"] = float(versions.win_rates.mean())
-        return found | {f"env/{key}": value for key, value in self.shared.pool.stats().items()}
-
-    def evaluate(
-        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
-    ) -> Evaluation:
-        """Evaluates the current params of each policy, in games with the others, all greedy.
-
-        Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
-        """
-        return self._evaluator.evaluate(self.learner.params, progress, brief)
+        env = self.shared.pool.stats()
+        return super().stats() | {f"env/{key}": value for key, value in env.items()}
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

@@ -67,6 +67,10 @@ class Versions:
         slots = self.slots
         return (self._wins[slots] + PRIOR / 2) / (self._games[slots] + PRIOR)
 
+    def stats(self) -> dict[str, float]:
+        """Returns what is logged of the versions."""
+        return {"versions": len(self.slots), "mean_win_rate": float(self.win_rates.mean())}
+
     @property
     def next_due(self) -> int:
         """The frames of the policy at which the next version should be kept."""

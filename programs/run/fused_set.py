@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.replay import announce_replay
 from programs.components.seeds import acting_key, role_key
 from programs.experiment import Experiment
 from programs.policy_sets.evaluation import SetEvaluator
 from programs.policy_sets.learners import Learners
 from programs.policy_sets.members import Division, Member, divide
 from programs.policy_sets.player import fixed_agent
+from programs.policy_sets.policy_set import PolicySet
 from programs.policy_sets.versions import FORGETTING, PRIOR, Versions
 from programs.run.calls import Calls, Phase, log_call
 from programs.run.fused import QUICKLY
@@ -32,7 +32,6 @@ from programs.run.fused_run import (
     untrained,
 )
 from programs.tracking.periodic import PeriodicActions
-from rlstack.acting.evaluator import Evaluation
 from rlstack.agent import Agent
 from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
@@ -55,7 +54,7 @@ class _Keys(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """What is compiled, and what it needs."""
+    """A compiled loop of several policies, and what it is made of."""
 
     loop: SetLoop | Alone
     agents: dict[str, Agent]  # of the policies that learn
@@ -64,7 +63,7 @@ class _Parts(NamedTuple):
     histories: dict[str, tuple[str, int]]  # of those that are: of which policy, and how many
 
 
-class FusedSet(Calls):
+class FusedSet(PolicySet, Calls):
     """The policies of an experiment in one compiled loop, and the calls of it.
 
     Attributes:
@@ -99,8 +98,6 @@ class FusedSet(Calls):
             member.name: Versions(member.cfg.history, self._learned[member.cfg.history.of].params)
             for member in self._of_kind("history")
         }
-        for name in self._versions:
-            self._give(name)
         self._evaluator = SetEvaluator(experiment, self.division, env.spec, self._versions)
 
     def _of_kind(self, kind: str) -> list[Member]:
@@ -124,31 +121,9 @@ class FusedSet(Calls):
         )
 
     @property
-    def env_frames(self) -> int:
-        """Steps of the policies that learn, of this run and of those that it resumes."""
-        return sum(self.frames[name] for name in self._learned)
-
-    @property
     def counted(self) -> tuple[int, int]:
         """Frames and updates so far."""
         return self.env_frames, self.learner.version
-
-    def by_policy(self) -> dict[str, dict[str, float]]:
-        """Returns the counters of each policy that learns, for the result."""
-        return {
-            name: {"env_frames": self.frames[name], "learner_steps": learned.version}
-            for name, learned in self._learned.items()
-        }
-
-    def announce(self, stream: TextIO) -> None:
-        """Prints the memory that each replay needs.
-
-        Raises:
-          ValueError: there is not enough memory.
-        """
-        for name, spec in self._parts.step_specs.items():
-            print(f"{name} ", end="", file=stream)
-            announce_replay(self.division.members[name].experiment, spec, stream)
 
     def until_due(self, periodic: PeriodicActions) -> int:
         """Returns the frames until something is due, also a version of a policy."""
@@ -220,31 +195,22 @@ class FusedSet(Calls):
             learned = updates[name], self._new[name], names, f"{name}/learner/"
             log_call(periodic, tally, (f"{name}/actor/", "actor/"), learned)
 
+    def frames_of(self, name: str) -> int:
+        """Returns the steps of a policy, of this run and of those that it resumes."""
+        return self.frames[name]
+
+    def _step_spec(self, name: str) -> Transition:
+        return self._parts.step_specs[name]
+
+    def _replay_stats(self, name: str) -> Mapping[str, object]:
+        ring = self._state.replay[name]
+        if not isinstance(ring, RingState):
+            return {}
+        return ring_stats(ring.valid, ring.inserts, ring.drawn)
+
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
-        found: dict[str, object] = {"learner/steps": self.learner.version}
-        found["fused/call_seconds"] = self._seconds
-        for name, learned in self._learned.items():
-            found[f"{name}/learner/steps"] = learned.version
-            ring = self._state.replay[name]
-            if isinstance(ring, RingState):
-                counters = ring_stats(ring.valid, ring.inserts, ring.drawn)
-                found |= {f"{name}/replay/{key}": value for key, value in counters.items()}
-        for name, versions in self._versions.items():
-            found[f"{name}/versions"] = len(versions.slots)
-            found[f"{name}/mean_win_rate"] = float(versions.win_rates.mean())
-        return found
-
-    def evaluate(
-        self, progress: Callable[[int, int], None] | None = None, brief: bool = False
-    ) -> Evaluation:
-        """Evaluates the current params of each policy, in games with the others, all greedy.
-
-        Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
-        """
-        return self._evaluator.evaluate(self.learner.params, progress, brief)
+        return super().stats() | {"fused/call_seconds": self._seconds}
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

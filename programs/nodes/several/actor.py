@@ -112,8 +112,7 @@ class SeveralActorNode:
                 for name, value in replay.gauges().items()
             }
             for name, player in self._histories.items():
-                found[f"{name}/versions"] = len(player.versions.slots)
-                found[f"{name}/mean_win_rate"] = float(player.versions.win_rates.mean())
+                found |= {f"{name}/{key}": x for key, x in player.versions.stats().items()}
             return found
 
         self._shared = shared
