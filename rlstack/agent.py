@@ -89,10 +89,10 @@ class Agent(abc.ABC):
 
         return type(self)(cfg, obs_spec, action_spec, changed, policy_factory)
 
-    # Whether `compute_gradients` of a batch gives the mean of what it gives for equal parts of the
-    # batch: the gradients, the logs, and for each item its priority. Several devices then exchange
-    # only the mean. So the loss must be a mean over items, and no random numbers may be drawn for
-    # single items. It counts only in the class that states it: a subclass may have another loss.
+    # Whether the gradients and logs of a batch are the means of those of equal parts of the batch.
+    # Several devices then exchange only these means. The loss must be a mean over items, without
+    # random numbers for single items, and the priority of an item must not depend on other items.
+    # It counts only in the class that states it, because a subclass may have another loss.
     averages: bool = False
 
     @abc.abstractmethod

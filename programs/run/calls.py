@@ -1,4 +1,4 @@
-"""A compiled loop as its host sees it: calls of it, and what is due between two calls."""
+"""Calls of a compiled loop, and the work of the host between two calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Pace:
 
 
 class CompiledRun(abc.ABC):
-    """What a compiled loop trains, as its host sees it; a subclass says where its state is.
+    """A run that a compiled loop trains; a subclass says where the state of the loop is.
 
     Attributes:
       experiment: what runs.
@@ -132,7 +132,7 @@ class CompiledRun(abc.ABC):
 
 
 class Calls(CompiledRun):
-    """The calls of a compiled loop, and on the host what is due between two of them."""
+    """Calls a compiled loop, and does on the host what is due between two calls."""
 
     def compile(self, loop: Any, start: LoopState, phase: Phase) -> None:
         """Compiles the loop at its first call.

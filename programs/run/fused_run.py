@@ -1,4 +1,4 @@
-"""One run in a compiled loop, as its host sees it: counters, logs, checkpoints and evaluations.
+"""One run of a compiled loop: its counters, logs, checkpoints and evaluations.
 
 The topology fused has one such run in a program (`programs.run.fused`), and a set of runs several
 (`programs.sets.together`).
@@ -52,7 +52,7 @@ class Keys(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What is compiled, and what it needs."""
+    """A compiled loop of one agent, and what it is made of."""
 
     agent: Agent
     loop: FusedLoop

@@ -216,7 +216,7 @@ class SetActors:
     def _judged(
         self, agent: dict[str, AgentState], timestep: TimeStep, returns: Array
     ) -> dict[str, AgentState]:
-        """Returns the states after the policies that play versions have seen who won.
+        """Returns the states; where versions play, they count the results of the games that end.
 
         Args:
           agent: the states.

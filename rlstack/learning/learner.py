@@ -313,7 +313,7 @@ class Learner(Node):
             yield self._finish(started)
 
     def _staged(self, batch: Batch) -> tuple[Batch, Any]:
-        """Returns a copy of a batch, and what is on the devices; the batch may be overwritten then.
+        """Copies a batch, which may then be overwritten; returns it on the host and on the devices.
 
         It waits for the transfer, and not for computations that run on the devices.
         """

@@ -1,4 +1,4 @@
-"""Earlier versions of a policy in the topology fused: who plays, and whose results count."""
+"""Earlier versions of a policy in the topology fused: which one plays, and which games count."""
 
 import io
 from types import SimpleNamespace
