@@ -38,9 +38,9 @@ NUM_VOTES = 4
 # A batch of fewer bytes is carried whole, however small the params are.
 _SMALL_BATCH = 1 << 20
 # A pass of a network below this, in params times rows, is no shorter on a share of the rows: each
-# multiply-add takes a nanosecond or less, and a collective the time of a million (an accelerator:
-# of a hundred million). These are estimates.
-_LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 20, 1 << 27
+# multiply-add takes a nanosecond or less, and a collective the time of some millions (accelerators:
+# of a hundred million). These are estimates, on the side of fewer collectives.
+_LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 23, 1 << 27
 
 Placed = tuple[Layout, jax.Array, jax.Array] | Batch
 
