@@ -64,7 +64,7 @@ class Stage:
             self.pool = make_env(one, seed)
         self.labels: Labels = self.labels_of(0)
         metadata: Mapping[str, Any] = getattr(self._env_of(0), "metadata", None) or {}
-        self.fps = float(metadata.get("render_fps") or _FPS)
+        self.fps = float(metadata.get("render_fps") or self.pool.render_fps or _FPS)
 
     @property
     def spec(self) -> EnvSpec:
@@ -106,6 +106,8 @@ class Stage:
     def picture_of(self, observation: PyTree, seat: int = 0) -> Picture:
         """Returns how the environment looks, as `picture`, given the observation of the seat."""
         env = self._env_of(seat)
+        if env is None and (shown := self.pool.render(seat)) is not None:
+            return shown
         game = _game_of(env)
         if isinstance(env, EntityEnv):
             return str(env.game)

@@ -79,6 +79,21 @@ class Pool:
         """
         return self._open("step_infos").step_infos(env_ids)
 
+    @property
+    def render_fps(self) -> float | None:
+        """The steps in a second of these environments, for people; None if they do not say."""
+        return getattr(self._backend, "render_fps", None)
+
+    def render(self, env_id: int) -> np.ndarray | str | None:
+        """Returns how an environment looks after its newest step.
+
+        Returns:
+          uint8 ``[H, W, 3]``, or text; None if the pool does not show its environments. Only those
+          written in JAX are shown: environments in Python are rendered by themselves.
+        """
+        draw = getattr(self._open("render"), "render", None)
+        return None if draw is None else draw(env_id)
+
     def stats(self) -> dict[str, int]:
         """Returns counters since construction, such as ``restarts`` of worker processes."""
         return (self._backend or self._open("stats")).stats()  # also of a pool that failed

@@ -85,7 +85,7 @@ class JaxBackend:
         self._rng_key = env.keys([config.seed + i for i in range(config.size)])
         self._state: BatchState | None = None
         self._ready: deque[tuple[np.ndarray, TimeStep]] = deque()
-        self._reset, self._step = compiled.reset, compiled.step
+        self._env, self._reset, self._step = env, compiled.reset, compiled.step
         self._step_rows = compiled.step_rows
 
     def reset(self) -> None:
@@ -128,6 +128,15 @@ class JaxBackend:
     def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
         """Returns no numbers, likewise."""
         return [{} for _ in env_ids]
+
+    @property
+    def render_fps(self) -> float | None:
+        """See `rlstack.envs.pool.Pool.render_fps`."""
+        return self._env.render_fps
+
+    def render(self, env_id: int) -> np.ndarray | str | None:
+        """Returns a picture of an environment after its newest step, or text, or None."""
+        return None if self._state is None else self._env.render(self._state, env_id)
 
     def stats(self) -> dict[str, int]:
         """Returns ``restarts``, always 0: nothing here can be restarted."""

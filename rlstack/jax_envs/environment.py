@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
@@ -32,6 +33,10 @@ class JaxEnv(Protocol):
 
     An object holds only settings. States and observations are pytrees of arrays, whose shapes and
     dtypes never change.
+
+    Optional members, for people who watch: ``render(state)`` returns a picture of a state, uint8
+    ``[H, W, 3]``, or text, or None if it cannot be drawn here; it is not compiled, and gets numpy
+    arrays. ``render_fps`` is the number of steps in a second.
     """
 
     def observation_spec(self) -> PyTree:
@@ -139,6 +144,20 @@ class BatchedEnv:
             observation,
         )
         return BatchState(env, next_key, ends), timestep
+
+    @property
+    def render_fps(self) -> float | None:
+        """The steps in a second of this environment, for people; None if it does not say."""
+        return getattr(self._env, "render_fps", None)
+
+    def render(self, state: BatchState, row: int) -> np.ndarray | str | None:
+        """Returns a picture of a row, uint8 [H, W, 3], or text; None if it cannot be drawn."""
+        draw = getattr(self._env, "render", None)
+        return None if draw is None else draw(self._one(state.env, row))
+
+    def _one(self, env: PyTree, row: int) -> PyTree:
+        """Returns the state of the environment that a row belongs to, in numpy."""
+        return jax.tree.map(lambda x: np.asarray(x[row]), env)
 
     def _first(self, rng_key: PRNGKey) -> tuple[PRNGKey, PyTree, PyTree]:
         next_key, key = jax.random.split(rng_key)

@@ -9,6 +9,7 @@ termination, and the adapter counts the steps to the limit.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.jax_envs.brax_pictures import BraxRenderer
 from rlstack.jax_envs.environment import Outcome
 from rlstack.types import Array, PRNGKey, PyTree
 
@@ -76,6 +78,30 @@ class BraxEnv:
     def __init__(self, env: Any, episode_length: int) -> None:
         """Stores an environment without wrappers, and the steps after which it is truncated."""
         self._env, self._limit = env, episode_length
+        self._renderer: BraxRenderer | None = None
+        self._can_draw = True
+
+    @property
+    def render_fps(self) -> float:
+        """The steps in a second, so that time passes as in the simulation."""
+        return 1 / float(self._env.dt)
+
+    def render(self, state: BraxState) -> np.ndarray | None:
+        """Returns a picture, uint8 [H, W, 3]; None where OpenGL is missing, which it warns of."""
+        if self._renderer is None and self._can_draw:
+            try:
+                self._renderer = BraxRenderer(self._env.sys.mj_model)
+            except (ImportError, AttributeError, RuntimeError, OSError) as error:
+                self._can_draw = False
+                warnings.warn(
+                    f"Brax's environments are not drawn, because OpenGL cannot be used: {error} "
+                    "Install EGL (libegl1), or set MUJOCO_GL to what MuJoCo can use.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        if self._renderer is None:
+            return None
+        return self._renderer(state.brax.pipeline_state.q, state.brax.pipeline_state.qd)
 
     def observation_spec(self) -> PyTree:
         """Returns the specs of what ``reset`` observes."""

@@ -23,6 +23,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.gymnax_pictures import CLASSIC, ClassicControl, classic_control, grid
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
@@ -66,19 +67,36 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
             f"({', '.join(sorted(fields))}) or arguments of gymnax.make; {error}."
         ) from error
     changes = {key: value for key, value in options.items() if key in fields}
-    return GymnaxEnv(env, params.replace(**changes))
+    return GymnaxEnv(name, env, params.replace(**changes))
 
 
 class GymnaxEnv:
     """One environment of gymnax; see `rlstack.jax_envs.environment.JaxEnv`."""
 
-    def __init__(self, env: Any, params: Any) -> None:
-        """Stores what ``gymnax.make`` returns."""
-        self._env, self._params = env, params
+    def __init__(self, name: str, env: Any, params: Any) -> None:
+        """Stores the name, and what ``gymnax.make`` returns."""
+        self._name, self._env, self._params = name, env, params
+        self._classic: list[ClassicControl | None] = []  # made when the first picture is drawn
         limit = getattr(params, _LIMIT, None)
         self._unlimited = params
         if limit is not None:
             self._unlimited = params.replace(**{_LIMIT: type(limit)(_NEVER)})
+
+    @property
+    def render_fps(self) -> float | None:
+        """That of Gymnasium for classic control."""
+        return CLASSIC[self._name].fps if self._name in CLASSIC else None
+
+    def render(self, state: PyTree) -> np.ndarray | None:
+        """Returns a picture of classic control or of a grid, uint8 [H, W, 3]; None of others."""
+        if self._name in CLASSIC:
+            self._classic = self._classic or [classic_control(self._name, self._params)]
+            (draw,) = self._classic
+            return None if draw is None else draw(state)
+        spec = self.observation_spec()
+        if not isinstance(spec, specs.Array) or len(spec.shape) not in (2, 3) or 1 in spec.shape:
+            return None
+        return grid(np.asarray(self._env.get_obs(state, self._params)))
 
     def observation_spec(self) -> PyTree:
         """Returns the spec of gymnax's observation space, with the dtypes of observations.

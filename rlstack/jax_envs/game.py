@@ -29,7 +29,7 @@ class JaxGame(Protocol):
 
     An object holds only settings, as that of a `rlstack.jax_envs.environment.JaxEnv`. Methods
     ``state_spec()`` and ``critic_state(state)`` may show the whole state, for a critic that sees
-    more than a seat does.
+    more than a seat does. ``render`` and ``render_fps`` are optional as those of a `JaxEnv`.
     """
 
     @property
@@ -121,6 +121,9 @@ class BatchedGame(BatchedEnv):
             self._rows(observation),
         )
         return BatchState(env, self._spread(next_key), self._spread(ends)), timestep
+
+    def _one(self, env: PyTree, row: int) -> PyTree:
+        return super()._one(env, row // self.num_seats)
 
     def _rows(self, by_game: PyTree) -> PyTree:
         """Turns ``[B / S, S, ...]`` into ``[B, ...]``."""

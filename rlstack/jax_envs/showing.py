@@ -85,6 +85,16 @@ class _Showing:
         """Returns the specs of the game."""
         return self._game.action_spec()
 
+    @property
+    def render_fps(self) -> float | None:
+        """That of the game."""
+        return getattr(self._game, "render_fps", None)
+
+    def render(self, state: PyTree) -> np.ndarray | str | None:
+        """Returns the game's picture, if it draws one."""
+        draw = getattr(self._game, "render", None)
+        return None if draw is None else draw(state)
+
     def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
         """Starts a game."""
         state, observation = self._game.reset(rng_key)
