@@ -30,6 +30,8 @@ commands:
   play RUN_DIR --seat SEAT play in one seat of a game, with a run's policies in the others
   watch RUN_DIR ...        show how a run's agent plays, in the terminal or as a video; several runs
                            of a game of several seats play against one another
+  serve RUN_DIR            answer requests of other programs for a policy's actions, over HTTP or in
+                           the game protocol
   export RUN_DIR           write a run's policy as npz, StableHLO or ONNX, for use without rlstack
   top [RUN_DIR ...]        show running and finished programs in a table that updates
   dashboard [DIR]          show runs on a local web page: curves, nodes, waits, comparison
@@ -80,14 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import doctor
 
         return doctor.main()
-    if command == "top":  # without JAX
-        from programs.cli import top
+    if command in ("top", "dashboard"):  # without JAX
+        from programs.cli import status
 
-        return top.main(rest)
-    if command == "dashboard":  # without JAX
-        from programs.cli import dashboard
-
-        return dashboard.main(rest)
+        return status.top(rest) if command == "top" else status.dashboard(rest)
     try:
         from programs.cli import commands
     except ImportError as error:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import tyro
 
-from programs.cli import completion, env_options, experiment_options, finished, sweep
+from programs.cli import completion, env_options, experiment_options, finished, serve, sweep
 from programs.cli.options import UsageError, parse
 from programs.env_config import Option
 from programs.experiment import Experiment, Topology, use_modules
@@ -66,6 +66,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "record": finished.record,
         "play": finished.play,
         "watch": finished.watch,
+        "serve": serve.main,
         "export": finished.export,
         "presets": _presets,
         "list": _presets,  # the name of earlier versions

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
@@ -101,16 +101,18 @@ def team_from_run(
     action_space: ActionSpace,
     num_agents: int,
     *,
+    params: Which = "last",
     greedy: bool = True,
     seed: int = 0,
 ) -> list[RunAgent]:
     """Returns several players with the same params, each with its own recurrent state.
 
     Args:
-      run_dir: the directory of a run; the newest checkpoint is used.
+      run_dir: the directory of a run.
       obs_space: the observation space of the game, as in training.
       action_space: the action space of the game, as in training.
       num_agents: number of players.
+      params: "last" for the newest params, "best" for those with the best return in an evaluation.
       greedy: whether players take the best action; otherwise they sample as in training.
       seed: seed of the sampling.
 
@@ -121,10 +123,10 @@ def team_from_run(
     name = f"the agent of {run_dir}"
     codec = PaddedCodec(obs_space, action_space, name)
     spec = EnvSpec(codec.observation_spec, codec.action_spec)
-    params = read_params(newest_checkpoint(directory, experiment), experiment, spec)
+    restored = read_params(chosen_checkpoint(directory, experiment, params), experiment, spec)
     agent = make_agent(experiment, spec, greedy=greedy)
     key = jax.random.PRNGKey(seed)
-    inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), num_agents, key)
+    inferencer = Inferencer(InferencerConfig(), agent, FixedParams(restored), num_agents, key)
     validator = Validator(obs_space, action_space, name)
     is_sync = experiment.env.wait_num == 0
     return [RunAgent(inferencer, i, codec, validator, is_sync) for i in range(num_agents)]

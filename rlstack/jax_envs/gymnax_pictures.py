@@ -1,8 +1,7 @@
 """Pictures of gymnax's environments.
 
-gymnax draws some of its environments itself, with seaborn. Classic control is drawn here by the same
-environment of Gymnasium, which is put into gymnax's state, and grids are drawn from what the agent
-sees.
+Classic control is drawn by the same environment of Gymnasium, which is put into gymnax's state.
+Grids are drawn from what the agent sees. gymnax draws these itself, with seaborn and pandas.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+
 
 class Classic(NamedTuple):
     """How an environment of classic control is shown."""

@@ -109,7 +109,11 @@ class RemoteGame:
                         f"{self.name}: must connect again with the same name, agents and spaces; "
                         f"got {hello.obs_space} and {hello.action_space}."
                     )
-            self._relay(agents, alive)
+            assert self._connection is not None
+            relay(
+                self._connection, self._codec, agents, self.name, self._step_timeout,
+                alive=alive, why=self._exit_code,
+            )  # fmt: skip
         except (WireError, EnvError) as error:
             self._send_error(str(error))
             raise GameLost(f"{self.name}: {error}") from error
@@ -120,52 +124,6 @@ class RemoteGame:
             raise GameLost(f"{self.name}: {error}{self._exit_code()}") from error
         finally:
             self._disconnect()
-
-    def _relay(self, agents: Sequence[GameAgent], alive: Callable[[], bool]) -> None:
-        connection = self._connection
-        playing: set[int] = set()  # agents that are in a game
-        assert connection is not None
-        while True:
-            data = wire.receive(connection, self._step_timeout, alive=alive)
-            if data is None:
-                if playing and alive():
-                    text = f"{self.name}: disconnected in the middle of a game{self._exit_code()}"
-                    raise GameLost(text)
-                return
-            if data.kind is Kind.OBSERVE:
-                sequential, asked = data.flag(), self._read_observations(data)
-                playing |= set(asked)
-                answers = _ask(agents, asked, sequential)
-                if answers is None:
-                    return
-                out = Writer(Kind.ACT)
-                out.u32(len(asked))
-                for number in asked:
-                    out.u32(number)
-                    self._codec.write_actions(out, answers[number])
-                wire.send(connection, out, SEND_TIMEOUT)
-            elif data.kind is Kind.GAME_OVER:
-                number = data.count("the agent's number", self._agents - 1)
-                truncated = data.flag()
-                observation = self._codec.read_observation(data, truncated)
-                data.end()
-                agents[number].game_over(observation)
-                playing.discard(number)
-            elif data.kind is Kind.ERROR:
-                raise GameLost(f"{self.name}: reports: {data.text()}")
-            else:
-                raise WireError(f"a game must not send {data.kind.name}")
-
-    def _read_observations(self, data: Reader) -> dict[int, ScoredObservation]:
-        asked = {}
-        number = data.count("the number of agents", self._agents)
-        for _ in range(number):
-            agent = data.count("an agent's number", self._agents - 1)
-            asked[agent] = self._codec.read_observation(data)
-        data.end()
-        if len(asked) < number or not asked:
-            raise WireError("OBSERVE: must have at least one observation, and one for each agent")
-        return asked
 
     def _connect(self, alive: Callable[[], bool]) -> Hello:
         """Starts the game if there is a command, and accepts its connection."""
@@ -185,11 +143,8 @@ class RemoteGame:
                 raise GameLost(self._no_connection(self._listener))
             self._connection = caller.connection
             hello = read_hello(Reader(caller.hello))
-            out = Writer(Kind.WELCOME)
-            out.u32(wire.VERSION)
-            out.u64(self._seed)
             try:
-                wire.send(self._connection, out, SEND_TIMEOUT)
+                welcome(self._connection, self._seed)
             except OSError:  # it has disconnected since its HELLO
                 self._close_connection()
                 continue
@@ -205,23 +160,13 @@ class RemoteGame:
         )
 
     def _check(self, hello: Hello) -> None:
-        """Checks the game's number of agents, its spaces, and the size of a padded observation."""
+        """Checks the game's number of agents, and its spaces."""
         if hello.num_agents != self._agents:
             raise WireError(
                 f"the game has {hello.num_agents} agents; set the option 'agents', which is "
                 f"{self._agents}, to that number"
             )
-        slots = Slots(hello.obs_space, hello.action_space)
-        kinds = hello.obs_space.entities.values()
-        size = sum(kind.capacity * (4 * len(kind.features) + 1) for kind in kinds)
-        for action in hello.action_space.values():
-            size += action.capacity * (num_choices(action, slots) + 4)
-        if size > wire.MAX_FRAME:
-            raise WireError(
-                f"HELLO: a padded observation must fit {wire.MAX_FRAME} bytes; got {size}. "
-                "Lower the capacities"
-            )
-        action_spec(hello.action_space, slots)
+        check_size(hello)
 
     def _is_running(self) -> bool:
         return self._process is None or self._process.poll() is None
@@ -232,12 +177,8 @@ class RemoteGame:
         return "." if code is None else f"; its process ended with code {code}."
 
     def _send_error(self, text: str) -> None:
-        """Sends the game the reason why the connection ends, if it is connected."""
         if self._connection is not None:
-            out = Writer(Kind.ERROR)
-            out.text(text)
-            with contextlib.suppress(OSError):
-                wire.send(self._connection, out, SEND_TIMEOUT)
+            refuse(self._connection, text)
 
     def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -260,6 +201,118 @@ class RemoteGame:
         listener, self._listener = self._listener, None
         if listener is not None:
             close_listener(self._address, self._token, listener)
+
+
+def relay(
+    connection: socket.socket,
+    codec: MessageCodec,
+    agents: Sequence[GameAgent],
+    name: str,
+    step_timeout: float,
+    *,
+    alive: Callable[[], bool],
+    why: Callable[[], str] = lambda: ".",
+) -> None:
+    """Passes messages between a connected game and its agents until one of them ends the loop.
+
+    Args:
+      connection: to the game, after WELCOME.
+      codec: of the game's spaces.
+      agents: all agents of the game.
+      name: of the game, for errors.
+      step_timeout: longest time in seconds between two messages of the game.
+      alive: called several times a second; False ends the loop.
+      why: ends the message of an error: the reason why the game has disconnected, if it is known.
+
+    Raises:
+      GameLost: the connection ended in the middle of a game, or the game reports an error.
+      WireError, EnvError: the game sent an invalid message.
+      OSError, TimeoutError: the connection failed, or the game was silent.
+    """
+    playing: set[int] = set()  # agents that are in a game
+    while True:
+        data = wire.receive(connection, step_timeout, alive=alive)
+        if data is None:
+            if playing and alive():
+                raise GameLost(f"{name}: disconnected in the middle of a game{why()}")
+            return
+        if data.kind is Kind.OBSERVE:
+            sequential, asked = data.flag(), _read_observations(data, codec, len(agents))
+            playing |= set(asked)
+            answers = _ask(agents, asked, sequential)
+            if answers is None:
+                return
+            out = Writer(Kind.ACT)
+            out.u32(len(asked))
+            for number in asked:
+                out.u32(number)
+                codec.write_actions(out, answers[number])
+            wire.send(connection, out, SEND_TIMEOUT)
+        elif data.kind is Kind.GAME_OVER:
+            number = data.count("the agent's number", len(agents) - 1)
+            truncated = data.flag()
+            observation = codec.read_observation(data, truncated)
+            data.end()
+            agents[number].game_over(observation)
+            playing.discard(number)
+        elif data.kind is Kind.ERROR:
+            raise GameLost(f"{name}: reports: {data.text()}")
+        else:
+            raise WireError(f"a game must not send {data.kind.name}")
+
+
+def _read_observations(
+    data: Reader, codec: MessageCodec, num_agents: int
+) -> dict[int, ScoredObservation]:
+    asked = {}
+    number = data.count("the number of agents", num_agents)
+    for _ in range(number):
+        agent = data.count("an agent's number", num_agents - 1)
+        asked[agent] = codec.read_observation(data)
+    data.end()
+    if len(asked) < number or not asked:
+        raise WireError("OBSERVE: must have at least one observation, and one for each agent")
+    return asked
+
+
+def check_size(hello: Hello) -> None:
+    """Checks the spaces of a game, and the size of a padded observation.
+
+    Raises:
+      WireError: an observation has too many bytes.
+      EnvError: the spaces break their rules.
+    """
+    slots = Slots(hello.obs_space, hello.action_space)
+    kinds = hello.obs_space.entities.values()
+    size = sum(kind.capacity * (4 * len(kind.features) + 1) for kind in kinds)
+    for action in hello.action_space.values():
+        size += action.capacity * (num_choices(action, slots) + 4)
+    if size > wire.MAX_FRAME:
+        raise WireError(
+            f"HELLO: a padded observation must fit {wire.MAX_FRAME} bytes; got {size}. "
+            "Lower the capacities"
+        )
+    action_spec(hello.action_space, slots)
+
+
+def welcome(connection: socket.socket, seed: int) -> None:
+    """Sends WELCOME.
+
+    Raises:
+      OSError: the game has disconnected.
+    """
+    out = Writer(Kind.WELCOME)
+    out.u32(wire.VERSION)
+    out.u64(seed)
+    wire.send(connection, out, SEND_TIMEOUT)
+
+
+def refuse(connection: socket.socket, reason: str) -> None:
+    """Sends a game the reason why the connection ends, if it is still connected."""
+    out = Writer(Kind.ERROR)
+    out.text(reason)
+    with contextlib.suppress(OSError):
+        wire.send(connection, out, SEND_TIMEOUT)
 
 
 def _ask(

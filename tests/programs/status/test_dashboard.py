@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from programs.cli import dashboard as cli
+from programs.cli import status as cli
 from programs.status import processes
 from programs.status.curves import Curves
 from programs.status.dashboard import Dashboard
@@ -200,7 +200,7 @@ def test_the_command_ends_with_ctrl_c_and_frees_its_port(runs):
 
 def test_errors_of_the_command_are_one_line(runs, capsys, monkeypatch):
     def failed(*args):
-        code = cli.main([str(arg) for arg in args])
+        code = cli.dashboard([str(arg) for arg in args])
         errors = capsys.readouterr().err
         assert errors.startswith("rlstack dashboard: ") and errors.count("\n") == 1
         return code, errors
@@ -217,6 +217,6 @@ def forbidden(_):
 
 
 def test_the_command_does_not_import_jax():
-    code = "import sys; from programs.cli import dashboard; print('jax' in sys.modules)"
+    code = "import sys; from programs.cli import status; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.stdout == "False\n", done.stderr

@@ -1,0 +1,113 @@
+"""HTTP servers that answer this machine only; it does not import JAX."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_HOST = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")  # that a request may give as its host
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class PortError(ValueError):
+    """The port cannot be used."""
+
+
+class LocalServer(ThreadingHTTPServer):
+    """A server at a port of the loopback interface."""
+
+    def __init__(self, handler: type[LocalHandler], port: int) -> None:
+        """Opens the port.
+
+        Args:
+          handler: answers requests.
+          port: at which to answer; 0 for any free one.
+
+        Raises:
+          PortError: the port cannot be used.
+        """
+        if not 0 <= port < 1 << 16:
+            raise PortError(f"--port must be 0 to 65535; got {port}. 0 takes a free one")
+        try:
+            super().__init__((_HOST, port), handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                why = "another program uses it"
+            elif error.errno == errno.EACCES:
+                why = "this user may not use it"
+            else:
+                why = error.strerror or str(error)
+            raise PortError(
+                f"port {port} cannot be used: {why}. Choose another with --port N; --port 0 takes "
+                "a free one"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """The URL of the server."""
+        return f"http://{_HOST}:{self.server_address[1]}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints an error, unless the client has only closed the connection."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class LocalHandler(BaseHTTPRequestHandler):
+    """Answers requests that name this machine as their host.
+
+    A page of another site may have a host name that means this machine (DNS rebinding). Therefore a
+    request must name localhost or 127.0.0.1 as its host.
+    """
+
+    timeout = 10  # seconds for a request: an unused connection holds a thread
+
+    def is_named_here(self) -> bool:
+        """Returns whether the request names this machine; otherwise refuses it."""
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) == 1 and re.sub(r":\d+\Z", "", hosts[0].lower()) in _NAMES:
+            return True
+        self.refuse(HTTPStatus.FORBIDDEN, f"the host of a request must be {' or '.join(_NAMES)}")
+        return False
+
+    def refuse(self, status: HTTPStatus, why: str) -> None:
+        """Answers with an error, as text."""
+        self.answer(status, "text/plain; charset=utf-8", f"{why}\n".encode())
+
+    def answer_json(self, content: object, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Answers with JSON."""
+        body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        self.answer(status, "application/json", body)
+
+    def answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        """Answers.
+
+        Args:
+          status: of the answer.
+          kind: its media type.
+          body: what it contains.
+        """
+        self.send_response(status)
+        for name, value in {**_HEADERS, **self.more_headers()}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def more_headers(self) -> dict[str, str]:
+        """Returns further headers of all answers."""
+        return {}
+
+    def version_string(self) -> str:
+        """Returns the name of the server, without versions."""
+        return "rlstack"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints no line for a request."""
