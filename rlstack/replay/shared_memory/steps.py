@@ -71,6 +71,19 @@ class Counters(NamedTuple):
     released: np.ndarray  # the first step that a queued item needs
 
 
+class Columns(NamedTuple):
+    """Views of what is shared about consecutive environments, ``[n]`` or ``[rows, n, ...]``.
+
+    Making a view takes as long as a small copy, so a writer keeps those of its environments.
+    """
+
+    reserved: np.ndarray
+    steps: np.ndarray
+    marks: np.ndarray
+    step_type: np.ndarray
+    rings: list[np.ndarray]
+
+
 def ring_rows(cfg: ReplayConfig, num_envs: int) -> int:
     """Returns the number of stored steps of each environment.
 
@@ -110,6 +123,12 @@ class SharedSteps:
         self.marks = arrays[count]
         self.ring = StepRing(cfg, num_envs)
         self.ring.use(spec, arrays[count + 1 :])
+
+    def columns(self, envs: slice) -> Columns:
+        """Returns views of what is shared about these environments."""
+        rings = self.ring.columns(envs)
+        counters, marks = self.counters, self.marks[:, envs]
+        return Columns(counters.reserved[envs], counters.steps[envs], marks, rings[0], rings)
 
     @staticmethod
     def block_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:

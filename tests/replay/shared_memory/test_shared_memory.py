@@ -165,15 +165,15 @@ def dies_at(patch, writer, instant) -> None:
     ring = writer._shared.ring
 
     def half(step, columns, leaves):
-        for leaf in ring._rings[: len(leaves) // 2]:
-            leaf[step % ring.rows, columns] = 77
+        for column in columns[: len(leaves) // 2]:
+            column[step % ring.rows] = 77
         raise Killed
 
     def all_but_publish(*arguments):
-        mark(*arguments)
+        write(*arguments)
         raise Killed
 
-    mark = writer._mark_all
+    write = ring.write_columns
     fences = iter([None, die] if instant == 5 else [die])
     if instant in (0, 5):
         patch.setattr(shm_writer, "memory_fence", lambda: (next(fences) or (lambda: None))())
@@ -184,7 +184,7 @@ def dies_at(patch, writer, instant) -> None:
     if instant == 3:
         patch.setattr(writer, "_mark_all", die)
     if instant == 4:
-        patch.setattr(writer, "_mark_all", all_but_publish)
+        patch.setattr(ring, "write_columns", all_but_publish)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
