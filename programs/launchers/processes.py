@@ -45,9 +45,7 @@ class Prepared(NamedTuple):
     program: bytes = b""  # pickled, after that line
 
 
-def run_processes(
-    process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay
-) -> int:
+def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in processes; returns the signal that was received, or 0.
 
     Args:

@@ -165,9 +165,7 @@ class StepRing:
         """Returns the rings of consecutive environments as views ``[rows, n, ...]``."""
         return [ring[:, envs] for ring in self._rings]
 
-    def write_columns(
-        self, step: int, columns: list[np.ndarray], leaves: list[np.ndarray]
-    ) -> None:
+    def write_columns(self, step: int, columns: list[np.ndarray], leaves: list[np.ndarray]) -> None:
         """Writes one step of the environments of ``columns``, all at the same step; not mirrored.
 
         Args:

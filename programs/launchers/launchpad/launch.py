@@ -17,9 +17,7 @@ MANAGER = (
 )
 
 
-def run_launchpad(
-    process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay
-) -> int:
+def run_launchpad(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes as a Launchpad program; returns the signal that was received, or 0.
 
     Args:
