@@ -110,7 +110,8 @@ def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:
 
     def run() -> None:
         try:
-            future.set_result(function(*arguments))
+            function(*arguments)
+            future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
