@@ -4,7 +4,7 @@ There is no lock. Each number below has one writer at a time. It is one aligned 
 no reader sees it half written. A step is published in this order and read in the reverse order:
 
 1. the writer sets ``reserved[env] = g + 1``: the old content of row ``g % rows`` is invalid;
-2. it copies step ``g`` into that row, and sets its mark;
+2. it sets the step's mark, and copies step ``g`` into that row;
 3. it sets ``steps[env] = g + 1``: now step ``g`` may be read.
 
 A reader uses only steps below ``steps``. It copies them and then reads ``reserved``. If a writer
