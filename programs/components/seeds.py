@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import jax
@@ -12,7 +13,13 @@ from rlstack.types import PRNGKey
 
 def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
     """Returns the JAX key of one role ("learner", "inferencer", ...) and rank."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), _number(role)), rank)
+    return _derived(seed, _number(role), rank)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _derived(seed: int, role: int, rank: int) -> PRNGKey:
+    """Computes a key in one compiled function: each node compiles what it computes first."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), role), rank)
 
 
 def acting_key(seed: int, rank: int, incarnation: int = 0) -> PRNGKey:

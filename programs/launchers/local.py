@@ -2,14 +2,15 @@
 
     python -m programs.launchers.local RUN_DIR
 
-It reads a line of JSON, which describes each node, and the pickled program from standard input. It
-prints a line once all nodes are started, and ends when they have ended. It is a process of its own,
-because supervisors signal their parent, and only a main thread can handle signals: a program may be
+It imports the packages that nodes need, meanwhile its parent prepares the program. Then it reads a
+line of JSON, which describes each node, and the pickled program from standard input. It prints a
+line once all nodes are started, and ends when they have ended. It is a process of its own, because
+supervisors signal their parent, and only a main thread can handle signals: a program may be
 launched by any thread of a notebook.
 
-It imports the packages that nodes need and then forks their supervisors, which fork the nodes. So
-they are imported once for a program, also if nodes are restarted. JAX has not computed anything
-here: its devices and threads would not survive a fork.
+It forks the supervisors of the nodes, which fork the nodes. So packages are imported once for a
+program, also if nodes are restarted. What only some nodes need is imported when the others have
+been started. JAX has not computed anything here: its devices and threads would not survive a fork.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from programs.nodes import supervisor
 from programs.titles import set_title
 
 _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
+_OF_ALL_NODES = ("programs.launchers.wiring", "programs.topologies")  # their imports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,22 +54,25 @@ class NodeProcess:
     grace: float  # seconds from a signal until it is killed
     silence: float  # seconds without a sign of life until it is killed; 0 for never
     max_restarts: int
+    imports: tuple[str, ...] = ()  # modules that this node needs, beyond those of all nodes
 
 
 def main() -> int:
     """Runs the launcher's process; returns its exit code."""
     answers = begin()
-    message = receive()
-    if message is None:
-        return 1
-    program = sys.stdin.buffer.read()
     try:
-        _import(message["imports"])
+        _import(_OF_ALL_NODES)
+        described = receive()
+        if described is None:
+            return 1
+        program = sys.stdin.buffer.read()
         received = _Signals()
         nodes: list[_Node] = []
         try:
-            for fields in message["nodes"]:
-                nodes.append(_Node(NodeProcess(**fields), program, [answers.close, received.close]))
+            for fields in described:
+                made = NodeProcess(**fields)
+                _import(made.imports)
+                nodes.append(_Node(made, program, [answers.close, received.close]))
             print("launched", file=answers, flush=True)
             return _wait(nodes, received)
         finally:
@@ -123,8 +128,11 @@ def record_end_of_supervisor(record: str, name: str, code: int) -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Imports what nodes need, with some more modules."""
-    for name in ("programs.launchers.wiring", "programs.topologies", *names):
+    """Imports modules that nodes need, unless they have been imported."""
+    new = [name for name in names if name not in sys.modules]
+    if not new:
+        return
+    for name in new:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that collections in the nodes do not copy the memory that they share

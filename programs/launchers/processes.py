@@ -7,6 +7,7 @@ the other side of it, in the process of the command.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -32,6 +33,8 @@ from programs.tracking.signals import StopSignals
 
 # As `python -m programs.launchers.local`, which would find modules of the current directory first.
 LOCAL = "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
+_ENVIRONMENTS = ("envpool",)
+_PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports
 
 
 class Prepared(NamedTuple):
@@ -42,23 +45,28 @@ class Prepared(NamedTuple):
     program: bytes = b""  # pickled, after that line
 
 
-def run_processes(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes in processes; returns the signal that was received, or 0."""
+def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
+    """Runs the nodes in processes; returns the signal that was received, or 0.
+
+    Args:
+      process: of the launcher; `LOCAL` is its code.
+      setup: of the program.
+      display: shows its progress.
+    """
     graph = graph_of(setup)
     with wiring.on_this_host(graph, setup) as program:
 
         def prepare() -> Prepared:
             nodes = [vars(_described(node, index, setup)) for node, index in wiring.indexed(graph)]
-            # This process has made an environment too, so nodes import EnvPool if it has.
-            imports = [name for name in ("envpool",) if name in sys.modules]
-            message = {"nodes": nodes, "imports": imports}
-            return Prepared(message, program.addresses["coordinator"], cloudpickle.dumps(program))
+            return Prepared(nodes, program.addresses["coordinator"], cloudpickle.dumps(program))
 
-        return run(LOCAL, prepare, setup, display)
+        return run(process, prepare, setup, display)
 
 
 def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
     cfg = setup.experiment.program
+    # This process has made an environment too, so these nodes import EnvPool if it has.
+    makes_environments = node.group in ("actor", "evaluator")
     return local.NodeProcess(
         name=node.name,
         run_dir=str(setup.directory.path),
@@ -69,6 +77,7 @@ def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
         grace=grace_of(node),
         silence=cfg.silence_seconds,
         max_restarts=cfg.max_restarts if node.restartable else 0,
+        imports=_ENVIRONMENTS if makes_environments and "envpool" in sys.modules else (),
     )
 
 
@@ -78,8 +87,20 @@ def grace_of(node: Node) -> float:
     return timing.GRACE_TO_SAVE if saves else timing.GRACE
 
 
+@contextlib.contextmanager
+def started(code: str, directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a launcher's process, which imports what nodes need; ends it at the end of the body.
+
+    Args:
+      code: of the process.
+      directory: of the run.
+    """
+    with compiled.shared() as variables, _launcher(code, directory, variables) as process:
+        yield process
+
+
 def run(
-    launcher: str,
+    process: subprocess.Popen[bytes],
     prepare: Callable[[], Prepared],
     setup: Setup,
     display: ProgressDisplay,
@@ -87,17 +108,13 @@ def run(
     """Runs a program under a launcher's process; returns the signal that was received, or 0.
 
     Args:
-      launcher: the code of the launcher's process.
+      process: of the launcher, from `started`.
       prepare: makes what the launcher reads.
       setup: of the program.
       display: shows its progress.
     """
-    with (
-        StopSignals() as signals,
-        compiled.shared() as variables,
-        _launcher(launcher, setup.directory, variables) as process,
-    ):
-        prepared = prepare()  # while the launcher starts
+    with StopSignals() as signals:
+        prepared = prepare()
         _send(prepared, process)
         asked = _supervise(setup.directory, process, prepared.coordinator, signals, display)
         if not asked:
@@ -187,6 +204,9 @@ def _launcher(
             start_new_session=True,
             env=variables,
         )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux, or the user has too many
+        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     try:
         yield process
     finally:

@@ -69,9 +69,10 @@ class LearnerNode:
         setup.register_records(agent)
         self._source = program_replay(self._replay_setup(), replay).reader()
         self._replay = self._source.buffer
-        self._learner = Learner(
-            learner_config, agent, self._replay, role_key(experiment.seed, "learner")
-        )
+        # Compiling takes longest, so it begins first. In rounds the size of batches varies.
+        batch = None if experiment.replay.min_actors else self._batch_spec()
+        key = role_key(experiment.seed, "learner")
+        self._learner = Learner(learner_config, agent, self._replay, key, batch)
         self._restore()
         on_host = OnHost()
         self._publisher = ParamsPublisher(

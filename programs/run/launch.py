@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from programs.components.environments import environment_spec
@@ -50,22 +52,23 @@ def run_program(
       Interrupted: SIGINT or SIGTERM was received; the message says whether there is a checkpoint.
     """
     check_packages(experiment)
-    # An agent that does not fit, or a replay that is too large, fails here, before any launch.
-    listens = display.listener is not None
-    setup = Setup(
-        experiment, directory, environment_spec(experiment), start_from, listens, profiled
-    )
-    for own in setup.learning:
-        if own.policy:
-            print(f"{own.policy} ", end="", file=display.stream)
-        announce_replay(own.experiment, own.step, display.stream)
-    reserve_record(str(directory.failures))
-    before = read_result(directory)  # of the run until now, if this command resumes one
-    try:
-        with _transport(setup):
-            received = _launch(setup, display)
-    finally:
-        release_record(str(directory.failures))
+    with _started(experiment, directory) as launch:
+        # An agent that does not fit, or a replay that is too large, fails here, before any node
+        # starts.
+        listens = display.listener is not None
+        setup = Setup(
+            experiment, directory, environment_spec(experiment), start_from, listens, profiled
+        )
+        for own in setup.learning:
+            if own.policy:
+                print(f"{own.policy} ", end="", file=display.stream)
+            announce_replay(own.experiment, own.step, display.stream)
+        reserve_record(str(directory.failures))
+        before = read_result(directory)  # of the run until now, if this command resumes one
+        try:
+            received = launch(setup, display)
+        finally:
+            release_record(str(directory.failures))
     result = read_result(directory)
     if result is not None and result != before:  # its seconds have grown
         return result
@@ -74,12 +77,42 @@ def run_program(
     raise ProgramError(_why(setup))
 
 
-def _transport(setup: Setup) -> AbstractContextManager[None]:
-    """Chooses what carries the calls between nodes, for as long as the context lasts."""
-    program = setup.experiment.program
-    name = transport_name(program)
+_Launch = Callable[[Setup, ProgressDisplay], int]
+
+
+@contextlib.contextmanager
+def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
+    """Chooses what carries the calls between nodes, and starts the launcher's process if any.
+
+    It imports what nodes need, which takes as long as all that this process does meanwhile.
+
+    Yields:
+      A function that runs the nodes until all have ended. It returns SIGINT or SIGTERM if received,
+      else 0.
+    """
+    program = experiment.program
     # Hosts of a cluster share the run directory; elsewhere keys are not where results are.
-    return transports.chosen(name, str(setup.directory.path) if program.launch == "ray" else "")
+    where = str(directory.path) if program.launch == "ray" else ""
+    with transports.chosen(transport_name(program), where):
+        if program.launch == "threads":
+            from programs.launchers.threads import run_threads
+
+            yield run_threads
+        elif program.launch == "ray":
+            from programs.launchers.ray_program import run_ray
+
+            yield run_ray
+        elif program.launch == "launchpad":
+            from programs.launchers import processes
+            from programs.launchers.launchpad.launch import MANAGER, run_launchpad
+
+            with processes.started(MANAGER, directory) as process:
+                yield functools.partial(run_launchpad, process)
+        else:
+            from programs.launchers import processes
+
+            with processes.started(processes.LOCAL, directory) as process:
+                yield functools.partial(processes.run_processes, process)
 
 
 def transport_name(program: ProgramConfig) -> str:
@@ -87,26 +120,6 @@ def transport_name(program: ProgramConfig) -> str:
     if program.transport != "auto":
         return program.transport
     return "direct" if program.launch == "threads" else transports.default()
-
-
-def _launch(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes until all have ended; returns SIGINT or SIGTERM if received, else 0."""
-    how = setup.experiment.program.launch
-    if how == "threads":
-        from programs.launchers.threads import run_threads
-
-        return run_threads(setup, display)
-    if how == "launchpad":
-        from programs.launchers.launchpad.launch import run_launchpad
-
-        return run_launchpad(setup, display)
-    if how == "ray":
-        from programs.launchers.ray_program import run_ray
-
-        return run_ray(setup, display)
-    from programs.launchers.processes import run_processes
-
-    return run_processes(setup, display)
 
 
 def check_packages(experiment: Experiment) -> None:

@@ -76,7 +76,9 @@ class Placement:
 
         A jitted function may return its arguments, and a target network begins as the params.
         """
-        return jax.tree.map(jnp.copy, self.all_of(tree))
+        tree = self.all_of(tree)
+        # On one device by one compiled function, and not by one for each shape.
+        return jax.tree.map(jnp.copy, tree) if self.several else jax.jit(_copies)(tree)
 
     def one_of(self, tree: Tree) -> Tree:
         """Returns the copy of this process's first device."""
@@ -176,3 +178,7 @@ class Placement:
 def _everywhere(sharding: NamedSharding, x: Array) -> jax.Array:
     """Returns an array with a copy on each device of all processes, which all have its values."""
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+
+def _copies(tree: Tree) -> Tree:
+    return jax.tree.map(jnp.copy, tree)

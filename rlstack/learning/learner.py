@@ -10,8 +10,9 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ from rlstack.checks import Checked
 from rlstack.devices.placement import Placement
 from rlstack.learning.by_share import can_be_divided
 from rlstack.learning.divided import DividedUpdate
-from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated
+from rlstack.learning.samples import ReplayReader, SampleLike
+from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated, in_thread
 from rlstack.networks import in_parts
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
@@ -76,31 +78,6 @@ class LearnerConfig(Checked):
         self.require("minibatches", known, "auto, scan or calls")
 
 
-class SampleLike(Protocol):
-    """A replay buffer's sample: a batch and the keys of its items."""
-
-    @property
-    def batch(self) -> Batch:
-        """Trajectory ``[T+1, B, ...]`` and weights ``[B]``."""
-
-    @property
-    def keys(self) -> np.ndarray:
-        """The keys of the items in replay, ``[B]`` uint64."""
-
-
-class ReplayReader(Protocol):
-    """The reader's side of a ReplayBuffer."""
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets new priorities of items."""
-
-    def set_params_version(self, version: int) -> None:
-        """Sets the version of the newest params, which staleness is measured against."""
-
-    def make_dataset(self, stop: Callable[[], bool] | None = None) -> Iterator[SampleLike]:
-        """Yields samples until `stop` returns True or the buffer is closed."""
-
-
 class NonFiniteError(ArithmeticError):
     """An update gave NaN or infinite logs; the attributes allow running it again.
 
@@ -131,6 +108,7 @@ class Learner(Node):
         agent: Agent,
         replay_buffer: ReplayReader | None,
         rng_key: PRNGKey,
+        batch: Batch | None = None,
     ) -> None:
         """Initialises params and learner state.
 
@@ -140,18 +118,26 @@ class Learner(Node):
           replay_buffer: `run` samples from it, and it receives new priorities. None if only `step`
               is called and the agent returns no priorities.
           rng_key: the key for the initial params and the learner's own key; it is consumed.
+          batch: shapes and dtypes, as for `compile`. Compilation then begins here, in a thread.
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
         if cfg.micro_batches > 1:
             agent = agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
-        params_key, learner_key = jax.random.split(rng_key)
-        params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)(params_key)
-        state = jax.jit(agent.initial_learner_state)(learner_key, params)
+        params_key, learner_key = jax.jit(_two_keys)(rng_key)
         self._placement = Placement(cfg.devices, cfg.processes)
-        self.params, self.learner_state = self._placed(params, state)
+        make_params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)
+        make_state = jax.jit(agent.initial_learner_state)
+        shapes = make_params.eval_shape(params_key)
+        self._update = _compiled(cfg, agent, shapes, self._placement)
+        self._compiling: Future[None] | None = None
+        on_default = not (cfg.devices or self._placement.several)
+        if batch is not None and isinstance(self._update, OneCall) and on_default:
+            arguments = shapes, make_state.eval_shape(learner_key, shapes), batch
+            self._compiling = in_thread(self._update.compile, *arguments)
+        params = make_params(params_key)
+        self.params, self.learner_state = self._placed(params, make_state(learner_key, params))
         self.version = 0
-        self._update = _compiled(cfg, agent, params, self._placement)
         self._idle: Batch | None = None  # what a process that has no batch takes to an update
         self._draw_seconds = self._device_seconds = 0.0
 
@@ -174,7 +160,9 @@ class Learner(Node):
           batch: shapes and dtypes of later batches (``jax.ShapeDtypeStruct``). For batches of other
               shapes the update is compiled at its first call.
         """
-        if isinstance(self._update, OneCall) and not self._placement.several:
+        if self._compiling is not None:
+            self._compiling.result()
+        elif isinstance(self._update, OneCall) and not self._placement.several:
             self._update.compile(self.params, self.learner_state, batch)
 
     def compiled_update(self, sample: SampleLike) -> str:
@@ -361,6 +349,11 @@ class _Started(NamedTuple):
     updated: Updated
     batch: Batch
     keys: np.ndarray
+
+
+def _two_keys(rng_key: PRNGKey) -> tuple[PRNGKey, PRNGKey]:
+    first, second = jax.random.split(rng_key)
+    return first, second
 
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:

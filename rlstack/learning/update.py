@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -100,6 +102,21 @@ class OneCall:
         keep = jnp.isfinite(logs).all() if self._check_finite else True
         params, learner_state = select(keep, tuple(after), before)
         return params, learner_state, logs, output.priorities
+
+
+def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Calls a function in a thread, which does not outlive the process; returns its future."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            function(*arguments)
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="compile", daemon=True).start()
+    return future
 
 
 def mean_logs(logs: Logs) -> jax.Array:

@@ -7,6 +7,7 @@ rows at the end repeat the first rows. So a window never wraps around and can be
 
 from __future__ import annotations
 
+import operator
 import sys
 
 import jax
@@ -16,6 +17,7 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
+_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 _SIZES = 4  # number of batch sizes with buffers that are kept
 _MOST_BUFFERS = 8  # per batch size, if earlier batches are still referenced
 
@@ -31,6 +33,7 @@ class StepRing:
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
+        self._order: list[int] = []  # of the rings, the largest last
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[int, list[list[np.ndarray]]] = {}
@@ -68,7 +71,7 @@ class StepRing:
         if count != self._num_envs:
             expected = [(count, *shape[1:]) for shape in expected]
         try:
-            if [x.shape for x in leaves] == expected and [x.dtype for x in leaves] == self._dtypes:
+            if [*map(_SHAPE, leaves)] == expected and [*map(_DTYPE, leaves)] == self._dtypes:
                 return leaves
         except AttributeError:  # plain numbers and lists, or a deeper structure
             if jax.tree_util.tree_structure(transition) != self._treedef:
@@ -120,6 +123,7 @@ class StepRing:
     def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
         self._treedef, self._rings = treedef, rings
         self._flat = [ring.reshape((-1, *ring.shape[2:])) for ring in rings]
+        self._order = sorted(range(len(rings)), key=lambda i: rings[i].nbytes)
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
@@ -157,11 +161,21 @@ class StepRing:
             for flat, leaf in zip(self._flat, leaves, strict=False):
                 flat[where] = np.asarray(leaf)[again]
 
-    def write_columns(self, step: int, columns: slice, leaves: list[np.ndarray]) -> None:
-        """Writes one step of consecutive environments, all at the same step; not mirrored."""
+    def columns(self, envs: slice) -> list[np.ndarray]:
+        """Returns the rings of consecutive environments as views ``[rows, n, ...]``."""
+        return [ring[:, envs] for ring in self._rings]
+
+    def write_columns(self, step: int, columns: list[np.ndarray], leaves: list[np.ndarray]) -> None:
+        """Writes one step of the environments of ``columns``, all at the same step; not mirrored.
+
+        Args:
+          step: of these environments.
+          columns: result of the method of this name.
+          leaves: the steps, ``[n, ...]``.
+        """
         row = step % self.rows
-        for ring, leaf in zip(self._rings, leaves, strict=True):
-            ring[row, columns] = leaf
+        for i in self._order:
+            columns[i][row] = leaves[i]
 
     def pick(self, rows: np.ndarray, env_ids: np.ndarray) -> PyTree:
         """Returns copies of some rows of some environments."""

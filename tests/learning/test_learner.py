@@ -88,6 +88,37 @@ def test_a_non_finite_update_leaves_all_as_it_was_and_holds_the_batch(name, mini
     assert np.isfinite(learner.step(sample(name))["loss"]) and learner.version == 2
 
 
+def shapes(batch):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), batch)
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo-separate"])
+def test_an_update_that_compiles_while_the_params_are_made_is_the_same(name, caplog):
+    agent, key = case(name).agent, jax.random.PRNGKey(0)
+    jax.config.update("jax_log_compiles", True)
+    try:
+        early = Learner(
+            LearnerConfig(), agent, Replay(sample(name)), key, shapes(sample(name).batch)
+        )
+        early.compile(shapes(sample(name).batch))
+        early.step(sample(name))
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    compiled = [r for r in caplog.messages if "XLA compilation of jit(_packed)" in r]
+    assert len(compiled) == 1  # and not again by the first update
+    later = make(name, Replay(sample(name)))
+    later.step(sample(name))
+    assert_close(early.save(), later.save(), atol=0, rtol=0)
+
+
+def test_what_fails_to_compile_beside_the_params_is_an_error_of_compile():
+    agent, batch = case("dqn").agent, shapes(sample().batch)
+    wrong = batch._replace(weights=jax.ShapeDtypeStruct((3, 5), np.float32))
+    learner = Learner(LearnerConfig(), agent, None, jax.random.PRNGKey(0), wrong)
+    with pytest.raises((TypeError, ValueError)):
+        learner.compile(wrong)
+
+
 def test_the_check_can_be_left_out():
     learner = make(check_finite=False)
     assert np.isnan(learner.step(poisoned())["loss"]) and learner.version == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 from programs.launchers import processes
@@ -10,14 +11,20 @@ from programs.nodes.base import Setup
 from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 
-_MANAGER = (
+MANAGER = (
     "import sys; del sys.path[0]; from programs.launchers.launchpad.manager import main; "
     "sys.exit(main())"
 )
 
 
-def run_launchpad(setup: Setup, display: ProgressDisplay) -> int:
-    """Runs the nodes as a Launchpad program; returns the signal that was received, or 0."""
+def run_launchpad(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:
+    """Runs the nodes as a Launchpad program; returns the signal that was received, or 0.
+
+    Args:
+      process: of the launcher; `MANAGER` is its code.
+      setup: of the program.
+      display: shows its progress.
+    """
     commands: list[dict[str, Any]] = []
 
     def prepare() -> processes.Prepared:
@@ -26,7 +33,7 @@ def run_launchpad(setup: Setup, display: ProgressDisplay) -> int:
         return processes.Prepared(made, coordinator)
 
     try:
-        return processes.run(_MANAGER, prepare, setup, display)
+        return processes.run(process, prepare, setup, display)
     finally:
         manager.forget(commands)
 

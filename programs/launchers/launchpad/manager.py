@@ -51,15 +51,17 @@ def parse_flags(notice_seconds: float) -> None:
 def main() -> int:
     """Runs the launcher's process; returns its exit code."""
     answers = local.begin()
-    parse_flags(timing.NODES_NOTICE)
-    from launchpad.launch.local_multi_processing.commands import Command
-    from launchpad.launch.run_locally.run_locally import run_commands_locally
-
-    commands = local.receive()
-    if commands is None:
-        return 1
-    sys.stdin = open(os.devnull)  # noqa: SIM115  (stays open)
+    commands: list[dict[str, Any]] = []
     try:
+        parse_flags(timing.NODES_NOTICE)
+        from launchpad.launch.local_multi_processing.commands import Command
+        from launchpad.launch.run_locally.run_locally import run_commands_locally
+
+        received = local.receive()
+        if received is None:
+            return 1
+        commands.extend(received)
+        sys.stdin = open(os.devnull)  # noqa: SIM115  (stays open)
         ending: list[int] = []
         signal.signal(supervisor.ENDING, lambda number, _: ending.append(number))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # else Launchpad calls the handler too

@@ -39,10 +39,15 @@ class PollingWait:
 
 
 class InsertLimiter:
-    """Decides whether a writer may add a step, from the counters that the reader publishes."""
+    """Decides whether a writer may add a step, from the counters that the reader publishes.
+
+    Attributes:
+      may_block: whether any rule of this config can block a writer.
+    """
 
     def __init__(self, cfg: ReplayConfig, num_envs: int, numbers: Counters, where: str):
         self._cfg, self._numbers, self._where = cfg, numbers, where
+        self.may_block = cfg.sampler == "fifo" or cfg.samples_per_insert is not None
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._steps_held = ring_shape(cfg, num_envs).items * self._period + self._length
         self._free = 0  # `_free_of` may add steps at least up to this one

@@ -4,7 +4,7 @@ There is no lock. Each number below has one writer at a time. It is one aligned 
 no reader sees it half written. A step is published in this order and read in the reverse order:
 
 1. the writer sets ``reserved[env] = g + 1``: the old content of row ``g % rows`` is invalid;
-2. it copies step ``g`` into that row, and sets its mark;
+2. it sets the step's mark, and copies step ``g`` into that row;
 3. it sets ``steps[env] = g + 1``: now step ``g`` may be read.
 
 A reader uses only steps below ``steps``. It copies them and then reads ``reserved``. If a writer
@@ -71,6 +71,19 @@ class Counters(NamedTuple):
     released: np.ndarray  # the first step that a queued item needs
 
 
+class Columns(NamedTuple):
+    """Views of what is shared about consecutive environments, ``[n]`` or ``[rows, n, ...]``.
+
+    Making a view takes as long as a small copy, so a writer keeps those of its environments.
+    """
+
+    reserved: np.ndarray
+    steps: np.ndarray
+    marks: np.ndarray
+    step_type: np.ndarray
+    rings: list[np.ndarray]
+
+
 def ring_rows(cfg: ReplayConfig, num_envs: int) -> int:
     """Returns the number of stored steps of each environment.
 
@@ -110,6 +123,12 @@ class SharedSteps:
         self.marks = arrays[count]
         self.ring = StepRing(cfg, num_envs)
         self.ring.use(spec, arrays[count + 1 :])
+
+    def columns(self, envs: slice) -> Columns:
+        """Returns views of what is shared about these environments."""
+        rings = self.ring.columns(envs)
+        counters, marks = self.counters, self.marks[:, envs]
+        return Columns(counters.reserved[envs], counters.steps[envs], marks, rings[0], rings)
 
     @staticmethod
     def block_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:

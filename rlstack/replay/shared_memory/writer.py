@@ -19,6 +19,7 @@ from rlstack.replay.shared_memory.steps import (
     NEWS,
     OWNER_PID,
     OWNER_START,
+    Columns,
     SharedSteps,
     memory_fence,
 )
@@ -64,11 +65,16 @@ class SharedMemWriter:
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._limiter = InsertLimiter(cfg, num_envs, shared.counters, where)
         self._ids = StepCounter(num_envs)  # used to check ids
-        self._steps = np.zeros(num_envs, np.int64)  # next step of each claimed environment
+        # The next step of each claimed environment; that of `_in_step` is `_step`.
+        self._steps = np.zeros(num_envs, np.int64)
         self.mine = np.zeros(num_envs, bool)  # the claimed environments
         self._all_mine = False
-        self._in_step: slice | None = None  # environments that are at the same step, `_step`
+        self._in_step: slice | None = None  # environments that are at the same step
         self._step = 0
+        self._columns: Columns  # of `_in_step`
+        self._not_last = cfg.starts == "not_last"
+        self._last_end = 0  # the newest step at which some environment of `_in_step` was LAST
+        self._no_last = b""  # the newest step types of which none was LAST
         self._last_gap = int(shared.counters.unbroken.max())  # later items are unbroken
         self._resumes = resumes
         self._me = (os.getpid(), start_time(os.getpid()), secrets.randbits(62))
@@ -83,6 +89,7 @@ class SharedMemWriter:
           ValueError: another running process is the writer of one of them.
         """
         numbers = self._numbers
+        self._separate()
         wait = PollingWait(_HANDOVER)  # the previous writer may have just been killed
         for env in env_ids.tolist():
             pid = int(numbers.pid[env])
@@ -106,7 +113,7 @@ class SharedMemWriter:
         """Appends one step of each of some environments; waits while the buffer is full."""
         self.check_open("add")
         ids, leaves = self.prepare(env_ids, transition)
-        if self.blocking_rule(ids):
+        if self._limiter.may_block and self.blocking_rule(ids):
             self.wait(lambda: self.blocking_rule(ids), timeout)
         self.write(ids, leaves)
 
@@ -150,11 +157,20 @@ class SharedMemWriter:
             return None
         if self._in_step == ids:
             return self._step
+        self._separate()
         steps = self._steps[ids]
         if not len(steps) or np.count_nonzero(steps == steps[0]) < len(steps):
             return None
         self._in_step, self._step = ids, int(steps[0])
+        self._columns = self._shared.columns(ids)
+        self._last_end = self._step - 1  # the types of earlier steps are not known here
         return self._step
+
+    def _separate(self) -> None:
+        """Starts to count the steps of each environment separately."""
+        if self._in_step is not None:
+            self._steps[self._in_step] = self._step
+            self._in_step = None
 
     def wait(self, blocking_rule: Callable[[], str], timeout: float | None) -> None:
         """Waits until no rule blocks.
@@ -206,19 +222,19 @@ class SharedMemWriter:
 
     def write(self, ids: Ids, leaves: list[np.ndarray]) -> None:
         """Publishes one step of each of these environments; ``steps`` documents the order."""
-        shared, numbers = self._shared, self._numbers
-        step = self._common_step(ids)
+        shared, step = self._shared, self._common_step(ids)
         if step is not None:
-            assert isinstance(ids, slice)
-            numbers.reserved[ids] = step + 1
+            columns = self._columns
+            columns.reserved.fill(step + 1)
             memory_fence()
-            shared.ring.write_columns(step, ids, leaves)
-            self._mark_all(ids, step)
+            self._mark_all(step, leaves[0])
+            shared.ring.write_columns(step, columns.rings, leaves)
             memory_fence()
-            numbers.steps[ids] = self._steps[ids] = self._step = step + 1
+            columns.steps.fill(step + 1)
+            self._step = step + 1
             return
-        self._in_step = None
-        envs, steps = self._ids.envs[ids], self._steps[ids]
+        self._separate()
+        numbers, envs, steps = self._numbers, self._ids.envs[ids], self._steps[ids]
         numbers.reserved[ids] = steps + 1
         memory_fence()
         shared.ring.write(steps, envs, leaves)
@@ -226,21 +242,33 @@ class SharedMemWriter:
         memory_fence()
         numbers.steps[ids] = self._steps[ids] = steps + 1
 
-    def _mark_all(self, ids: slice, step: int) -> None:
-        """Marks a step if it ends unbroken items. Old marks do no harm: they name older steps."""
-        start = step - self._length
+    def _mark_all(self, step: int, step_types: np.ndarray) -> None:
+        """Marks a step if it ends unbroken items. Old marks do no harm: they name older steps.
+
+        Args:
+          step: of the environments of `_in_step`.
+          step_types: of this step, [n].
+        """
+        start, context = step - self._length, self._cfg.context
+        if self._not_last and not (step - context) % self._period:  # items may begin here
+            types = np.asarray(step_types).tobytes()
+            if types != self._no_last:  # mostly they are equal, and comparing bytes is faster
+                if np.count_nonzero(step_types == _LAST):
+                    self._last_end = step
+                else:
+                    self._no_last = types
         if start < 0 or start % self._period:
             return
+        columns, row = self._columns, step % self._shared.ring.rows
         if start < self._last_gap:
-            self._mark(self._ids.envs[ids], self._steps[ids])
-            return
-        ring = self._shared.ring
-        marks = self._shared.marks[step % ring.rows, ids]
-        if self._cfg.starts == "not_last":
-            first = ring.step_type[(start + self._cfg.context) % ring.rows, ids]
-            np.multiply(first != _LAST, step + 1, out=marks)
+            assert self._in_step is not None
+            envs = self._ids.envs[self._in_step]
+            self._mark(envs, np.full(len(envs), step))
+        elif self._not_last and start + context <= self._last_end:
+            first = columns.step_type[(start + context) % self._shared.ring.rows]
+            np.multiply(first != _LAST, step + 1, out=columns.marks[row])
         else:
-            marks[:] = step + 1
+            columns.marks[row].fill(step + 1)
 
     def _mark(self, envs: np.ndarray, steps: np.ndarray) -> None:
         """Marks those of the steps that end an unbroken item."""
@@ -268,8 +296,8 @@ class SharedMemWriter:
     def _break(self, env_ids: np.ndarray) -> None:
         """Moves the step counts forward to where an item can begin."""
         numbers = self._numbers
+        self._separate()
         after = -(-self._steps[env_ids] // self._period) * self._period
-        self._in_step = None
         self._last_gap = max(self._last_gap, int(after.max(initial=0)))
         numbers.unbroken[env_ids] = after
         # It may already be larger, by one step that a killed writer left half written.

@@ -48,8 +48,8 @@ class Launcher:
             preset("cartpole-ppo"), topology="heavy_env", program=program
         )
         setup = Setup(experiment, self.directory, EnvSpec((), ()))
-        with nothing_left(), launch._transport(setup):
-            return launch._launch(setup, ProgressDisplay(100, self.out))
+        with nothing_left(), launch._started(experiment, self.directory) as run:
+            return run(setup, ProgressDisplay(100, self.out))
 
     def wrote(self, name):
         """What a node wrote into a file; None if it is not there."""

@@ -79,8 +79,7 @@ class Program:
                 supervisor.PARENT: str(os.getpid()),
             },
         )
-        message = described if code == LAUNCHPAD else {"nodes": described, "imports": []}
-        self.launcher.stdin.write(json.dumps(message).encode() + b"\n")
+        self.launcher.stdin.write(json.dumps(described).encode() + b"\n")
         if code != LAUNCHPAD:
             self.launcher.stdin.write(pickle.dumps(wiring.Program(graph, None, {})))
         self.launcher.stdin.close()

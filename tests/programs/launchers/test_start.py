@@ -1,14 +1,21 @@
 """How programs start: nodes wait for one another, and share what they compile."""
 
+import dataclasses
 import os
 import stat
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from programs.launchers import compiled
+from programs.components.environments import environment_spec
+from programs.launchers import compiled, local, processes, wiring
+from programs.nodes.base import Setup
+from programs.topologies import graph_of
+from programs.tracking.run_dir import RunDir
 from tests.programs.launched import FAST, Launched
-from tests.programs.running import nothing_left
+from tests.programs.running import nothing_left, ppo
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
@@ -37,6 +44,52 @@ def test_a_folder_that_the_user_has_chosen_is_used_and_kept(monkeypatch, tmp_pat
         assert variables == {}
     compiled.remove()
     assert tmp_path.exists()
+
+
+def test_the_launcher_imports_what_nodes_need_before_it_is_told_of_them(tmp_path):
+    directory = RunDir.create(tmp_path / "run", "test", 1)
+    with nothing_left(), processes.started(processes.LOCAL, directory) as process:
+        until = time.monotonic() + 60.0
+        while "jaxlib" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_only_nodes_with_environments_wait_for_the_import_of_envpool(tmp_path, monkeypatch):
+    experiment = ppo("light_env")
+    setup = Setup(experiment, RunDir(tmp_path), environment_spec(experiment))
+    nodes = wiring.indexed(graph_of(setup))
+    monkeypatch.setitem(sys.modules, "envpool", object())
+    described = [processes._described(node, index, setup) for node, index in nodes]
+    assert {n.name.split("/")[0] for n in described if n.imports} == {"actor", "evaluator"}
+    monkeypatch.delitem(sys.modules, "envpool")
+    assert not any(processes._described(node, index, setup).imports for node, index in nodes)
+
+
+def test_a_launcher_imports_for_a_node_when_the_nodes_before_it_have_started(tmp_path):
+    """An import that ends the launcher shows that the node before it had been started."""
+    (tmp_path / "ends_here.py").write_text("raise SystemExit(7)")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); {processes.LOCAL.partition(';')[2]}"
+    directory = RunDir.create(tmp_path / "run", "test", 1)
+    with nothing_left(), processes.started(code, directory) as process:
+        node = local.NodeProcess(
+            name="first",
+            run_dir=str(directory.path),
+            record=str(directory.failures),
+            log=str(tmp_path / "first" / "0"),
+            variables={},
+            niceness=0,
+            grace=1.0,
+            silence=0.0,
+            max_restarts=0,
+        )
+        later = dataclasses.replace(
+            node, name="later", log=str(tmp_path / "later" / "0"), imports=("ends_here",)
+        )
+        processes._send(processes.Prepared([vars(node), vars(later)], "", b""), process)
+        assert process.wait(60.0) == 7
+        # The launcher makes the folder of a log when it starts the node.
+        assert (tmp_path / "first").exists() and not (tmp_path / "later").exists()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from programs.experiment import ProgramConfig
 from programs.run import launch
+from programs.tracking.run_dir import RunDir
 from rlstack.rpc import transports
 from tests.programs.launched import FAST, Launched
 from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run
@@ -104,13 +105,12 @@ def _text(path):
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
-def test_each_way_to_launch_has_its_default():
+def test_each_way_to_launch_has_its_default(tmp_path):
     default = "courier" if transports.is_installed("courier") else "zmq"
     chosen = {}
     for how in ("threads", "processes"):
         experiment = ppo("heavy_env", program={"launch": how})
-        setup = launch.Setup(experiment, None, None)
-        with launch._transport(setup):
+        with launch._started(experiment, RunDir(tmp_path)):
             chosen[how] = transports.current()
     assert chosen == {"threads": "direct", "processes": default}
 

@@ -21,6 +21,8 @@ from rlstack.replay import (
 from rlstack.replay.shared_memory import writer as shm_writer
 from rlstack.replay.shared_memory.block import FOLDER
 from tests.replay.replay_model import (
+    FIRST,
+    LAST,
     MID,
     SPEC,
     Model,
@@ -165,15 +167,15 @@ def dies_at(patch, writer, instant) -> None:
     ring = writer._shared.ring
 
     def half(step, columns, leaves):
-        for leaf in ring._rings[: len(leaves) // 2]:
-            leaf[step % ring.rows, columns] = 77
+        for column in columns[: len(leaves) // 2]:
+            column[step % ring.rows] = 77
         raise Killed
 
     def all_but_publish(*arguments):
-        mark(*arguments)
+        write(*arguments)
         raise Killed
 
-    mark = writer._mark_all
+    write = ring.write_columns
     fences = iter([None, die] if instant == 5 else [die])
     if instant in (0, 5):
         patch.setattr(shm_writer, "memory_fence", lambda: (next(fences) or (lambda: None))())
@@ -184,7 +186,7 @@ def dies_at(patch, writer, instant) -> None:
     if instant == 3:
         patch.setattr(writer, "_mark_all", die)
     if instant == 4:
-        patch.setattr(writer, "_mark_all", all_but_publish)
+        patch.setattr(ring, "write_columns", all_but_publish)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
@@ -207,6 +209,29 @@ def test_what_is_overwritten_while_it_is_copied_is_drawn_anew(make, monkeypatch,
     for _ in range(5):
         assert all(start > step[0] - 7 - 20 for _, start in drawn(buffer.sample()))
     assert buffer.stats()["redrawn"] > 0
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+@pytest.mark.parametrize("period", [None, 2])
+def test_no_item_begins_at_the_end_of_an_episode(make, unroll, period):
+    """Episodes end rarely or one after the other, and steps come together or in parts."""
+    period = None if period and unroll < period else period
+    changes = {"unroll_length": unroll, "period": period, "max_size": 4000, "starts": "not_last"}
+    shared, cfg = make(4, **changes), config(**changes)
+    local, writer = InProcessReplay(cfg, 4, seed=0), shared.handle().attach()
+    rng = np.random.default_rng(unroll)
+    for step in range(300):
+        often = 0.5 if 100 <= step < 150 else 0.02
+        types = np.where(rng.random(4) < often, LAST, rng.integers(FIRST, MID + 1, 4))
+        parts = [[0, 1], [2, 3]] if 200 <= step < 230 else [[0, 1, 2, 3]]
+        for buffer in (local, writer):
+            for envs in parts:
+                made = make_transition(envs, [step] * len(envs), types[envs])
+                buffer.add(np.array(envs) if len(parts) > 1 else None, made)
+        if step == 250:
+            local.gap(np.array([1]))
+            writer.gap(np.array([1]))
+    assert len(held(local)) > 100 and held(shared) == held(local)
 
 
 @pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
