@@ -21,6 +21,9 @@ def cartpole_ppo(name: str) -> Experiment:
         discount=0.98,
         gae_lambda=0.8,
         entropy_cost=0.0,
+        # Of a policy that balances to the end, standardised advantages would be noise of size 1:
+        # single updates would unlearn it.
+        advantage_epsilon=0.1,
         num_epochs=20,
         num_minibatches=1,
         optimizer=OptimizerConfig(learning_rate=1e-3),
