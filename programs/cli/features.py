@@ -78,6 +78,7 @@ CHOSEN = ("--launch", "--program.transport", "--replay.service")
 EXTRAS = {
     "PIL": "video",
     "av": "video",
+    "pygame": "window",
     "brax": "brax",
     "equinox": "equinox",
     "flatbuffers": "stablehlo",

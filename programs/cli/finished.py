@@ -291,6 +291,8 @@ class _WatchOptions:
     after one lets this one of its policies play all seats for it."""
     video: Path | None = None
     """The video to write, .mp4, .webm or .gif. By default the terminal shows the run."""
+    window: bool = False
+    """Show the run in a window. Escape closes it."""
     episodes: int | None = None
     """Number of episodes. By default 1, or one for each of several runs."""
     results_only: bool = False
@@ -317,8 +319,11 @@ def watch(args: list[str]) -> int:
         raise UsageError("the directory of a run must be given (rlstack watch --help)")
     if chosen.episodes is not None and chosen.episodes < 1:
         raise UsageError(f"--episodes must be at least 1; got {chosen.episodes}")
+    if chosen.window and (chosen.video or chosen.results_only):
+        raise UsageError("--window cannot be combined with --video or --results-only")
     settings: dict[str, Any] = {
         "video": chosen.video,
+        "window": chosen.window,
         "params": chosen.params,
         "greedy": chosen.policy == "greedy",
         "seed": chosen.seed,

@@ -1,8 +1,9 @@
-"""Where scenes are shown: the terminal, or a video."""
+"""Where scenes are shown: the terminal, a window, or a video."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,27 +20,36 @@ from programs.policies.scene import Bar, Scene
 from programs.policies.stage import Picture
 from programs.policies.video import open_video
 
-_HOLD = 1.0  # seconds for which a video shows the last step of an episode
+_HOLD = 1.0  # seconds for which a video or a window shows the last step of an episode
 _COLUMNS = 72  # of a picture in the terminal
 
 Show = Callable[[Scene], None]
 
 
+class _Closed(Exception):  # noqa: N818  (a request, not an error)
+    """The person who watches has closed the window."""
+
+
 def open_screen(
-    video: Path | None, fps: float, console: Console | None = None
+    video: Path | None, fps: float, console: Console | None = None, *, window: bool = False
 ) -> AbstractContextManager[Show]:
     """Returns the context of a function that shows scenes.
 
+    If a window is closed, the body of the context ends there, without an error.
+
     Args:
-      video: the file to write; None for the terminal.
+      video: the file to write; None for the terminal or a window.
       fps: scenes in a second.
       console: of the terminal; standard output by default.
+      window: whether to open a window.
 
     Raises:
-      ValueError: as `programs.policies.video.check_video`.
+      ValueError: as `programs.policies.video.check_video`; or no window can be opened.
     """
     if video is not None:
         return _in_video(video, fps)
+    if window:
+        return _in_window(fps)
     return _in_terminal(console or Console(highlight=False), fps)
 
 
@@ -52,7 +62,7 @@ def _in_video(path: Path, fps: float) -> Iterator[Show]:
 
         def show(scene: Scene) -> None:
             image = draw(scene)
-            for _ in range(max(1, round(_HOLD * fps)) if scene.is_last else 1):
+            for _ in range(_repeats(scene, fps)):
                 video.write(image)
 
         yield show
@@ -63,16 +73,75 @@ def _in_terminal(console: Console, fps: float) -> Iterator[Show]:
     if not console.is_terminal:  # a file or a pipe gets every step
         yield lambda scene: console.print(_shown(scene))
         return
+    wait = _pace(fps)
     with Live(console=console, auto_refresh=False) as live:
-        due = time.monotonic()
 
         def show(scene: Scene) -> None:
-            nonlocal due
-            time.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - 1 / fps) + 1 / fps
+            wait()
             live.update(_shown(scene), refresh=True)
 
         yield show
+
+
+@contextlib.contextmanager
+def _in_window(fps: float) -> Iterator[Show]:
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # signals are rlstack's
+    try:
+        import pygame
+
+        from programs.policies.drawing import Drawer
+
+        draw = Drawer()
+        pygame.display.init()
+    except ImportError as error:
+        raise ValueError(
+            f"watch: --window needs the extra `window` of rlstack: {error}."
+        ) from error
+    except pygame.error as error:
+        raise ValueError(
+            f"watch: --window needs a display: {error}. Without it the terminal shows the run, and "
+            "--video writes a file."
+        ) from error
+    wait = _pace(fps)
+
+    def show(scene: Scene) -> None:
+        image = draw(scene)
+        size = image.shape[1::-1]
+        window = pygame.display.get_surface() or pygame.display.set_mode(size)
+        window.blit(pygame.image.frombuffer(image.tobytes(), size, "RGB"), (0, 0))
+        pygame.display.flip()
+        for _ in range(_repeats(scene, fps)):
+            wait()
+            for event in pygame.event.get():
+                escape = event.type == pygame.KEYDOWN and event.key == pygame.K_ESCAPE
+                if escape or event.type == pygame.QUIT:
+                    raise _Closed
+
+    try:
+        pygame.display.set_caption("rlstack watch")
+        yield show
+    except _Closed:
+        pass
+    finally:
+        pygame.display.quit()
+
+
+def _pace(fps: float) -> Callable[[], None]:
+    """Returns a function that waits so that it returns at most so many times a second."""
+    due = time.monotonic()
+
+    def wait() -> None:
+        nonlocal due
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = max(due, time.monotonic() - 1 / fps) + 1 / fps
+
+    return wait
+
+
+def _repeats(scene: Scene, fps: float) -> int:
+    """Returns the number of pictures for which a scene stays."""
+    return max(1, round(_HOLD * fps)) if scene.is_last else 1
 
 
 def _shown(scene: Scene) -> RenderableType:

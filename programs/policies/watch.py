@@ -1,4 +1,4 @@
-"""Plays episodes with the policy of a run, and shows them in the terminal or as a video."""
+"""Plays episodes with the policy of a run, and shows them: terminal, window or video."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def watch(
     run_dir: str | os.PathLike[str],
     *,
     video: str | os.PathLike[str] | None = None,
+    window: bool = False,
     episodes: int = 1,
     params: Which = "last",
     greedy: bool = True,
@@ -54,6 +55,7 @@ def watch(
     Args:
       run_dir: the directory of a run with a checkpoint.
       video: the file to write, .mp4, .webm or .gif; by default the terminal shows the run.
+      window: whether to show the run in a window; closing it ends the last episode early.
       episodes: number of episodes.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
       greedy: whether to take the best action; otherwise as at the end of training.
@@ -63,8 +65,8 @@ def watch(
       console: shows the run; standard output by default.
 
     Raises:
-      ValueError: there is no run or no checkpoint, the environment cannot be made, or the video
-        cannot be written.
+      ValueError: there is no run or no checkpoint, the environment cannot be made, the video
+        cannot be written, or no window can be opened.
       programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is left.
     """
     directory = RunDir.open(run_dir)
@@ -75,10 +77,13 @@ def watch(
     seed = experiment.seed if seed is None else seed
     with contextlib.closing(Stage(experiment, role_seed(seed, "watch"))) as stage:
         policy = load(run_dir, params=params, greedy=greedy, seed=seed, spec=stage.spec)
-        shown = open_screen(None if video is None else Path(video), fps or stage.fps, console)
-        with shown as show, StopSignals() as stop:
+        path = None if video is None else Path(video)
+        screen = open_screen(path, fps or stage.fps, console, window=window)
+        found, frames = Watched([], [], 0), 0
+        with screen as show, StopSignals() as stop:
             titles = [f"episode {i + 1} of {episodes}" for i in range(episodes)]
-            return _play(stage, policy, show, titles, max_steps, lambda: check_stop(stop))
+            frames = _play(stage, policy, show, titles, found, max_steps, lambda: check_stop(stop))
+        return found._replace(frames=frames)
 
 
 def check_stop(stop: StopSignals) -> None:
@@ -99,8 +104,10 @@ def film(stage: Stage, policy: Policy, path: Path, title: str) -> Watched:
     Raises:
       ValueError: as `check_video`.
     """
+    found, frames = Watched([], [], 0), 0
     with open_screen(path, stage.fps) as show:
-        return _play(stage, policy, show, [title], MAX_STEPS)
+        frames = _play(stage, policy, show, [title], found, MAX_STEPS)
+    return found._replace(frames=frames)
 
 
 def _play(
@@ -108,11 +115,15 @@ def _play(
     policy: Policy,
     show: Show,
     titles: Sequence[str],
+    found: Watched,
     max_steps: int,
     check: Callable[[], None] = lambda: None,
-) -> Watched:
-    """Plays an episode for each title; ``check`` is called after each step and may raise."""
-    found, frames = Watched([], [], 0), 0
+) -> int:
+    """Plays an episode for each title, and adds it to what was found.
+
+    ``check`` is called after each step and may raise. Returns the number of steps shown.
+    """
+    frames = 0
     timestep = stage.pool.reset()
     action = None
     for episode, title in enumerate(titles):
@@ -136,7 +147,7 @@ def _play(
             total, length = total + float(timestep.reward[0]), length + 1
         found.returns.append(total)
         found.lengths.append(length)
-    return found._replace(frames=frames)
+    return frames
 
 
 def _scene(

@@ -58,6 +58,7 @@ def watch(
     runs: Sequence[str | os.PathLike[str]],
     *,
     video: str | os.PathLike[str] | None = None,
+    window: bool = False,
     shows: bool = True,
     episodes: int | None = None,
     params: Which = "last",
@@ -77,6 +78,7 @@ def watch(
       runs: directories of runs, or of checkpoints; that of a run with several policies may be
         followed by ``:NAME`` of the policy that plays all seats for this run.
       video: the file to write, .mp4, .webm or .gif; by default the terminal shows the games.
+      window: whether to show the games in a window; closing it ends the last one early.
       shows: whether anything is shown, without a video.
       episodes: number of games; by default one for each run, so that each plays each seat once.
       params: "last" for the newest params, "best" for those with the best return in an evaluation.
@@ -89,7 +91,7 @@ def watch(
 
     Raises:
       ValueError: there is no run or no checkpoint, the runs are not of one game, there are more of
-        them than seats, or the video cannot be written.
+        them than seats, or the video or the window cannot be made.
       programs.tracking.signals.Interrupted: SIGINT or SIGTERM was received; no video is left.
     """
     if video is not None:
@@ -103,10 +105,11 @@ def watch(
         sides = sides_of(entries, stage.spec, len(stage.seats), greedy=greedy, seed=seed)
         number = len(sides) if episodes is None else episodes
         found = Watched([side.name for side in sides], stage.titles, [], 0, greedy)
-        if video is None and not shows:
-            screen: contextlib.AbstractContextManager[Show | None] = contextlib.nullcontext()
-        else:
-            screen = open_screen(Path(video) if video else None, fps or stage.fps, console)
+        screen: contextlib.AbstractContextManager[Show | None] = contextlib.nullcontext()
+        if shows or video is not None:
+            path = None if video is None else Path(video)
+            screen = open_screen(path, fps or stage.fps, console, window=window)
+        frames = 0
         with screen as show, StopSignals() as stop:
             frames = _play(stage, sides, number, max_steps, found, show, stop, tell)
         return found._replace(frames=frames)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import sys
 
 import gymnasium
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from programs.__main__ import main
+from programs.policies.drawing import Drawer
 from programs.policies.policy import load
 from programs.policies.scene import bars_of
 from programs.policies.stage import Stage
@@ -95,6 +97,64 @@ def test_pixels_are_characters_in_a_terminal(balancing):
     console = Console(file=stream, width=120, force_terminal=True, color_system="truecolor")
     watch(balancing, console=console, max_steps=2, fps=1000)
     assert "▀" in stream.getvalue() and "48;2;255;255;255" in stream.getvalue()
+
+
+@pytest.fixture
+def pygame(monkeypatch):
+    """Pygame without a display; windows are memory."""
+    pytest.importorskip("PIL")
+    module = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    return module
+
+
+def test_a_window_shows_what_a_video_shows(balancing, pygame, monkeypatch):
+    seen, drawn = [], []
+    flip, draw = pygame.display.flip, Drawer.__call__
+
+    def flipped():
+        flip()
+        window = pygame.display.get_surface()
+        seen.append(np.swapaxes(pygame.surfarray.array3d(window), 0, 1))
+
+    def drawing(self, scene):
+        drawn.append(draw(self, scene))
+        return drawn[-1]
+
+    monkeypatch.setattr(pygame.display, "flip", flipped)
+    monkeypatch.setattr(Drawer, "__call__", drawing)
+    found = watch(balancing, window=True, episodes=2, max_steps=3, fps=100)
+    assert found.lengths == [3, 3] and found.frames == len(seen) == 8
+    assert all(np.array_equal(a, b) for a, b in zip(seen, drawn, strict=True))
+    assert not pygame.display.get_init()
+
+
+@pytest.mark.parametrize("how", ["escape", "close"])
+def test_closing_the_window_ends_the_command(balancing, pygame, monkeypatch, how, capsys):
+    shown, flip = [], pygame.display.flip
+
+    def flipped():
+        flip()
+        shown.append(1)
+        if len(shown) == 3:
+            key = pygame.event.Event(pygame.KEYDOWN, key=pygame.K_ESCAPE)
+            pygame.event.post(key if how == "escape" else pygame.event.Event(pygame.QUIT))
+
+    monkeypatch.setattr(pygame.display, "flip", flipped)
+    args = ["--window", "--episodes", "3", "--max-steps", "1", "--fps", "200"]
+    assert main(["watch", str(balancing), *args]) == 0
+    assert len(shown) == 3 and not pygame.display.get_init()
+    assert capsys.readouterr().out == "return 1 after 1 steps\n"
+
+
+def test_without_a_display_there_is_an_error(balancing, pygame, monkeypatch, capsys):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "none-such")
+    assert main(["watch", str(balancing), "--window"]) == 1
+    assert "--window needs a display: none-such not available" in capsys.readouterr().err
+    assert main(["watch", str(balancing), "--window", "--video", "x.gif"]) == 2
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    assert main(["watch", str(balancing), "--window"]) == 1
+    assert "needs the extra `window`" in capsys.readouterr().err
 
 
 class Pixels(gymnasium.Env):
