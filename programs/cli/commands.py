@@ -139,6 +139,8 @@ class _TrainOptions:
     """Train a population of so many members, which copy better ones and change the options that
     `--vary NAME LOW HIGH [log]` names, within these bounds; see --pbt."""
     pbt: PbtConfig = PbtConfig()
+    logger: tuple[str, ...] = ()
+    """More loggers, besides those of --loggers: `--logger wandb mlflow`."""
     jobs: int = 1
     """With --seeds, --vary or --population: number of runs at the same time, each in a process of
     its own. 1 trains in this process."""
@@ -187,6 +189,9 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
     if chosen is None:
         return 0
+    loggers = dict.fromkeys((*chosen.experiment.loggers, *chosen.logger))  # each once
+    experiment = dataclasses.replace(chosen.experiment, loggers=tuple(loggers))
+    chosen = dataclasses.replace(chosen, experiment=experiment)
     if chosen.dry_run:
         if chosen.seeds or vary or chosen.population:
             raise UsageError(

@@ -60,7 +60,7 @@ def test_completion_and_groups_have_the_options_of_the_parser(name, capsys):
     text = shown(capsys, name, "--help-all")
     groups = help.parse(text)
     parsed = [f"--{option.name}" for group in groups for option in group.options]
-    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population"]
+    own = ["--run-dir", "--seeds", "--jobs", "--profile", "--dry-run", "--population", "--logger"]
     own += [f"--pbt.{field.name}" for field in dataclasses.fields(PbtConfig)]
     assert sorted(parsed) == sorted([*own, *completion.option_names(preset(name))])
     lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]

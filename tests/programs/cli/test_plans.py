@@ -42,6 +42,15 @@ def test_a_dry_run_shows_the_config_and_writes_nothing(topology, tmp_path, monke
     assert experiment.topology == topology and experiment.frames == 5000
 
 
+def test_loggers_are_added_to_those_of_the_experiment(capsys):
+    assert main(["train", "cartpole-ppo", "--logger", "terminal", "m:f", "--dry-run"]) == 1
+    assert "m:f" in capsys.readouterr().err  # it is imported, as that of --loggers
+    args = ["--logger", "terminal", "json:dumps", "--loggers", "jsonl", "terminal"]
+    assert main(["train", "cartpole-ppo", *args, "--dry-run"]) == 0
+    config = capsys.readouterr().out.partition("config.json:\n")[2]
+    assert from_json(config).loggers == ("jsonl", "terminal", "json:dumps")
+
+
 def test_the_sizes_are_those_of_the_run(tmp_path):
     experiment = running.dqn("single_process", frames=100)  # too few to learn
     experiment = dataclasses.replace(experiment, checkpoint_replay=False)
