@@ -62,6 +62,8 @@ def test_policies_learn_what_they_learn_in_a_single_process():
         single.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
     # A replay of one item: the draws are the same, whatever draws them.
     replay = ReplayConfig(
@@ -99,8 +101,10 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(make):
     assert leaves_equal(one.state.acting, of_one.state.acting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [mixed, pytest.param(lambda: throws("prioritised"), marks=pytest.mark.slow)]
+    "make",
+    [pytest.param(mixed, marks=pytest.mark.chosen), lambda: throws("prioritised")],
 )
 def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
     unbroken, resumed = called(FusedSet(make()), 20), FusedSet(make())

@@ -100,7 +100,7 @@ def test_other_pools_and_environments_show_nothing():
 
 
 def test_watch_shows_the_environments_own_picture(tmp_path):
-    base = running.ppo("single_process", frames=300)
+    base = running.ppo("single_process", frames=2)  # too few to learn
     env = EnvConfig(name=f"{HERE}:Walk", type="jax", num_envs=base.env.num_envs)
     running.run(dataclasses.replace(base, env=env), tmp_path / "run")
     stream = io.StringIO()
