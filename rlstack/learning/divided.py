@@ -199,4 +199,4 @@ def averages(agent: Agent) -> bool:
 
 
 def _nbytes(tree: PyTree) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
