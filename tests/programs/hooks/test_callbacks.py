@@ -73,7 +73,8 @@ def test_callbacks_see_updates_episodes_evaluations_and_checkpoints(topology, fr
 @pytest.mark.parametrize("topology", ["light_env", "distributed"])
 def test_nodes_in_processes_call_the_same_object(topology, tmp_path):
     seen = Recorder()
-    made = experiment(topology, program={"launch": "processes"}, replay={"service": "table"})
+    launched = {"program": {"launch": "processes"}, "replay": {"service": "table"}}
+    made = experiment(topology, 15_000, **launched)
     with running.nothing_left():
         result = train.run(made, tmp_path / "run", callbacks=[seen], stream=io.StringIO())
     check(seen, result, tmp_path / "run")
