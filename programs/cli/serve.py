@@ -56,12 +56,12 @@ def main(args: list[str]) -> int:
 
 
 def _serve_http(chosen: _ServeOptions) -> None:
-    import rlstack
+    from programs.policies.policy import load
     from programs.serving.players import Players
     from programs.serving.policy_server import PolicyServer
 
     greedy = chosen.policy == "greedy"
-    policy = rlstack.load(chosen.run_dir, params=chosen.params, greedy=greedy, policy=chosen.name)
+    policy = load(chosen.run_dir, params=chosen.params, greedy=greedy, policy=chosen.name)
     players = Players(policy, chosen.max_players)
     with PolicyServer(players, chosen.port, chosen.origins) as server:
         print(f"{server.address} acts with {chosen.run_dir}; Ctrl-C ends it", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,8 +17,8 @@ from rlstack.entity.inverted.game import ScoredObservation
 from rlstack.entity.inverted.hellos import Caller
 from rlstack.entity.inverted.listener import Listener
 from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
-from rlstack.entity.inverted.remote_game import check_size, refuse, relay, welcome
-from rlstack.entity.inverted.wire import Kind, Reader, WireError, Writer, send
+from rlstack.entity.inverted.remote_game import check_size, refuse, relay, shut_down, welcome
+from rlstack.entity.inverted.wire import Reader, WireError
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 
 _POLL = 0.5  # seconds between checks of whether to go on accepting games
@@ -123,7 +122,7 @@ class GameServer:
         except OSError as error:
             self._tell(f"{name}: lost: {error}")
         else:
-            _end(connection)
+            shut_down(connection)
             self._tell(f"{name}: over")
 
     @contextlib.contextmanager
@@ -180,8 +179,3 @@ class _Shared:
 
     def game_over(self, observation: ScoredObservation) -> None:
         self._player.game_over(observation)
-
-
-def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        send(connection, Writer(Kind.SHUTDOWN), _END)

@@ -93,8 +93,8 @@ class GymnaxEnv:
             self._classic = self._classic or [classic_control(self._name, self._params)]
             (draw,) = self._classic
             return None if draw is None else draw(state)
-        spec = self.observation_spec()
-        if not isinstance(spec, specs.Array) or len(spec.shape) not in (2, 3) or 1 in spec.shape:
+        shape = getattr(self._env.observation_space(self._params), "shape", None) or ()
+        if len(shape) not in (2, 3) or 1 in shape:
             return None
         return grid(np.asarray(self._env.get_obs(state, self._params)))
 

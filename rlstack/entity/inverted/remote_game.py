@@ -188,8 +188,7 @@ class RemoteGame:
     def _disconnect(self) -> None:
         """Tells the game to end, and makes sure that the process that was started here exits."""
         if self._connection is not None:
-            with contextlib.suppress(OSError):
-                wire.send(self._connection, Writer(Kind.SHUTDOWN), SEND_TIMEOUT)
+            shut_down(self._connection)
         self._close_connection()
         process, self._process = self._process, None
         if process is not None:
@@ -313,6 +312,12 @@ def refuse(connection: socket.socket, reason: str) -> None:
     out.text(reason)
     with contextlib.suppress(OSError):
         wire.send(connection, out, SEND_TIMEOUT)
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Tells a game to end its loop, if it is still connected."""
+    with contextlib.suppress(OSError):
+        wire.send(connection, Writer(Kind.SHUTDOWN), SEND_TIMEOUT)
 
 
 def _ask(
