@@ -18,7 +18,7 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _derived(seed: int, role: int, rank: int) -> PRNGKey:
-    """Computes a key in one compiled function: each node compiles what it computes first."""
+    """Returns the key; one compiled function, because each node compiles it at its start."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(seed), role), rank)
 
 

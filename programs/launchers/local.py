@@ -2,7 +2,7 @@
 
     python -m programs.launchers.local RUN_DIR
 
-It imports the packages that nodes need, meanwhile its parent prepares the program. Then it reads a
+It imports the packages that nodes need, while its parent prepares the program. Then it reads a
 line of JSON, which describes each node, and the pickled program from standard input. It prints a
 line once all nodes are started, and ends when they have ended. It is a process of its own, because
 supervisors signal their parent, and only a main thread can handle signals: a program may be

@@ -27,7 +27,7 @@ Show = Callable[[Scene], None]
 
 
 class _Closed(Exception):  # noqa: N818  (a request, not an error)
-    """The person who watches has closed the window."""
+    """The user has closed the window."""
 
 
 def open_screen(

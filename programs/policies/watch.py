@@ -119,7 +119,7 @@ def _play(
     max_steps: int,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Plays an episode for each title, and adds it to what was found.
+    """Plays an episode for each title, and adds its return and length to ``found``.
 
     ``check`` is called after each step and may raise. Returns the number of steps shown.
     """

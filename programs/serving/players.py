@@ -1,4 +1,4 @@
-"""The players whose steps a policy takes: their states, and their steps as JSON."""
+"""A policy that acts for several players: the state of each, and steps as JSON."""
 
 from __future__ import annotations
 

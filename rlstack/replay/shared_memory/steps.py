@@ -72,7 +72,7 @@ class Counters(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Views of what is shared about consecutive environments, ``[n]`` or ``[rows, n, ...]``.
+    """The shared arrays of consecutive environments, as views ``[n]`` or ``[rows, n, ...]``.
 
     Making a view takes as long as a small copy, so a writer keeps those of its environments.
     """
@@ -125,7 +125,7 @@ class SharedSteps:
         self.ring.use(spec, arrays[count + 1 :])
 
     def columns(self, envs: slice) -> Columns:
-        """Returns views of what is shared about these environments."""
+        """Returns views of the shared arrays of these environments."""
         rings = self.ring.columns(envs)
         counters, marks = self.counters, self.marks[:, envs]
         return Columns(counters.reserved[envs], counters.steps[envs], marks, rings[0], rings)

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.timeout(150)
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A run whose choices depend on the past of a game."""
+    """A run of a recurrent policy: its actions depend on earlier observations."""
     return leave_run(tmp_path_factory.mktemp("games") / "run", BIDDING)
 
 
 @contextlib.contextmanager
 def serving(run_dir, address="127.0.0.1:0", **options):
-    """A server, and what it tells."""
+    """Yields a server, and the list of the lines that it reports."""
     told = []
     server = GameServer(run_dir, address, tell=told.append, **options)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""`rlstack serve` over HTTP: equal actions, states of players, refusals, and its end."""
+"""`rlstack serve` over HTTP: actions, states of players, refused requests, and Ctrl-C."""
 
 import contextlib
 import http.client
@@ -118,7 +118,7 @@ def test_each_player_has_a_state_of_its_own(remembering):
             for rows in zip(*seen, strict=True)
         ]
         np.testing.assert_allclose(np.transpose(found), wanted, rtol=1e-5, atol=1e-6)
-        # A new episode, a forgotten player, and a batch whose rows begin at different times.
+        # A player begins a new episode, a player is forgotten, and rows of a batch begin apart.
         again = [value(row, "a", first=i == 0) for i, row in enumerate(seen[0])]
         np.testing.assert_allclose(again, wanted[0], rtol=1e-5, atol=1e-6)
         status, text, _ = ask(
@@ -210,7 +210,7 @@ class Pair(NamedTuple):
 
 
 class Structured:
-    """A policy with dicts and tuples in its specs, that acts by what it sees."""
+    """A policy whose specs have dicts and tuples; the action depends on the observation."""
 
     class Agent:
         def initial_state(self, rows):
