@@ -149,11 +149,11 @@ class CompiledLoop:
         def iterate(_: Any, carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, most)
 
-        report = self._nothing(state)
-        report = report._replace(
-            tally=report.tally._replace(returns=jnp.asarray(returns, jnp.float32))
-        )
-        with convolution.in_loop():
+        with convolution.in_loop():  # also the report: its shapes are those of a traced update
+            report = self._nothing(state)
+            report = report._replace(
+                tally=report.tally._replace(returns=jnp.asarray(returns, jnp.float32))
+            )
             return jax.lax.fori_loop(0, iterations, iterate, (state, report))
 
     def _nothing(self, state: LoopState) -> Report:

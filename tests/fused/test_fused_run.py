@@ -4,9 +4,11 @@ import dataclasses
 import io
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
 from agents.dqn import DQNConfig
 from agents.ppo import PPOConfig
@@ -14,9 +16,13 @@ from programs.experiment import EnvConfig, Experiment, LearnerConfig
 from programs.fused_config import FusedConfig
 from programs.run import train
 from programs.run.fused import Fused
+from programs.run.fused_run import Keys, begin, make_parts
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.checks import EnvError
+from rlstack.fused.loop import NO_LIMIT, Limits
+from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.jax_envs.toy import Catch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -246,3 +252,29 @@ _FIFO = {"sampler": "fifo", "batch_size": 4, "unroll_length": 16, "max_size": 8}
 def test_what_does_not_run_there_is_said_before_anything_starts(changes, text):
     with pytest.raises(ValueError, match=f"Experiment: .*{text}"):
         ppo(**changes)
+
+
+class ImageCatch(Catch):
+    """Catch, whose board is an image of one channel."""
+
+    def observation_spec(self):
+        return specs.BoundedArray((*super().observation_spec().shape, 1), np.float32, 0.0, 1.0)
+
+    def _board(self, state):
+        return super()._board(state)[..., None]
+
+
+@pytest.mark.parametrize("call", ["run", "run_all"])
+def test_convolutions_in_a_loop_are_products_of_matrices(call):
+    """XLA's convolution is 10 times slower in a loop, and slower still under vmap."""
+    experiment = dataclasses.replace(
+        ppo(), network=NetworkConfig(torso="minatar", hidden_sizes=(16,), shared=True)
+    )
+    env = BatchedEnv(ImageCatch(rows=5))
+    parts, key = make_parts(experiment, env), jax.random.PRNGKey(0)
+    keys = Keys(key, env.keys(np.arange(experiment.env.num_envs)), key, key)
+    state = jax.eval_shape(lambda: begin(parts, keys))
+    arguments = (Limits(1),) if call == "run" else (1, NO_LIMIT)
+    traced = jax.make_jaxpr(lambda state: getattr(parts.loop, call)(state, *arguments))(state)
+    assert "while" in str(traced)
+    assert ("conv_general_dilated" in str(traced)) == (jax.__version_info__ < (0, 6))
