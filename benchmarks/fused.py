@@ -1,10 +1,11 @@
-"""The topology fused against a hand-written compiled loop, PPO on gymnax's environments.
+"""The topology fused against hand-written compiled loops, on gymnax's environments.
 
-Both compile acting, environment and learning into one program, with the same network,
-hyperparameters, unrolls and minibatches. The hand-written loop is as users write it: gymnax's own
-``step``, which resets in the step that ends an episode and takes time limits for terminations; no
-checks for NaN, no agent states, logs of the loss and of returns only. Ours keeps the time rules,
-which makes one step more in each episode; such steps do not count as frames.
+Both compile acting, environment, replay and learning into one program, with the same network,
+hyperparameters, and unrolls and minibatches or batches from replay. A hand-written loop is as users
+write it: gymnax's own ``step``, which resets in the step that ends an episode and takes time limits
+for terminations; no checks for NaN, no agent states, logs of the loss and of returns only. Ours
+keeps the time rules, which makes one step more in each episode; such steps do not count as frames.
+The loops of DQN and SAC are in `benchmarks.fused_off_policy`.
 
 The last line's `medians` have the seconds of compilation too, with the first update.
 
@@ -22,20 +23,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from agents.dqn import DQNConfig
 from agents.ppo import PPOConfig
+from agents.sac import SACConfig
+from benchmarks.fused_off_policy import DQNLoop, SACLoop
 from benchmarks.reference_ppo import gae
 from benchmarks.report import Result, alternate
 from programs.components import xla
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import on_policy_replay
+from programs.member_config import AgentConfig
+from programs.presets.registry import on_policy_replay, transitions
 from programs.run.fused import Fused
 from rlstack.fused.loop import Limits
 from rlstack.jax_envs.from_gymnax import make_gymnax
 from rlstack.networks import NetworkConfig, actor_critic, convolution
+from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 
 TARGET = 0.9
 UNROLL = 128
+_FILL = 1_000  # transitions in replay before the first update
 MINATAR = NetworkConfig(torso="minatar", hidden_sizes=(128,), shared=True)
 
 
@@ -44,14 +51,21 @@ class Setting(NamedTuple):
 
     env: str
     num_envs: int
-    updates: int  # of one measurement
+    iterations: int  # of one measurement: updates of PPO, steps of DQN and SAC
     repeats: int
     network: NetworkConfig = NetworkConfig()
+    agent: AgentConfig = PPOConfig()
 
     @property
     def name(self) -> str:
         """The setting's name in the result."""
-        return f"ppo/{self.env}x{self.num_envs}"
+        algorithm = type(self.agent).__name__.removesuffix("Config").lower()
+        return f"{algorithm}/{self.env}x{self.num_envs}"
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether an iteration is an unroll and its update, and not one step and an update."""
+        return isinstance(self.agent, PPOConfig)
 
 
 FULL = (
@@ -59,19 +73,26 @@ FULL = (
     Setting("CartPole-v1", 64, 60, 9),
     Setting("CartPole-v1", 512, 8, 9),
     Setting("Breakout-MinAtar", 64, 4, 7, MINATAR),
+    Setting("CartPole-v1", 8, 10_000, 9, agent=DQNConfig(target_rate=0.01)),
+    Setting("Pendulum-v1", 8, 2_000, 9, agent=SACConfig(random_frames=0)),
 )
 QUICK = tuple(
-    setting._replace(updates=max(2, setting.updates // 10), repeats=3) for setting in FULL
+    setting._replace(iterations=max(2, setting.iterations // 10), repeats=3) for setting in FULL
 )
 
 
 def experiment(setting: Setting) -> Experiment:
-    """Returns PPO with its default hyperparameters."""
+    """Returns the agent with its default hyperparameters; DQN and SAC update once in each step."""
+    replay: ReplayConfig
+    if setting.on_policy:
+        replay = on_policy_replay(setting.num_envs, UNROLL)
+    else:
+        replay = transitions(128, 50_000, _FILL, updates_per_frame=1 / setting.num_envs)
     return Experiment(
         preset="benchmark",
-        agent=PPOConfig(),
+        agent=setting.agent,
         env=EnvConfig(setting.env, setting.num_envs, "jax"),
-        replay=on_policy_replay(setting.num_envs, UNROLL),
+        replay=replay,
         network=setting.network,
         frames=10**12,
         topology="fused",
@@ -88,10 +109,10 @@ class Ours:
         self.measure(1)
         self.compile_seconds = time.perf_counter() - start
 
-    def measure(self, updates: int) -> float:
-        """Returns frames per second of some updates."""
+    def measure(self, iterations: int) -> float:
+        """Returns frames per second of some iterations."""
         before, start = self._loop.env_frames, time.perf_counter()
-        self._loop.call(Limits(updates))
+        self._loop.call(Limits(iterations))
         return (self._loop.env_frames - before) / (time.perf_counter() - start)
 
 
@@ -223,10 +244,14 @@ def _log_prob(logits: Array, action: Array) -> Array:
 def measure(setting: Setting) -> tuple[Any, dict[str, dict[str, float]]]:
     """Returns the comparison, and the seconds that each side took to compile."""
     cfg = experiment(setting)
-    ours, reference = Ours(cfg), Reference(cfg)
+    loops: dict[type, Any] = {PPOConfig: Reference, DQNConfig: DQNLoop, SACConfig: SACLoop}
+    ours, reference = Ours(cfg), loops[type(setting.agent)](cfg)
+    if not setting.on_policy:  # until the replay is full enough to learn
+        for side in (ours, reference):
+            side.measure(2 * _FILL // setting.num_envs)
     comparison = alternate(
-        lambda: ours.measure(setting.updates),
-        lambda: reference.measure(setting.updates),
+        lambda: ours.measure(setting.iterations),
+        lambda: reference.measure(setting.iterations),
         setting.repeats,
     )
     seconds = {

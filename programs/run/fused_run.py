@@ -148,10 +148,10 @@ class Learned:
         self.version = int(saved["version"])
 
 
-def ring_stats(valid: Array, inserts: Array, drawn: Array) -> dict[str, object]:
+def ring_stats(held: Array, inserts: Array, drawn: Array) -> dict[str, object]:
     """Returns the counters of a replay, from fields of its `RingState`."""
     return {
-        "size": np.asarray(valid).sum(),
+        "size": np.asarray(held),
         "inserts": np.asarray(inserts),
         "samples": np.asarray(drawn),
     }
@@ -243,7 +243,7 @@ class FusedRun(CompiledRun):
         found: dict[str, object] = {"learner/steps": self.learner.version}
         found["fused/call_seconds"] = self._seconds
         if self.experiment.replay.sampler != "fifo":
-            of = self.read(lambda s: (s.replay.valid, s.replay.inserts, s.replay.drawn))
+            of = self.read(lambda s: (s.replay.held, s.replay.inserts, s.replay.drawn))
             found |= {f"replay/{name}": value for name, value in ring_stats(*of).items()}
         return found
 

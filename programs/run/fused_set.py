@@ -206,7 +206,7 @@ class FusedSet(PolicySet, Calls):
         ring = self._state.replay[name]
         if not isinstance(ring, RingState):
             return {}
-        return ring_stats(ring.valid, ring.inserts, ring.drawn)
+        return ring_stats(ring.held, ring.inserts, ring.drawn)
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""

@@ -66,7 +66,7 @@ class Updater:
         return Updates(zeros, jnp.zeros((), bool), zeros, kept)
 
     def update(
-        self, learning: Learning, updates: Updates, batch: Batch, active: Array | bool = True
+        self, learning: Learning, updates: Updates, batch: Batch, active: Array | bool | None = None
     ) -> tuple[Learning, Updates, Array | None]:
         """Makes one update, unless an earlier one failed.
 
@@ -83,14 +83,16 @@ class Updater:
             self._devices.divided(batch.trajectory, 1), self._devices.divided(batch.weights, 0)
         )
         after, logs, priorities = self._step(learning, batch)
-        active = jnp.asarray(active) & ~updates.failed
         fails = jnp.zeros((), bool)
-        if self._check_finite:
-            fails = active & ~jnp.isfinite(logs).all()
-        learned = active & ~fails
         kept: Any = ()
         if self._check_finite:
-            kept = _where(active, batch, updates.batch)
+            fails, kept = ~jnp.isfinite(logs).all(), batch
+        learned = ~fails
+        if active is not None:
+            active = jnp.asarray(active) & ~updates.failed
+            fails, learned = active & fails, active & learned
+            if self._check_finite:
+                kept = _where(active, batch, updates.batch)
         updates = Updates(
             updates.logs + jnp.where(learned, logs, 0.0),
             updates.failed | fails,

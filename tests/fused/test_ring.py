@@ -99,6 +99,7 @@ def test_it_holds_and_releases_the_same_items(name):
         keys = keys[keys >= 0]
         wanted = {(k // NUM_ENVS * cfg.step_period, k % NUM_ENVS) for k in keys.tolist()}
         assert held(state, cfg, ring._items) == wanted
+        assert int(state.held) == len(wanted)
         assert int(state.inserts) == int(other.stats()["inserts"])
         while other.can_sample():
             assert bool(ring.can_sample(state))
@@ -151,6 +152,7 @@ def test_no_item_spans_a_break():
         state = ring.add(state, step_of(number, [1] * NUM_ENVS))
     starts = {start for start, _ in held(state, cfg, ring._items)}
     assert starts == {0, 1, 4, 5}
+    assert int(state.held) == 4 * NUM_ENVS
 
 
 def test_rates_that_cannot_be_counted_are_refused():
