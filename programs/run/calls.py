@@ -161,10 +161,16 @@ class Calls(CompiledRun):
         placed = loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.
         self._run = jax.jit(loop.run, donate_argnums=0, out_shardings=(placed, None))
-        self._compiling = in_thread(self._compile, loop.placed_shapes(shapes))
+        self._compiling = in_thread(self._compile, shapes, placed)
         self.state = start(keys)
 
-    def _compile(self, shapes: LoopState) -> None:
+    def _compile(self, shapes: LoopState, placed: LoopState | None) -> None:
+        if placed is not None:
+            shapes = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                shapes,
+                placed,
+            )
         self._run.lower(shapes, Limits(1, NO_LIMIT, NO_LIMIT)).compile()
 
     @property

@@ -43,21 +43,6 @@ class Devices:
             return tree
         return jax.device_put(tree, self.shardings(tree, axes))
 
-    def placed_shapes(self, tree: PyTree, axes: PyTree) -> PyTree:
-        """Returns shapes and dtypes (``jax.ShapeDtypeStruct``) as those of arrays that are placed.
-
-        Args:
-          tree: of shapes and dtypes.
-          axes: see `shardings`.
-        """
-        if self._mesh is None:
-            return tree
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            tree,
-            self.shardings(tree, axes),
-        )
-
     def divided(self, tree: PyTree, axis: int) -> PyTree:
         """Divides this axis of all arrays, in a function that JAX traces.
 

@@ -102,10 +102,6 @@ class CompiledLoop:
         """Returns where `placed` puts the arrays, for ``jax.jit``; None for one device."""
         return self._devices.shardings(state, self._axes(state))
 
-    def placed_shapes(self, state: LoopState) -> LoopState:
-        """Returns the shapes and dtypes of a state as those of what `placed` returns."""
-        return self._devices.placed_shapes(state, self._axes(state))
-
     def run(self, state: LoopState, limits: Limits) -> tuple[LoopState, Report]:
         """Acts and learns until a limit is reached, or something is not finite.
 
