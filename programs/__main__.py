@@ -6,6 +6,7 @@ signals must have handlers before anything that takes long is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return status.top(rest) if command == "top" else status.dashboard(rest)
     try:
-        from programs.cli import commands
+        with contextlib.nullcontext() if argv is not None else module_path.imported_for_good():
+            from programs.cli import commands
     except ImportError as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise

@@ -1,4 +1,4 @@
-"""The order in which Python looks for modules: the stack's packages first, the user's last.
+"""The order in which Python looks for modules, the stack's packages first, and how they are kept.
 
 `python -m` puts the current directory first. A file `agents.py` there, or a folder of that name,
 would take the place of the stack's package.
@@ -6,9 +6,11 @@ would take the place of the stack's package.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _PACKAGES = ("rlstack", "agents", "programs")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -43,3 +45,18 @@ def arrange() -> None:
 def for_children() -> str:
     """Returns ``PYTHONPATH`` for another process that imports the same modules."""
     return os.pathsep.join(arranged(sys.path))
+
+
+@contextlib.contextmanager
+def imported_for_good() -> Iterator[None]:
+    """Imports in the body, at the start of a process, are never looked through for garbage.
+
+    JAX and what uses it are 250,000 objects. The garbage collector would go through them again and
+    again: during the imports, while functions are traced, and at the end of the process.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

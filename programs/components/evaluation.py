@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -117,6 +118,26 @@ def evaluate(
             )
         parts.append(found)
     return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def compile_evaluation(experiment: Experiment, evaluator: Evaluator, params: Params) -> None:
+    """Compiles what later evaluations call, by the first step of one.
+
+    Args:
+      experiment: as for `evaluate`.
+      evaluator: from `make_evaluator`. One of the user's own is not called.
+      params: any of the agent.
+    """
+    if experiment.evaluator.factory:
+        return
+    calls = itertools.count()
+
+    def stop(*_: int) -> None:
+        if next(calls):  # the first call is before the first step
+            raise _GivenUpError
+
+    with contextlib.suppress(_GivenUpError):
+        evaluate(experiment, evaluator, params, stop, brief=True)
 
 
 class Allowance:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import importlib
 import json
 import os
@@ -31,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from programs import timing
+from programs import module_path, timing
 from programs.launchers import compiled, node_process, signs
 from programs.launchers.forks import Forked
 from programs.nodes import supervisor
@@ -132,10 +131,10 @@ def _import(names: Sequence[str]) -> None:
     new = [name for name in names if name not in sys.modules]
     if not new:
         return
-    for name in new:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # so that collections in the nodes do not copy the memory that they share
+    # Collections in the nodes then do not copy the memory that they share either.
+    with module_path.imported_for_good():
+        for name in new:
+            importlib.import_module(name)
 
 
 class _Signals:

@@ -75,13 +75,13 @@ class ActorNode:
     def run(self) -> None:
         """Acts until the program ends training."""
         experiment, program, part = self._setup.experiment, self._program, self._part
-        part.wait()
         with program.phase(f"making {experiment.env.num_envs:,} environments"):
             processor = make_step_processor(experiment)
             infos = processor is not None
             seed = env_seed(experiment, self._rank, program.incarnation)
             pool = make_env(env_config(experiment), seed, step_info=infos)
         with pool as env:
+            part.wait()  # the environments were made while the learner compiles
             replay = part.begin()
             program.gauges = EnvGauges(program, replay.gauges, env, experiment)
             self._profile.time_acting(env, part.inferencer, replay)

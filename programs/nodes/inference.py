@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
+import jax
 import numpy as np
 
 from programs import timing
@@ -19,8 +22,21 @@ from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
+from rlstack.learning.update import in_thread
 from rlstack.rpc import RemoteObject, remote
-from rlstack.types import TimeStep
+from rlstack.types import Params, TimeStep
+
+
+class _LaterParams:
+    """A source of params that is known after the inferencer was made."""
+
+    get_params: Callable[..., tuple[int, Params] | None]
+
+
+def _any_timestep(setup: Setup, num_envs: int) -> TimeStep:
+    return jax.tree.map(
+        lambda leaf: np.zeros((num_envs, *leaf.shape), leaf.dtype), setup.step.timestep
+    )
 
 
 class InferenceNode:
@@ -56,9 +72,6 @@ class InferenceNode:
         # The numbers here of each actor's environments.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
-        with self._program.phase("waiting for the learner"):
-            self._program.wait_for(learner.replay_name)
-        self._params, self._close_params = pull_params(setup, learner)
         key = acting_key(experiment.seed, index, self._program.incarnation)
         cfg = experiment.service
         waits_for_all = experiment.replay.min_actors in (0, program.num_actors)
@@ -66,7 +79,17 @@ class InferenceNode:
             # The order of requests must not matter, or a run could not be repeated.
             cfg = dataclasses.replace(cfg, lock_step=True)
         device = service_device(experiment, index)
-        inferencer = Inferencer(cfg, agent, self._params, len(ids), key, ids, device)
+        source = _LaterParams()
+        inferencer = Inferencer(cfg, agent, source, len(ids), key, ids, device)
+        compiling: Future[None] | None = None
+        if len(ranks) == 1 and not experiment.env.wait_num:  # else batches vary
+            compiling = in_thread(inferencer.compile, _any_timestep(setup, len(ids)))
+        with self._program.phase("waiting for the learner"):
+            self._program.wait_for(learner.replay_name)
+        self._params, self._close_params = pull_params(setup, learner)
+        source.get_params = self._params.get_params
+        if compiling is not None:
+            compiling.result()
         self._service = InferenceService(cfg, inferencer)
         name = f"inferencer/{index}"
         self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,9 +22,13 @@ from rlstack.fused.acting import Tally
 from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.learning.update import in_thread
+from rlstack.storage import checkpoint
 from rlstack.types import PRNGKey
 
 Phase = Callable[[str], AbstractContextManager]
+# The start is computed only once, and optimizing its random draws takes XLA a second.
+QUICKLY = {"xla_backend_optimization_level": 1}
 _GROWTH = 8  # most times as many iterations as in the call before
 
 
@@ -134,21 +138,40 @@ class CompiledRun(abc.ABC):
 class Calls(CompiledRun):
     """Calls a compiled loop, and does on the host what is due between two calls."""
 
-    def compile(self, loop: Any, start: LoopState, phase: Phase) -> None:
-        """Compiles the loop at its first call.
+    def compile(
+        self, loop: Any, begin: Callable[[Any], LoopState], keys: Any, phase: Phase
+    ) -> None:
+        """Makes the state of a loop. Meanwhile a thread compiles the loop; `call` waits for it.
 
         Args:
           loop: a `rlstack.fused.loop.CompiledLoop`.
-          start: its state.
+          begin: returns the state at the start; pure.
+          keys: its argument.
           phase: called with a text about what may take long, and entered while it lasts.
         """
         self._loop, self._phase = loop, phase
         self._pace = Pace(self.experiment.fused.call_seconds)
-        # Copies, because an array must not be donated twice, as params and as target params.
-        self.state = jax.tree.map(jnp.array, start)
-        placed = loop.shardings(self._state)
+
+        def copied(keys: Any) -> LoopState:
+            # An array must not be donated twice, as params and as target params, nor a key.
+            return jax.tree.map(jnp.copy, begin(keys))
+
+        start = jax.jit(copied, compiler_options=QUICKLY)
+        shapes = start.eval_shape(keys)
+        placed = loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.
         self._run = jax.jit(loop.run, donate_argnums=0, out_shardings=(placed, None))
+        self._compiling = in_thread(self._compile, shapes, placed)
+        self.state = start(keys)
+
+    def _compile(self, shapes: LoopState, placed: LoopState | None) -> None:
+        if placed is not None:
+            shapes = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                shapes,
+                placed,
+            )
+        self._run.lower(shapes, Limits(1, NO_LIMIT, NO_LIMIT)).compile()
 
     @property
     def state(self) -> LoopState:
@@ -172,20 +195,19 @@ class Calls(CompiledRun):
           NonFiniteError, EnvError: see `CompiledRun.accept`.
         """
         most = min(self.experiment.updates or NO_LIMIT, NO_LIMIT)
-        compiling: AbstractContextManager = self._phase("compiling the loop")
+        with self._phase("compiling the loop"):
+            checkpoint.load_libraries()  # meanwhile
+            self._compiling.result()
         while not (periodic.ended_by(*self.counted) or stop()):
             frames = min(self.until_due(periodic), NO_LIMIT // 2)
-            with compiling:
-                report = self.call(Limits(self._pace.iterations, frames, most))
-            if not isinstance(compiling, contextlib.nullcontext):
-                compiling = contextlib.nullcontext()
-            else:
-                self._pace.adapt(int(report.iterations), self._seconds)
+            report = self.call(Limits(self._pace.iterations, frames, most))
+            self._pace.adapt(int(report.iterations), self._seconds)
             self.log(periodic, report)
             periodic.tick(self.counted[0], self.stats)
 
     def call(self, limits: Limits) -> Report:
         """Runs the compiled program until one of the limits."""
+        self._compiling.result()
         started = time.perf_counter()
         self._state, report = self._run(self._state, limits)
         report = jax.block_until_ready(report)
@@ -193,7 +215,8 @@ class Calls(CompiledRun):
         return report
 
     def close(self) -> None:
-        """Does nothing: there are no processes and no files."""
+        """Waits for the thread that compiles the loop."""
+        wait([self._compiling])
 
 
 def log_call(

@@ -5,16 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 
-import jax
-
-from programs.components.evaluation import make_evaluator
+from programs.components.evaluation import compile_evaluation, make_evaluator
 from programs.experiment import Experiment
 from programs.run.calls import Calls, Phase
 from programs.run.fused_run import FusedRun, begin, make_parts
 from rlstack.jax_envs.factory import make_batch
-
-# The start is computed only once, and optimizing its random draws takes XLA a second.
-QUICKLY = {"xla_backend_optimization_level": 1}
 
 
 class Fused(Calls, FusedRun):
@@ -34,6 +29,7 @@ class Fused(Calls, FusedRun):
         parts = make_parts(experiment, env)
         evaluator = make_evaluator(experiment, env.spec)
         super().__init__(experiment, parts, evaluator, lambda: parts.loop.log_names)
-        start = jax.jit(functools.partial(begin, parts), compiler_options=QUICKLY)
-        self.compile(parts.loop, start(self.keys), phase)
+        self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
         self.learner.take(self._state.learning)
+        with phase("compiling the evaluation"):  # while the loop compiles in its thread
+            compile_evaluation(experiment, evaluator, self.learner.params)

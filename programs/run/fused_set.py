@@ -22,7 +22,6 @@ from programs.policy_sets.player import fixed_agent
 from programs.policy_sets.policy_set import PolicySet
 from programs.policy_sets.versions import FORGETTING, PRIOR, Versions
 from programs.run.calls import Calls, Phase, log_call
-from programs.run.fused import QUICKLY
 from programs.run.fused_run import (
     Learned,
     failed_update,
@@ -91,8 +90,8 @@ class FusedSet(PolicySet, Calls):
         self.learner = Learners(self._learned)
         self.frames = dict.fromkeys(self.division.members, 0)
         self._new: dict[str, int] = {}  # updates of each policy in the last call
-        start = jax.jit(functools.partial(_begin, self._parts), compiler_options=QUICKLY)
-        self.compile(self._parts.loop, start(self._keys()), phase)
+        begin = functools.partial(_begin, self._parts)
+        self.compile(self._parts.loop, begin, self._keys(), phase)
         self._take(self._state.learning)
         self._versions = {
             member.name: Versions(member.cfg.history, self._learned[member.cfg.history.of].params)

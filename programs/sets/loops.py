@@ -15,8 +15,7 @@ from programs.components.evaluation import make_evaluator
 from programs.components.seeds import role_key
 from programs.env_config import Option
 from programs.experiment import Experiment
-from programs.run.calls import Pace
-from programs.run.fused import QUICKLY
+from programs.run.calls import QUICKLY, Pace
 from programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
 from rlstack.acting.evaluator import Evaluator
 from rlstack.fused.learning import Learning

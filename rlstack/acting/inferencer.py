@@ -83,7 +83,7 @@ class Inferencer(Node):
         self._service: InferenceService | None = None
         self.num_envs, self.obs_spec = num_envs, agent.obs_spec
         self._rng_key = self._placed(rng_key)
-        self._initial_state = agent.initial_state
+        self._initial_params, self._initial_state = agent.initial_params, agent.initial_state
         self._lay_out = agent.lay_out
         self._global_ids = np.arange(num_envs) if global_ids is None else global_ids
         self._table = self._fresh_table()
@@ -93,6 +93,19 @@ class Inferencer(Node):
         self._calls_to_sync = 0
         self._packing = Packing()
         self._act_all, self._act_rows = _acting_functions(agent, self._packing)
+
+    def compile(self, timestep: TimeStep) -> None:
+        """Compiles acting on batches of all environments, before there are params.
+
+        Args:
+          timestep: any, ``[num_envs, ...]`` in numpy. For other shapes, and with a device that was
+              chosen, acting is compiled at its first batch.
+        """
+        if self._device is None:
+            key = jax.eval_shape(jax.random.PRNGKey, 0)
+            params = jax.eval_shape(self._initial_params, key)
+            arguments = params, self._table, self._lay_out(timestep)
+            self._act_all.lower(self._rng_key, *arguments).compile()
 
     def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
         """Acts on one batch.

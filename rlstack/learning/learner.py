@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -124,19 +125,16 @@ class Learner(Node):
         self._replay_buffer = replay_buffer
         if cfg.micro_batches > 1:
             agent = agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
-        params_key, learner_key = jax.jit(_two_keys)(rng_key)
         self._placement = Placement(cfg.devices, cfg.processes)
-        make_params = jax.jit(agent.initial_params, compiler_options=_QUICKLY)
-        make_state = jax.jit(agent.initial_learner_state)
-        shapes = make_params.eval_shape(params_key)
-        self._update = _compiled(cfg, agent, shapes, self._placement)
+        # One function, because the start of a node waits for each compilation.
+        begin = jax.jit(functools.partial(_begin, agent), compiler_options=_QUICKLY)
+        params, learner_state = begin.eval_shape(rng_key)
+        self._update = _compiled(cfg, agent, params, self._placement)
         self._compiling: Future[None] | None = None
         on_default = not (cfg.devices or self._placement.several)
         if batch is not None and isinstance(self._update, OneCall) and on_default:
-            arguments = shapes, make_state.eval_shape(learner_key, shapes), batch
-            self._compiling = in_thread(self._update.compile, *arguments)
-        params = make_params(params_key)
-        self.params, self.learner_state = self._placed(params, make_state(learner_key, params))
+            self._compiling = in_thread(self._update.compile, params, learner_state, batch)
+        self.params, self.learner_state = self._placement.all_of(begin(rng_key))
         self.version = 0
         self._idle: Batch | None = None  # what a process that has no batch takes to an update
         self._draw_seconds = self._device_seconds = 0.0
@@ -351,9 +349,13 @@ class _Started(NamedTuple):
     keys: np.ndarray
 
 
-def _two_keys(rng_key: PRNGKey) -> tuple[PRNGKey, PRNGKey]:
-    first, second = jax.random.split(rng_key)
-    return first, second
+def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:
+    """Returns initial params and learner state; pure."""
+    params_key, learner_key = jax.random.split(rng_key)
+    params = agent.initial_params(params_key)
+    learner_state = agent.initial_learner_state(learner_key, params)
+    # Copies, because the state is donated: a target network begins as the params.
+    return params, jax.tree.map(jnp.copy, learner_state)
 
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:

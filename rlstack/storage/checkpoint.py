@@ -71,6 +71,11 @@ class CheckpointWriteError(OSError):
     """The file system refused a checkpoint; earlier ones are unchanged."""
 
 
+def load_libraries() -> None:
+    """Imports what `save` and `restore` need, which takes a part of a second."""
+    checkpoint_arrays.load_libraries()
+
+
 def save(
     directory: str | os.PathLike[str],
     step: int,

@@ -43,6 +43,12 @@ def digest(array: np.ndarray) -> str:
     return f"{zlib.crc32(flat, begin):08x}"
 
 
+def load_libraries() -> None:
+    """Imports Orbax."""
+    with _orbax():
+        pass
+
+
 def write(folder: Path, arrays: dict[int, np.ndarray]) -> None:
     """Writes arrays, each under its number."""
     if jax.process_index():

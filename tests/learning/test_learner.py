@@ -88,6 +88,19 @@ def test_a_non_finite_update_leaves_all_as_it_was_and_holds_the_batch(name, mini
     assert np.isfinite(learner.step(sample(name))["loss"]) and learner.version == 2
 
 
+@pytest.mark.parametrize("name", ["dqn", "ppo-lstm", "sac", "r2d2"])
+def test_it_begins_with_what_the_agent_gives_bit_for_bit_in_memory_of_its_own(name):
+    agent = case(name).agent
+    params_key, learner_key = jax.random.split(jax.random.PRNGKey(3))
+    params = jax.jit(agent.initial_params)(params_key)
+    state = jax.jit(agent.initial_learner_state)(learner_key, params)
+    learner = make(name, seed=3)
+    begun = learner.params, learner.learner_state
+    assert_close(begun, (params, state), atol=0, rtol=0)
+    places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(begun) if x.size]
+    assert len(set(places)) == len(places)  # the state is donated
+
+
 def shapes(batch):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), batch)
 
