@@ -154,11 +154,11 @@ class Placement:
         # jax.device_put and jax.make_array_from_single_device_arrays take three times as long.
         size, shape = parts[0].shape[axis], list(parts[0].shape)
         shape[axis] *= self.mesh.size
-        return jax.make_array_from_callback(
-            tuple(shape),
-            sharding,
-            lambda index: parts[(index[axis].start or 0) // size - self._first],
-        )
+
+        def part(index: Any) -> np.ndarray:
+            return parts[(index[axis].start or 0) // size - self._first]
+
+        return jax.make_array_from_callback(tuple(shape), sharding, part)
 
     def _check(self, batch: Batch) -> None:
         batch_size, count = batch.weights.shape[0], len(self._local)
