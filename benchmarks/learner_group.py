@@ -10,7 +10,9 @@ that of messages and of processes that compete for cores, and not that of a link
 
 Each pair is measured in two ways. With *shared* cores, each process may use all cores of this
 machine, so a lone learner has more cores than each of several. With cores of their *own*, each
-process is limited to one core, the lone one too: that is what several hosts, or enough cores, give.
+process is limited to one core, and a lone learner is the slower of N that run at the same time and
+know nothing of each other: that is what several hosts, or enough cores, give. Two busy cores of one
+machine share its memory, and maybe more, so each of them is slower than one alone.
 Rounds alternate, so that both suffer alike from what else the machine does. The round with the
 median ratio counts.
 """
@@ -98,14 +100,14 @@ def measure(name: str, processes: int, seconds: float, *, own_cores: bool = Fals
             f"benchmarks.learner_group: {processes} processes need a core each; there are "
             f"{len(cores)}. Use --cores shared."
         )
-    (alone,) = _run(name, 1, processes, seconds, cores)
-    together = _run(name, processes, processes, seconds, cores)
+    alone = _run(name, processes if own_cores else 1, processes, seconds, cores, joint=False)
+    together = _run(name, processes, processes, seconds, cores, joint=True)
     return Figures(
-        alone["update"],
+        max(found["update"] for found in alone),
         max(found["update"] for found in together),
         max(found["agreement"] for found in together),
         together[0]["collectives"],
-        alone["params"],
+        alone[0]["params"],
     )
 
 
@@ -159,16 +161,26 @@ def _with_batch(chosen: Experiment, agent: dict[str, int], **replay: Any) -> Exp
 
 
 def _run(
-    name: str, processes: int, parts: int, seconds: float, cores: list[int]
+    name: str, count: int, parts: int, seconds: float, cores: list[int], *, joint: bool
 ) -> list[dict[str, float]]:
-    """Runs learners with 1/parts of the case's batch each; returns what each has measured."""
+    """Runs learners with 1/parts of the case's batch each; returns what each has measured.
+
+    Args:
+      name: of the case.
+      count: number of learners, each in a process.
+      parts: of the batch.
+      seconds: length of the measurement.
+      cores: of the processes; empty for all.
+      joint: whether they are one group.
+    """
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         meeting = f"{LOOPBACK}:{probe.getsockname()[1]}"
     started = []
-    for index in range(processes):
+    for index in range(count):
         core = cores[index] if cores else -1
-        words = map(str, (index, processes, parts, meeting, name, seconds, core))
+        member = (index, count) if joint else (0, 1)
+        words = map(str, (*member, parts, meeting, name, seconds, core))
         command = [sys.executable, "-m", "benchmarks.learner_group", "--child", *words]
         env = {**os.environ, "JAX_PLATFORMS": "cpu"}
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))

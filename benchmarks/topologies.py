@@ -50,7 +50,7 @@ NAME = "topologies"
 START_SECONDS = 12.0
 # Targets of the ratios, by the prefix of the setting's name.
 TARGETS = {
-    "heavy/": 0.9,
+    "heavy/": 0.95,
     "service/each/": 5.0,
     "learner/reverb/": 0.8,
     "learner/table/": 0.9,
