@@ -12,7 +12,7 @@ Each pair is measured in two ways. With *shared* cores, each process may use all
 machine, so a lone learner has more cores than each of several. With cores of their *own*, each
 process is limited to one core, and a lone learner is the slower of N that run at the same time and
 know nothing of each other: that is what several hosts, or enough cores, give. Two busy cores of one
-machine share its memory, and maybe more, so each of them is slower than one alone.
+machine share its memory, and may share more, so one may be slower than alone.
 Rounds alternate, so that both suffer alike from what else the machine does. The round with the
 median ratio counts.
 """
