@@ -136,10 +136,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launchers")
     parser.add_argument("--quick", action="store_true", help="PPO only, once, without Courier")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
+    parser.add_argument("--repeats", type=int, help="number of measurements of each program")
     args = parser.parse_args(arguments)
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
     if not settings:
         parser.error(f"--only: no setting has a name that contains {args.only!r}")
+    if args.repeats is not None:
+        settings = [s._replace(repeats=args.repeats) for s in settings]
     result = Result.empty(NAME)
     for setting in settings:
         load = os.getloadavg()[0]

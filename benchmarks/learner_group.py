@@ -1,5 +1,7 @@
 """The cost of learning in several processes: `python -m benchmarks.learner_group [--quick]`.
 
+A case is one of `CASES`, whose networks and batches are large, or a preset.
+
 A lone learner makes updates with a batch of B/N items. Then N processes of this machine make joint
 updates with B/N items each (`--learner.processes N`), of the same agent and the same sizes. What an
 update takes longer is the cost of the collectives between the processes. Batches are zeros: the
@@ -8,7 +10,9 @@ that of messages and of processes that compete for cores, and not that of a link
 
 Each pair is measured in two ways. With *shared* cores, each process may use all cores of this
 machine, so a lone learner has more cores than each of several. With cores of their *own*, each
-process is limited to one core, the lone one too: that is what several hosts, or enough cores, give.
+process is limited to one core, and a lone learner is the slower of N that run at the same time and
+know nothing of each other: that is what several hosts, or enough cores, give. Two busy cores of one
+machine share its memory, and may share more, so one may be slower than alone.
 Rounds alternate, so that both suffer alike from what else the machine does. The round with the
 median ratio counts.
 """
@@ -16,6 +20,7 @@ median ratio counts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -33,15 +38,28 @@ import numpy as np
 
 from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
+from programs.experiment import Experiment
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.devices import group
 from rlstack.learning.learner import Learner, LearnerConfig
+from rlstack.networks import NetworkConfig
 from rlstack.replay import Sample
 from rlstack.rpc.socket_filter import LOOPBACK
 from rlstack.types import Batch
 
 NAME = "learner_group"
+# Two presets as they are, two with layers of 512 units and batches of 1024, and one whose network
+# has convolutions, with two minibatches of 256 images.
+CASES: dict[str, Callable[[], Experiment]] = {
+    "cartpole-ppo": lambda: preset("cartpole-ppo"),
+    "cartpole-dqn": lambda: preset("cartpole-dqn"),
+    "wide-dqn": lambda: _wide("cartpole-dqn"),
+    "wide-sac": lambda: _wide("halfcheetah-sac"),
+    "nature-ppo": lambda: _with_batch(
+        preset("pong-ppo"), {"num_epochs": 1, "num_minibatches": 2}, unroll_length=64
+    ),
+}
 _START = 120  # seconds in which the processes must have met
 _WARM_UP = 3  # updates, of which the first compiles
 _COLLECTIVE = re.compile(r" (all-\w+|reduce-scatter|collective-permute)(?:-start)?\(")
@@ -54,6 +72,7 @@ class Figures(NamedTuple):
     joint: float  # an update of N processes with B/N items each, with their votes
     agreement: float  # an agreement without an update, as while one of the processes has no batch
     collectives: float = 0.0  # number in a joint update
+    params: float = 0.0  # number of floats
 
     @property
     def added(self) -> float:
@@ -67,10 +86,10 @@ class Figures(NamedTuple):
 
 
 def measure(name: str, processes: int, seconds: float, *, own_cores: bool = False) -> Figures:
-    """Measures a preset's learner alone and in a group of processes of this machine.
+    """Measures a case's learner alone and in a group of processes of this machine.
 
     Args:
-      name: of the preset.
+      name: of one of `CASES`, or of a preset.
       processes: their number.
       seconds: length of each measurement.
       own_cores: whether each process is limited to a core of its own.
@@ -81,13 +100,14 @@ def measure(name: str, processes: int, seconds: float, *, own_cores: bool = Fals
             f"benchmarks.learner_group: {processes} processes need a core each; there are "
             f"{len(cores)}. Use --cores shared."
         )
-    (alone,) = _run(name, 1, processes, seconds, cores)
-    together = _run(name, processes, processes, seconds, cores)
+    alone = _run(name, processes if own_cores else 1, processes, seconds, cores, joint=False)
+    together = _run(name, processes, processes, seconds, cores, joint=True)
     return Figures(
-        alone["update"],
+        max(found["update"] for found in alone),
         max(found["update"] for found in together),
         max(found["agreement"] for found in together),
         together[0]["collectives"],
+        alone[0]["params"],
     )
 
 
@@ -125,17 +145,42 @@ def collectives(program: str) -> Counter[str]:
     return count(entry[1])
 
 
+def _wide(name: str) -> Experiment:
+    chosen = _with_batch(preset(name), {}, batch_size=1024)
+    return dataclasses.replace(chosen, network=NetworkConfig(hidden_sizes=(512, 512)))
+
+
+def _with_batch(chosen: Experiment, agent: dict[str, int], **replay: Any) -> Experiment:
+    """Returns the experiment with other constants of its agent and of its batches."""
+    changed: Any = chosen.agent
+    return dataclasses.replace(
+        chosen,
+        agent=dataclasses.replace(changed, **agent),
+        replay=dataclasses.replace(chosen.replay, **replay),
+    )
+
+
 def _run(
-    name: str, processes: int, parts: int, seconds: float, cores: list[int]
+    name: str, count: int, parts: int, seconds: float, cores: list[int], *, joint: bool
 ) -> list[dict[str, float]]:
-    """Runs learners with 1/parts of the preset's batch each; returns what each has measured."""
+    """Runs learners with 1/parts of the case's batch each; returns what each has measured.
+
+    Args:
+      name: of the case.
+      count: number of learners, each in a process.
+      parts: of the batch.
+      seconds: length of the measurement.
+      cores: of the processes; empty for all.
+      joint: whether they are one group.
+    """
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         meeting = f"{LOOPBACK}:{probe.getsockname()[1]}"
     started = []
-    for index in range(processes):
+    for index in range(count):
         core = cores[index] if cores else -1
-        words = map(str, (index, processes, parts, meeting, name, seconds, core))
+        member = (index, count) if joint else (0, 1)
+        words = map(str, (*member, parts, meeting, name, seconds, core))
         command = [sys.executable, "-m", "benchmarks.learner_group", "--child", *words]
         env = {**os.environ, "JAX_PLATFORMS": "cpu"}
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
@@ -149,7 +194,7 @@ def _run(
 
 
 def _child(index: int, processes: int, parts: int, meeting: str, name: str, seconds: float) -> None:
-    experiment = preset(name)
+    experiment = CASES[name]() if name in CASES else preset(name)
     joined = None
     if processes > 1:
         joined = group.join(meeting, index, processes, host=LOOPBACK, visible=None, timeout=_START)
@@ -162,9 +207,8 @@ def _child(index: int, processes: int, parts: int, meeting: str, name: str, seco
     sample = Sample(
         Batch(steps, np.ones(shape[1], np.float32)), np.arange(shape[1], dtype=np.uint64)
     )
-    config = LearnerConfig(processes=processes, check_finite=False, minibatches="scan")
-    learner = Learner(config, agent, None, jax.random.PRNGKey(1))
-    found = {}
+    learner = Learner(LearnerConfig(processes=processes), agent, None, jax.random.PRNGKey(1))
+    found = {"params": sum(x.size for x in jax.tree.leaves(learner.params))}
     if joined is None:
         found["update"] = _seconds_of(lambda: learner.step(sample), seconds, joined)
     else:
@@ -203,7 +247,7 @@ def _seconds_of(call: Callable[[], Any], seconds: float, joined: group.Group | N
 def main(arguments: list[str] | None = None) -> None:
     """Measures; prints the figures and, as the last line, a JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learner_group")
-    parser.add_argument("--preset", default="cartpole-ppo")
+    parser.add_argument("--case", nargs="+", default=tuple(CASES), help="of CASES, or presets")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="of alternating measurements")
@@ -220,24 +264,30 @@ def main(arguments: list[str] | None = None) -> None:
     kinds = ("shared", "own") if args.cores == "both" else (args.cores,)
     if args.cores == "both" and len(os.sched_getaffinity(0)) < args.processes:
         kinds = ("shared",)
-    measured: dict[str, list[Figures]] = {kind: [] for kind in kinds}
-    for _ in range(rounds):
-        for kind in kinds:
-            found = measure(args.preset, args.processes, seconds, own_cores=kind == "own")
-            measured[kind].append(found)
-    result: dict[str, Any] = {"name": NAME, "preset": args.preset, "processes": args.processes}
-    for kind, several in measured.items():
-        found = median(several)
-        print(f"{kind} cores:" if kind == "shared" else "a core of its own for each process:")
-        print(f"  an update of a lone learner     {1e3 * found.lone:8.2f} ms")
-        print(f"  of {args.processes} processes together         {1e3 * found.joint:8.2f} ms")
-        print(f"  collectives in it               {found.collectives:8.0f}")
-        print(f"  an agreement without an update  {1e3 * found.agreement:8.2f} ms")
-        ratios = ", ".join(f"{other.ratio:.2f}" for other in several)
-        print(f"  updates/s of each process, relative to the lone learner: {ratios}")
-        result[kind] = {**found._asdict(), "added": found.added, "ratio": found.ratio}
+    result: dict[str, Any] = {"name": NAME, "processes": args.processes, "cases": {}}
+    for name in args.case:
+        measured: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind, several in measured.items():
+                own = kind == "own"
+                several.append(measure(name, args.processes, seconds, own_cores=own))
+        result["cases"][name] = {kind: _shown(name, kind, x) for kind, x in measured.items()}
     print(json.dumps(result))
     return None
+
+
+def _shown(name: str, kind: str, rounds: list[Figures]) -> dict[str, float]:
+    """Prints the figures of a case, and returns those of its median round."""
+    found = median(rounds)
+    cores = "shared cores" if kind == "shared" else "a core of its own for each process"
+    print(f"{name}, {found.params:,.0f} params, {cores}:")
+    print(f"  an update of a lone learner     {1e3 * found.lone:8.2f} ms")
+    print(f"  of the processes together       {1e3 * found.joint:8.2f} ms")
+    print(f"  collectives in it               {found.collectives:8.0f}")
+    print(f"  an agreement without an update  {1e3 * found.agreement:8.2f} ms")
+    ratios = ", ".join(f"{other.ratio:.2f}" for other in rounds)
+    print(f"  updates/s of each process, relative to the lone learner: {ratios}", flush=True)
+    return {**found._asdict(), "added": found.added, "ratio": found.ratio}
 
 
 if __name__ == "__main__":

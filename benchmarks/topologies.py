@@ -50,7 +50,7 @@ NAME = "topologies"
 START_SECONDS = 12.0
 # Targets of the ratios, by the prefix of the setting's name.
 TARGETS = {
-    "heavy/": 0.9,
+    "heavy/": 0.95,
     "service/each/": 5.0,
     "learner/reverb/": 0.8,
     "learner/table/": 0.9,
@@ -254,12 +254,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes, fewer actors")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
     parser.add_argument("--transport", choices=("zmq", "courier"), default=transports.default())
+    parser.add_argument("--repeats", type=int, help="number of measurements of each program")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.run:
         _run(*args.run)
         return
     settings = [s for s in (QUICK if args.quick else FULL) if args.only in s.name]
+    if args.repeats is not None:
+        settings = [s._replace(repeats=args.repeats) for s in settings]
     if importlib.util.find_spec("reverb") is None:
         settings = [s for s in settings if not s.name.startswith("learner/reverb/")]
     if not settings:

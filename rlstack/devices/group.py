@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -44,7 +43,6 @@ class Group:
         self.index, self.count = index, count
         firsts = [of_process(process)[0] for process in range(count)]
         mesh = Mesh(np.array(firsts), ("process",))
-        self._own = firsts[index]
         self._by_process = NamedSharding(mesh, PartitionSpec("process"))
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -57,9 +55,7 @@ class Group:
         row = np.array([values], np.int64).view(np.int32)  # JAX has no 64 bits by default
         with losses_named():
             shape = (self.count, row.shape[1])
-            rows = jax.make_array_from_single_device_arrays(
-                shape, self._by_process, [jax.device_put(row, self._own)]
-            )
+            rows = jax.make_array_from_callback(shape, self._by_process, lambda _: row)
             return np.array(self._gather(rows).addressable_data(0)).view(np.int64)
 
 
@@ -115,17 +111,44 @@ def losses_named() -> Iterator[None]:
 def _gloo_listens_at(host: str) -> Iterator[None]:
     """Makes gloo listen at one address; by default it takes that of the name of the host.
 
-    JAX has no option for it.
+    JAX has no option for it. Gloo's own thread, which receives messages, then preempts no other.
     """
     from jax._src import xla_bridge
 
     module: Any = getattr(xla_bridge, "_jax", None) or xla_bridge.xla_client._xla
     make = module.make_gloo_tcp_collectives
-    module.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+
+    def make_there(*arguments: Any, **options: Any) -> Any:
+        before = _threads()
+        made = make(*arguments, **options, hostname=host)
+        for thread in _threads() - before:
+            _preempt_no_other(thread)
+        return made
+
+    module.make_gloo_tcp_collectives = make_there
     try:
         yield
     finally:
         module.make_gloo_tcp_collectives = make
+
+
+def _threads() -> set[int]:
+    """Returns the threads of this process, as Linux numbers them; none on other systems."""
+    try:
+        return set(map(int, os.listdir("/proc/self/task")))
+    except FileNotFoundError:
+        return set()
+
+
+def _preempt_no_other(thread: int) -> None:
+    """Lets a thread that wakes up wait until the running one sleeps or has used its slice.
+
+    Gloo's thread is woken while another thread sends, and holds the lock that it needs. It does not
+    sleep until that is free, but asks again and again. If it has preempted the sender, which has no
+    other core, it does so for a slice of some milliseconds, at each message.
+    """
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
 @contextlib.contextmanager

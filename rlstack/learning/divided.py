@@ -17,6 +17,7 @@ XLA still divides the updates of networks with state, of networks that are no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
 from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
 from rlstack.learning.update import OneCall, Updated, fetch, mean_logs, select
+from rlstack.networks import convolution
 from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Params, PyTree
 
 NUM_VOTES = 4
@@ -141,7 +143,9 @@ class DividedUpdate:
     ) -> Any:
         """Makes the update; runs on each device, with its own share."""
         step = self._averaging_step if self._averages else self._whole_step
-        *after, output, votes = step(layout, params, learner_state, packed)
+        scans = isinstance(self._agent, EpochAgent)  # over its minibatches
+        with convolution.in_loop() if scans else contextlib.nullcontext():
+            *after, output, votes = step(layout, params, learner_state, packed)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)
         keep = jnp.all(votes[:, 0] != 0)

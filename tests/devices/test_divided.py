@@ -52,7 +52,7 @@ ENTRY %main.3 (p: f32[2]) -> f32[2] {
 @pytest.mark.chosen
 @pytest.mark.timeout(300)
 def test_an_update_makes_few_collectives():
-    assert in_child(few_collectives) == ["dqn", "ppo-separate", "impala-lstm", "xla"]
+    assert in_child(few_collectives) == ["dqn", "ppo-separate", "ppo-image", "impala-lstm", "xla"]
 
 
 def few_collectives():
@@ -76,6 +76,11 @@ def few_collectives():
     expected = {"all-gather": 1 + minibatches, "all-reduce": minibatches + more}
     assert found("ppo-separate") == expected
     print("ppo-separate")
+    learner = make("ppo-image", devices=(0, 1))
+    assert isinstance(learner._update, divided.DividedUpdate)
+    if jax.__version_info__ >= (0, 6):  # in a loop, XLA's own convolutions take 10 times as long
+        assert " convolution(" not in learner.compiled_update(sample("ppo-image"))
+    print("ppo-image")
     assert found("impala-lstm") == {"all-gather": 2, "all-reduce": 1}
     print("impala-lstm")
     # What XLA adds if it divides the update.

@@ -192,7 +192,7 @@ def lost(index, count, addresses, directory):
     (directory / "named").touch()
 
 
-def test_each_listener_is_at_the_address_that_was_given(tmp_path):
+def test_each_listener_is_at_the_address_that_was_given_and_its_thread_preempts_no_other(tmp_path):
     assert children(listeners, tmp_path) == [0, 0], (tmp_path / "stderr0").read_text()[-3000:]
 
 
@@ -206,4 +206,6 @@ def listeners(index, count, addresses, directory):
     hosts = {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
     assert hosts <= {"127.0.0.1"}
     assert index or hosts  # process 0 has the service
+    policies = [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
+    assert policies.count(os.SCHED_BATCH) == 1
     joined.agree(0)
