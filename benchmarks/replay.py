@@ -3,9 +3,13 @@
 Steps are as in Atari: four stacked frames of 84 x 84, from 32 environments. The references:
 
 - sample: numpy's gather of the same bytes by index, into one buffer that is reused.
-- insert: numpy's copy of the same bytes into the same kind of memory. Shared memory has small pages
-  on some systems (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which makes copying slower;
-  "anonymous" compares with ordinary memory, which has large pages.
+- insert: numpy's copy of the same bytes. Its source and its target have the same address modulo 64,
+  which makes copying fastest. Environments seldom return such arrays; in "insert/.../unaligned" the
+  source is 16 bytes further, for both sides.
+
+A reference has memory of the buffer's kind (shared or not) and alignment, mapped beforehand. The
+system decides which memory gets large pages, so both sides are allocated anew for each measurement,
+and each goes first every other time.
 
 flashbax and Stable-Baselines3 are measured too where they are installed; they are not dependencies.
 """
@@ -21,18 +25,39 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.report import Rate, Result, alternate, rate
+from benchmarks.report import Comparison, Rate, Result, alternate, rate
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
 from rlstack.replay.shared_memory.block import Block
 from rlstack.types import StepType, TimeStep, Transition
 
 NAME = "replay"
-TARGET = 0.7
+TARGET = 0.8
 NUM_ENVS = 32
 FRAME = (84, 84, 4)
 BATCH = 256
 ROWS = 300  # stored steps of each environment; 270 MB in all
+KINDS = ("in_process", "shared_memory")
+LINE = 64  # bytes
+
+Make = Callable[[ExitStack], Rate]  # allocates one side, freed with the stack
+
+
+def renewed(ours: Make, reference: Make, allocations: int) -> Comparison:
+    """Compares the medians of both sides, each measured four times with each allocation."""
+    pairs = []
+    for i in range(allocations):
+        with ExitStack() as stack:
+            if i % 2:
+                second = reference(stack)
+                first = ours(stack)
+            else:
+                first = ours(stack)
+                second = reference(stack)
+            pairs.append(alternate(first, second, 4).medians)
+    return Comparison(
+        tuple(pair["ours"] for pair in pairs), tuple(pair["reference"] for pair in pairs)
+    )
 
 
 class Output(NamedTuple):
@@ -94,23 +119,45 @@ def ours_sampling(buffer: Any, samples: int) -> Rate:
     return lambda: rate(samples * BATCH, work)
 
 
-def gathering(batch_size: int, samples: int) -> Rate:
+def make_ring(kind: str, stack: ExitStack) -> np.ndarray:
+    """Returns the observations of all steps in memory as the buffer's, ``[ROWS, 32, ...]``."""
+    shape = (ROWS, NUM_ENVS, *FRAME)
+    if kind == "shared_memory":
+        block = Block.create(int(np.prod(shape)))
+        stack.callback(block.unlink)
+        ring: np.ndarray = np.ndarray(shape, np.uint8, block.memory)
+    else:
+        ring = np.zeros(shape, np.uint8)
+    ring[:] = make_step(0).timestep.observation
+    return ring
+
+
+def gathering(kind: str, samples: int, stack: ExitStack) -> Rate:
     """Returns items per second of numpy's gather; an item has two observations."""
-    ring = np.repeat(make_step(0).timestep.observation[None], ROWS, 0).reshape(-1, *FRAME)
-    out = np.empty((2, batch_size, *FRAME), np.uint8)
+    ring = make_ring(kind, stack).reshape(-1, *FRAME)
+    out = np.empty((2, BATCH, *FRAME), np.uint8)
     rng = np.random.default_rng(0)
 
     def work() -> None:
         for _ in range(samples):
-            starts = rng.integers(0, len(ring) - NUM_ENVS, batch_size)
+            starts = rng.integers(0, len(ring) - NUM_ENVS, BATCH)
             np.take(ring, np.stack([starts, starts + NUM_ENVS]), axis=0, out=out, mode="clip")
 
-    return lambda: rate(samples * batch_size, work)
+    return lambda: rate(samples * BATCH, work)
 
 
-def ours_inserting(buffer: Any, steps: int) -> Rate:
+def placed(step: Transition, address: int) -> Transition:
+    """Returns a step whose observation begins at this address modulo 64."""
+    observation = step.timestep.observation
+    memory = np.empty(observation.nbytes + LINE, np.uint8)
+    first = (address - memory.ctypes.data) % LINE
+    copy = memory[first : first + observation.nbytes].reshape(observation.shape)
+    copy[:] = observation
+    return step._replace(timestep=step.timestep._replace(observation=copy))
+
+
+def ours_inserting(buffer: Any, steps: int, step: Transition) -> Rate:
     """Returns environment steps per second of a writer."""
-    step = make_step(1)
     if isinstance(buffer, SharedMemReplayBuffer):
         buffer = buffer.handle().attach()  # as another process would write
 
@@ -121,23 +168,41 @@ def ours_inserting(buffer: Any, steps: int) -> Rate:
     return lambda: rate(steps * NUM_ENVS, work)
 
 
-def copying(steps: int, shared: bool, stack: ExitStack) -> Rate:
-    """Returns environment steps per second of copying their observations."""
-    observation = make_step(1).timestep.observation
-    shape = (ROWS, *observation.shape)
-    if shared:
-        block = Block.create(int(np.prod(shape)))
-        stack.callback(block.unlink)
-        ring: np.ndarray = np.ndarray(shape, np.uint8, block.memory)
-    else:
-        ring = np.zeros(shape, np.uint8)
+def inserting(kind: str, steps: int, further: int, allocations: int) -> Comparison:
+    """Compares writing steps with copying their observations.
 
-    def work() -> None:
-        for i in range(steps):
-            np.copyto(ring[i % ROWS], observation)
+    Args:
+      kind: of buffer.
+      steps: of each measurement.
+      further: address of the source modulo 64, minus that of the target.
+      allocations: number of measurements.
+    """
+    with ExitStack() as stack:
+        address = make_ring(kind, stack).ctypes.data  # others have the same modulo 64
+    step = placed(make_step(1), address + further)
 
-    work()
-    return lambda: rate(steps * NUM_ENVS, work)
+    def ours(stack: ExitStack) -> Rate:
+        return ours_inserting(make_buffer(kind, "uniform", BATCH, stack), steps, step)
+
+    def copying(stack: ExitStack) -> Rate:
+        ring = make_ring(kind, stack)
+
+        def work() -> None:
+            for i in range(steps):
+                np.copyto(ring[i % ROWS], step.timestep.observation)
+
+        return lambda: rate(steps * NUM_ENVS, work)
+
+    return renewed(ours, copying, allocations)
+
+
+def sampling(kind: str, sampler: str, samples: int, allocations: int) -> Comparison:
+    """Compares sampling with gathering."""
+    return renewed(
+        lambda stack: ours_sampling(make_buffer(kind, sampler, BATCH, stack), samples),
+        lambda stack: gathering(kind, samples, stack),
+        allocations,
+    )
 
 
 def flashbax_rates(samples: int, steps: int) -> tuple[Rate, Rate]:
@@ -213,33 +278,30 @@ PEERS: dict[str, tuple[str, Callable[[int, int], tuple[Rate, Rate]]]] = {
 }
 
 
+def compare_peers(kind: str, samples: int, steps: int, repeats: int, result: Result) -> None:
+    """Adds the ratios relative to the other libraries that are installed."""
+    for name, (package, make_rates) in PEERS.items():
+        if importlib.util.find_spec(package) is None:
+            continue
+        with ExitStack() as stack:
+            buffer = make_buffer(kind, "uniform", BATCH, stack)
+            their_sampling, their_inserting = make_rates(samples, steps)
+            sampled = alternate(ours_sampling(buffer, samples), their_sampling, repeats)
+            result.add(f"sample/uniform/{kind}/{name}", sampled, {})
+            ours = ours_inserting(buffer, steps, make_step(1))
+            result.add(f"insert/{kind}/{name}", alternate(ours, their_inserting, repeats), {})
+
+
 def measure(samples: int, steps: int, repeats: int) -> Result:
     """Measures all settings."""
     result = Result.empty(NAME)
-    for kind in ("in_process", "shared_memory"):
-        with ExitStack() as stack:
-            uniform = make_buffer(kind, "uniform", BATCH, stack)
-            sampling, inserting = ours_sampling(uniform, samples), ours_inserting(uniform, steps)
-            limit = gathering(BATCH, samples)
-            result.add(f"sample/uniform/{kind}", alternate(sampling, limit, repeats), {})
-            limit = copying(steps, kind == "shared_memory", stack)
-            result.add(f"insert/{kind}", alternate(inserting, limit, repeats), {})
-            if kind == "shared_memory":
-                limit = copying(steps, False, stack)
-                inserted = alternate(inserting, limit, repeats)
-                result.add(f"insert/{kind}/anonymous", inserted, {})
-            for name, (package, make_rates) in PEERS.items():
-                if importlib.util.find_spec(package) is not None:
-                    their_sampling, their_inserting = make_rates(samples, steps)
-                    sampled = alternate(sampling, their_sampling, repeats)
-                    result.add(f"sample/uniform/{kind}/{name}", sampled, {})
-                    inserted = alternate(inserting, their_inserting, repeats)
-                    result.add(f"insert/{kind}/{name}", inserted, {})
-        with ExitStack() as stack:
-            prioritized = make_buffer(kind, "prioritized", BATCH, stack)
-            limit = gathering(BATCH, samples)
-            sampled = alternate(ours_sampling(prioritized, samples), limit, repeats)
-            result.add(f"sample/prioritized/{kind}", sampled, {})
+    for kind in KINDS:
+        result.add(f"insert/{kind}", inserting(kind, steps, 0, repeats), {})
+        result.add(f"insert/{kind}/unaligned", inserting(kind, steps, 16, repeats), {})
+        for sampler in ("uniform", "prioritized"):
+            sampled = sampling(kind, sampler, samples, repeats)
+            result.add(f"sample/{sampler}/{kind}", sampled, {})
+        compare_peers(kind, samples, steps, repeats, result)
     return result
 
 

@@ -41,8 +41,9 @@ class Sampler:
           The number of items inserted.
         """
         stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
-        lost = 0
-        if not isinstance(cells, slice) or cells.start < self._high:
+        if isinstance(cells, slice) and self.size == self._high:  # all used cells hold an item
+            lost = max(0, min(stop, self._high) - cells.start)
+        else:
             lost = int(np.count_nonzero(self.key_at[cells] >= 0))
         self._high = max(self._high, stop)
         added = len(keys) if valid is None else int(np.count_nonzero(valid))

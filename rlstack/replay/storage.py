@@ -20,6 +20,7 @@ from rlstack.types import PyTree, Trajectory, Transition
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 _SIZES = 4  # number of batch sizes with buffers that are kept
 _MOST_BUFFERS = 8  # per batch size, if earlier batches are still referenced
+_LARGE = 1 << 16  # bytes of a row from which `copy_bytes` is at least as fast as an assignment
 
 
 class StepRing:
@@ -34,6 +35,7 @@ class StepRing:
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
         self._order: list[int] = []  # of the rings, the largest last
+        self._large: set[int] = set()  # the rings with large rows
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[int, list[list[np.ndarray]]] = {}
@@ -124,6 +126,7 @@ class StepRing:
         self._treedef, self._rings = treedef, rings
         self._flat = [ring.reshape((-1, *ring.shape[2:])) for ring in rings]
         self._order = sorted(range(len(rings)), key=lambda i: rings[i].nbytes)
+        self._large = {i for i, ring in enumerate(rings) if ring[0].nbytes >= _LARGE}
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
@@ -144,11 +147,9 @@ class StepRing:
     def write_all(self, step: int, leaves: list[np.ndarray]) -> None:
         """Writes one step of every environment, all at the same step."""
         row = step % self.rows
-        for ring, leaf in zip(self._rings, leaves, strict=False):
-            ring[row] = leaf
+        self._write_row(row, self._rings, leaves)
         if row < self._mirror:
-            for ring, leaf in zip(self._rings, leaves, strict=False):
-                ring[row + self.rows] = leaf
+            self._write_row(row + self.rows, self._rings, leaves)
 
     def write(self, steps: np.ndarray, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Writes one step of each of ``env_ids``, each at its own step."""
@@ -173,9 +174,14 @@ class StepRing:
           columns: result of the method of this name.
           leaves: the steps, ``[n, ...]``.
         """
-        row = step % self.rows
+        self._write_row(step % self.rows, columns, leaves)
+
+    def _write_row(self, row: int, rings: list[np.ndarray], leaves: list[np.ndarray]) -> None:
         for i in self._order:
-            columns[i][row] = leaves[i]
+            if i in self._large:
+                copy_bytes(rings[i][row], leaves[i])
+            else:
+                rings[i][row] = leaves[i]
 
     def pick(self, rows: np.ndarray, env_ids: np.ndarray) -> PyTree:
         """Returns copies of some rows of some environments."""
@@ -265,6 +271,21 @@ class StepRing:
             rings.append(ring)
         if rings:
             self._set_rings(treedef, rings)
+
+
+def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
+    """Copies an array into one of the same shape and dtype, as fast from any address.
+
+    The C library copies large arrays by one instruction. On some processors (AMD Zen 3 and 4, with
+    glibc before 2.39) it takes two to four times as long if both addresses differ modulo 64. The
+    loop of a numpy function has no such instruction.
+
+    Args:
+      target: array with a last axis without gaps.
+      source: array of the same shape and dtype.
+    """
+    source = np.ascontiguousarray(source)
+    np.positive(source.view(np.uint8), out=target.view(np.uint8))
 
 
 def _references(arrays: list[np.ndarray]) -> int:
