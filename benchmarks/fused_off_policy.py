@@ -49,6 +49,8 @@ class State(NamedTuple):
 class OffPolicy(abc.ABC):
     """A compiled loop; a subclass has the algorithm."""
 
+    _optimizer: optax.GradientTransformation
+
     def __init__(self, cfg: Experiment) -> None:
         """Compiles it."""
         import gymnax

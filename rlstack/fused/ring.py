@@ -286,7 +286,7 @@ class Ring:
         return ring._replace(masses=masses, largest=largest)
 
     def _uniform(self, rng_key: PRNGKey, valid: Array, filled: Array) -> Array:
-        """Draws cells with items: two for each place of the batch, then others as long as needed."""
+        """Draws cells with items: two for each place of the batch, then others as needed."""
 
         def missing(carry: Any) -> Any:
             return ~valid[carry[1]].all()
