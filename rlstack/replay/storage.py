@@ -207,8 +207,8 @@ class StepRing:
         indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
         batch = self._buffer(len(starts))
         for flat, out in zip(self._flat, batch, strict=True):
-            # With any mode except "raise", np.take writes directly into `out`.
-            np.take(flat, indices, axis=0, out=out, mode="clip")
+            # With any mode except "raise", it writes directly into `out`.
+            flat.take(indices, axis=0, out=out, mode="clip")
         return self._treedef.unflatten(batch)
 
     def gather_again(

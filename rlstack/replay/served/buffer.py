@@ -37,15 +37,15 @@ _AHEAD_BYTES = 64 << 20  # largest size of the batches that are drawn ahead
 def default_prefetch(cfg: ReplayConfig, spec: Transition) -> int:
     """Returns the number of batches that a reader draws ahead by default.
 
-    More are worth little, because a new batch is requested while another is learned from. Fewer are
-    drawn where priorities make new samples more valuable, and none where the params version
-    decides which items a batch has.
+    Half of them are requested together. A request costs more than its batches if items are small,
+    and on few processors its cost delays the learner. Fewer are drawn where priorities make new
+    samples more valuable, and none where the params version decides which items a batch has.
     """
     if cfg.min_actors or cfg.max_staleness is not None:
         return 0
     step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
     most = _AHEAD_BYTES // ((cfg.unroll_length + 1) * cfg.batch_size * step)
-    wanted = {"fifo": 1, "uniform": MOST_BATCHES, "prioritized": 2}[cfg.sampler]
+    wanted = {"fifo": 1, "uniform": 2 * MOST_BATCHES, "prioritized": MOST_BATCHES}[cfg.sampler]
     return max(1, min(wanted, most))
 
 
