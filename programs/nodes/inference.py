@@ -101,11 +101,11 @@ class InferenceNode:
         """Returns True; actors wait for this answer before they act."""
         return True
 
-    @remote()
+    @remote(prompt=True)
     def inference(
         self, rank: int, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
-    ) -> Inference:
-        """Acts in some of an actor's environments; see `InferenceService.inference`.
+    ) -> Future[Inference]:
+        """Acts in some of an actor's environments; see `InferenceService.submit`.
 
         Args:
           rank: of the actor.
@@ -115,9 +115,13 @@ class InferenceNode:
         """
         own = self._env_ids[rank]
         ids = own if env_ids is None else own[env_ids]
-        answer = self._service.inference(rank, incarnation, ids, timestep)
-        self._profile.observe(int(answer.params_version[0]))
+        answer = self._service.submit(rank, incarnation, ids, timestep)
+        answer.add_done_callback(self._observe)
         return answer
+
+    def _observe(self, answer: Future[Inference]) -> None:
+        if answer.exception() is None:
+            self._profile.observe(int(answer.result().params_version[0]))
 
     @remote(idempotent=True)
     def has_newer_params(self, version: int, seconds: float) -> bool:

@@ -1,9 +1,9 @@
 """The inference service: joins the requests of many actors into one batch of one Inferencer.
 
-Each call blocks its own thread. A batch is complete when it is full or when all live clients wait;
-then the thread of the last request computes the whole batch. Otherwise a worker thread computes the
-batch when its first request has waited long enough. This module has no transport: remote calls
-arrive in their own threads.
+A batch is complete when it is full or when all live clients wait; then the thread of the last
+request computes the whole batch and gives all answers. Otherwise a worker thread computes the batch
+when its first request has waited long enough. `submit` does not wait for the answer, so that a
+transport needs no thread for each call in progress; `inference` does. This module has no transport.
 
 With greedy policies the answers for an environment do not depend on the rest of its batch, except
 for rounding, which differs between batch sizes. With sampling policies only the noise depends on
@@ -19,6 +19,7 @@ import math
 import threading
 import time
 import traceback
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -38,7 +39,8 @@ class ServiceConfig(InferencerConfig):
     max_batch: int = 256
     """Number of environments that fill a batch. A larger request becomes a batch by itself."""
     max_wait_ms: float = 1.0
-    """Longest time in milliseconds that a request waits for others before its batch is computed."""
+    """Longest time in milliseconds that a request waits for others before its batch is computed. It
+    begins when the request has arrived and the batch before it has ended."""
     live_s: float = 1.0
     """Seconds without a call after which batches no longer wait for a client."""
     lock_step: bool = False
@@ -48,7 +50,7 @@ class ServiceConfig(InferencerConfig):
     """Sizes to which batches are padded, in ascending order, so that few sizes are compiled. By
     default the powers of two up to max_batch."""
     timeout_s: float = 60.0
-    """Seconds that a caller waits for its answer before it gets an error."""
+    """Seconds that a request may wait for its answer before its caller gets an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +70,7 @@ class InferenceService:
     """Acts for many clients; safe to call from any number of threads."""
 
     def __init__(self, cfg: ServiceConfig, inferencer: Servable) -> None:
-        """Starts the worker thread.
+        """Starts the threads that compute batches and that end overdue requests.
 
         Args:
           cfg: how requests are collected.
@@ -92,8 +94,11 @@ class InferenceService:
         self._queue = RequestQueue(
             num_envs, cfg.max_batch, cfg.max_wait_ms / 1e3, cfg.live_s, cfg.lock_step
         )
+        self._ended = threading.Event()
         self._worker = threading.Thread(target=self._work, name="inference", daemon=True)
         self._worker.start()
+        self._watch = threading.Thread(target=self._end_overdue, name="overdue", daemon=True)
+        self._watch.start()
 
     @remote()
     def next_incarnation(self, client: ClientName) -> int:
@@ -126,21 +131,24 @@ class InferenceService:
           InferenceError: acting failed for the whole batch; the service continues.
           ServiceClosedError: the service was closed.
         """
+        return self.submit(client, incarnation, env_ids, timestep).result()
+
+    def submit(
+        self, client: ClientName, incarnation: int, env_ids: np.ndarray | None, timestep: TimeStep
+    ) -> Future[Inference]:
+        """Does the same without waiting for the answer, except if this request completes a batch.
+
+        Other threads may wait for the future or be called by it, but nobody may set or cancel it.
+
+        Raises:
+          ValueError, StaleIncarnationError, ServiceClosedError: see `inference`. All other errors
+              are those of the future.
+        """
         leaves = (self._timestep_spec or self._learn_spec(timestep)).leaves(timestep)
         request = Request(self._checked(env_ids, len(leaves[0])), leaves)
         if (taken := self._queue.submit(request, client, incarnation)) is not None:
             self._serve(taken)
-        left = self._timeout
-        while not request.done.wait(left):
-            # The first batch of a size is compiled, which may take longer than any other batch.
-            now = time.monotonic()
-            left = self._timeout + min(self._compiled_at, now) - now
-            if left <= 0 and (state := self._queue.withdraw(request)):
-                raise TimeoutError(
-                    f"InferenceService.inference: an answer must come within {self._timeout:g} s; "
-                    f"the request of client {client!r} {state}. Raise timeout_s, or find the cause."
-                )
-        return request.result()
+        return request.answer
 
     def stats(self) -> dict[str, float]:
         """Returns counts since the start, and means and percentiles over the latest requests.
@@ -168,7 +176,9 @@ class InferenceService:
         Raises:
           TimeoutError: that batch does not end within ``timeout`` seconds.
         """
+        self._ended.set()
         self._queue.close()
+        self._watch.join()
         self._worker.join(timeout)
         if self._worker.is_alive():
             raise TimeoutError(
@@ -206,6 +216,26 @@ class InferenceService:
                 self._serve(taken)
         finally:
             self._queue.close()  # also after an error: calls would hang without the worker
+
+    def _end_overdue(self) -> None:
+        """The loop of the second thread: gives an error to requests that wait for too long."""
+        wait = self._timeout
+        while not self._ended.wait(wait):
+            # The first batch of a size is compiled, which may take longer than any other batch.
+            now = time.perf_counter()
+            compiled_at = min(self._compiled_at, now)
+            if compiled_at + self._timeout <= now:
+                for request, reason in self._queue.overdue(now - self._timeout):
+                    request.answer.set_exception(self._overdue(request, reason))
+            since = min(max(self._queue.oldest(), compiled_at), now)
+            wait = since + self._timeout - now
+
+    def _overdue(self, request: Request, reason: str) -> TimeoutError:
+        return TimeoutError(
+            f"InferenceService.inference: an answer must come within {self._timeout:g} s; the "
+            f"request of client {request.client.name!r} {reason}. Raise timeout_s, or find the "
+            "cause."
+        )
 
     def _serve(self, taken: Taken) -> None:
         start = time.perf_counter()
@@ -258,7 +288,7 @@ class InferenceService:
             self._compiled.add(kind)
             return answer
         finally:
-            self._compiled_at = time.monotonic()
+            self._compiled_at = time.perf_counter()
 
 
 class _Statistics:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,9 @@ import numpy as np
 from rlstack.acting.inference import Inference
 
 ClientName = str | int  # for example an actor's rank
+
+_RECENT = 0.1  # seconds without a batch after which the worker sleeps until a request comes
+_LEAST_SLEEP = 0.0005  # seconds; the worker does not wake more often without a request
 
 
 class StaleIncarnationError(RuntimeError):
@@ -32,7 +36,7 @@ class ServiceClosedError(RuntimeError):
 class Request:
     """One call, which waits for its answer."""
 
-    __slots__ = ("answer", "arrived", "client", "done", "env_ids", "error", "leaves", "start")
+    __slots__ = ("answer", "arrived", "client", "env_ids", "is_settled", "leaves", "start")
 
     def __init__(self, env_ids: np.ndarray, leaves: list[np.ndarray]) -> None:
         self.env_ids = env_ids  # [n] int32
@@ -40,25 +44,23 @@ class Request:
         self.arrived = time.perf_counter()
         self.client: Client
         self.start = 0  # its first row in the batch
-        self.done = threading.Event()
-        self.answer: Inference | None = None  # the answer to the whole batch
-        self.error: Exception | None = None
+        self.answer: Future[Inference] = Future()
+        self.is_settled = False  # whether the future has, or is about to have, a result
 
-    def result(self) -> Inference:
-        """Returns the rows of this request in the batch's answer, or raises its error."""
-        if self.error is not None:
-            raise self.error
+    def rows(self, answer: Inference) -> Inference:
+        """Returns the rows of this request in the answer to its batch."""
         start, stop = self.start, self.start + len(self.env_ids)
-        leaves, structure = jax.tree_util.tree_flatten(self.answer)
+        leaves, structure = jax.tree_util.tree_flatten(answer)
         return structure.unflatten([leaf[start:stop] for leaf in leaves])
 
 
 class Client:
     """The service's record of one actor."""
 
-    __slots__ = ("incarnation", "index", "seen", "waiting")
+    __slots__ = ("incarnation", "index", "name", "seen", "waiting")
 
-    def __init__(self, index: int, incarnation: int) -> None:
+    def __init__(self, name: ClientName, index: int, incarnation: int) -> None:
+        self.name = name
         self.index = index  # its index in the table of owners
         self.incarnation = incarnation
         self.seen = 0.0  # time of its last call or answer
@@ -95,7 +97,7 @@ class Clients:
         """
         client = self._clients.get(name)
         if client is None:
-            client = Client(len(self._clients), incarnation)
+            client = Client(name, len(self._clients), incarnation)
         elif incarnation < client.incarnation:
             raise StaleIncarnationError(
                 f"InferenceService.inference: client {name!r} must call as incarnation "
@@ -157,6 +159,7 @@ class RequestQueue:
         self._clients = Clients(num_envs)
         self._to_reset: np.ndarray | None = None
         self._busy = self._closed = False
+        self._settled = -math.inf  # when the last batch ended
         self._wakes_at = math.inf  # when the worker wakes without being notified
 
     def next_incarnation(self, name: ClientName) -> int:
@@ -174,44 +177,67 @@ class RequestQueue:
             if self._closed:
                 raise ServiceClosedError("InferenceService.inference: the service is closed.")
             client, released = self._clients.admit(name, incarnation, request.env_ids)
+            replaced: list[Request] = []
             if released is not None:
-                self._replace(client, released, name)
+                replaced = self._replace(client, released)
             elif client.waiting:
-                self._refuse_twice(client, request, name)
+                self._refuse_twice(client, request)
             request.client = client
             client.seen = request.arrived
             client.waiting += 1
             self._queue.append(request)
-            if self._busy:
-                return None
-            if self._is_full():
-                return self._pop()
-            self._wake_in_time()
-            return None
+            taken = None
+            if not self._busy and self._is_full():
+                taken = self._pop()
+            elif not self._busy:
+                self._wake_in_time()
+        for earlier in replaced:
+            text = f"InferenceService: client {name!r} has been restarted."
+            earlier.answer.set_exception(StaleIncarnationError(text))
+        return taken
 
-    def withdraw(self, request: Request) -> str:
-        """Removes a request; returns why it still waited, or "" if it has been answered."""
+    def overdue(self, before: float) -> list[tuple[Request, str]]:
+        """Removes the requests that arrived before a time, and says of each why it still waits.
+
+        The caller sets their errors.
+        """
         with self._condition:
-            if request.done.is_set():
-                return ""
-            if request not in self._queue:
-                return "is being acted on"
-            self._queue.remove(request)
-            request.client.waiting -= 1
-            return f"waits in the queue with {len(self._queue)} others"
+            late = [
+                (request, "is being acted on")
+                for request in self._unsettled(self._running)
+                if request.arrived < before
+            ]
+            while self._queue and self._queue[0].arrived < before:
+                request = self._queue.pop(0)
+                request.client.waiting -= 1
+                late.append((request, f"waits in the queue with {len(self._queue)} others"))
+            for request, _ in late:
+                request.is_settled = True
+            return late
+
+    def oldest(self) -> float:
+        """Returns when the oldest request that waits arrived; infinity if there is none."""
+        with self._condition:
+            waiting = self._unsettled(self._running + self._queue[:1])
+            return min((request.arrived for request in waiting), default=math.inf)
 
     def take(self) -> Taken | None:
         """Waits for the next batch that is due; returns None when closed and no request is left."""
         with self._condition:
             while self._busy or not self._closed:
+                now = time.perf_counter()
                 wait = math.inf
                 if self._queue and not self._busy:
-                    wait = self._seconds_to_wait()
+                    wait = 0.0 if self._is_full() else self._due() - now
                     if wait <= 0:
                         return self._pop()
                     # Wakes up also when a client may no longer count as live.
                     wait = min(wait, max(self._live, 0.001), 1.0)
-                self._wakes_at = time.perf_counter() + wait
+                elif now - self._settled < _RECENT and self._max_wait >= _LEAST_SLEEP:
+                    # No request that comes from now on is due earlier. It need not wake this
+                    # thread, which would delay the request itself.
+                    wait = min(self._max_wait, 1.0)
+                self._wakes_at = now + wait
                 self._condition.wait(None if wait == math.inf else wait)
             return None
 
@@ -223,26 +249,33 @@ class RequestQueue:
         with self._condition:
             for request in self._running:
                 request.client.seen = now
-                if not request.done.is_set():  # neither closed nor withdrawn
-                    request.answer = answer
-                    request.error = None if make_error is None else make_error()
-            running, self._running = self._running, []
-            self._busy = False
+            # Neither closed nor overdue.
+            running, self._running = self._unsettled(self._running), []
+            for request in running:
+                request.is_settled = True
+            self._busy, self._settled = False, now
             if self._closed or self._is_full():
                 self._condition.notify()
             else:
                 self._wake_in_time()
         for request in running:
-            request.done.set()
+            if answer is not None:
+                request.answer.set_result(request.rows(answer))
+            elif make_error is not None:
+                request.answer.set_exception(make_error())
 
     def close(self) -> None:
         """Makes every waiting call raise; the worker gets no more batches."""
         with self._condition:
             self._closed = True
-            for request in self._queue + self._running:
-                self._fail(request, ServiceClosedError("InferenceService: it has been closed."))
+            waiting = self._unsettled(self._queue + self._running)
+            for request in waiting:
+                request.is_settled = True
             self._queue.clear()
             self._condition.notify()
+        for request in waiting:
+            error = ServiceClosedError("InferenceService: it has been closed.")
+            request.answer.set_exception(error)
 
     def counts(self) -> tuple[int, int]:
         """Returns the number of queued requests and of live clients."""
@@ -250,16 +283,21 @@ class RequestQueue:
             live_since = time.perf_counter() - self._live
             return len(self._queue), self._clients.count(live_since)
 
+    @staticmethod
+    def _unsettled(requests: Iterable[Request]) -> list[Request]:
+        return [request for request in requests if not request.is_settled]
+
     def _wake_in_time(self) -> None:
         """Wakes the worker if it would otherwise sleep until after the first request is due."""
-        if self._queue and self._queue[0].arrived + self._max_wait < self._wakes_at:
+        if self._queue and self._due() < self._wakes_at:
             self._condition.notify()
 
-    def _seconds_to_wait(self) -> float:
-        """Returns the seconds until the batch is due."""
-        if self._is_full():
-            return 0.0
-        return self._queue[0].arrived + self._max_wait - time.perf_counter()
+    def _due(self) -> float:
+        """Returns when the first requests are acted on even if others are missing.
+
+        The time of an earlier batch does not count: its clients could not send anything meanwhile.
+        """
+        return max(self._queue[0].arrived, self._settled) + self._max_wait
 
     def _is_full(self) -> bool:
         envs = sum(len(request.env_ids) for request in self._queue)
@@ -285,26 +323,24 @@ class RequestQueue:
         to_reset, self._to_reset = self._to_reset, None
         return Taken(batch, to_reset)
 
-    def _replace(self, client: Client, released: np.ndarray, name: ClientName) -> None:
-        """Fails the queued requests of an earlier incarnation, and resets its rows in the table."""
+    def _replace(self, client: Client, released: np.ndarray) -> list[Request]:
+        """Resets a client's rows in the table; returns the requests of its earlier incarnation.
+
+        They have left the queue. The caller sets their errors.
+        """
         self._to_reset = released if self._to_reset is None else self._to_reset | released
-        for request in self._queue:
-            if request.client is client:
-                text = f"InferenceService: client {name!r} has been restarted."
-                self._fail(request, StaleIncarnationError(text))
+        replaced = [request for request in self._queue if request.client is client]
         self._queue = [request for request in self._queue if request.client is not client]
         client.waiting = 0
+        for request in replaced:
+            request.is_settled = True
+        return replaced
 
-    def _refuse_twice(self, client: Client, request: Request, name: ClientName) -> None:
+    def _refuse_twice(self, client: Client, request: Request) -> None:
         for other in self._queue:
             if other.client is client and np.isin(request.env_ids, other.env_ids).any():
                 raise ValueError(
-                    f"InferenceService.inference: client {name!r} must wait for the answer for an "
-                    f"environment before the next request; got {request.env_ids} while "
+                    f"InferenceService.inference: client {client.name!r} must wait for the answer "
+                    f"for an environment before the next request; got {request.env_ids} while "
                     f"{other.env_ids} wait."
                 )
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        if not request.done.is_set():
-            request.error = error
-            request.done.set()

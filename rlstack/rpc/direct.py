@@ -9,6 +9,7 @@ A method runs in a thread of its server, because a caller may stop waiting for i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import queue
@@ -16,9 +17,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-from rlstack.rpc.service import HELLO, Service, answer_in_process
+from rlstack.rpc.service import HELLO, Service, begin_in_process
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 
 _SPARE_THREADS = 4  # threads of a server that wait for calls, while no more are needed
@@ -42,6 +44,7 @@ class Server:
         self._changed = threading.Condition()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads = self._free = 0
+        self._later = 0  # calls whose answers are futures without a result
         self._closed = False
         with _lock:
             number = str(next(_numbers) if port is None else port)
@@ -62,7 +65,7 @@ class Server:
             self._closed = True
             for _ in range(self._threads):
                 self._calls.put(None)
-            self._changed.wait_for(lambda: not self._threads)
+            self._changed.wait_for(lambda: not (self._threads or self._later))
 
     def __enter__(self) -> Server:
         return self
@@ -85,7 +88,7 @@ class Server:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.answer(self._answered(call.method, call.data))
+            self._serve(call)
             del call
             with self._changed:
                 if self._free >= _SPARE_THREADS or self._closed:
@@ -95,13 +98,28 @@ class Server:
             self._threads -= 1
             self._changed.notify_all()
 
+    def _serve(self, call: _Call) -> None:
+        status, answer = self._answered(call.method, call.data)
+        if not isinstance(answer, Future):
+            call.answer((status, answer))
+            return
+        with self._changed:
+            self._later += 1
+        answer.add_done_callback(functools.partial(self._answer_later, call))
+
+    def _answer_later(self, call: _Call, answer: Future[tuple]) -> None:
+        call.answer(("OK", answer.result()))
+        with self._changed:
+            self._later -= 1
+            self._changed.notify_all()
+
     def _answered(self, method: str, data: Any) -> tuple[str, Any]:
         if method not in self._methods:
             return "NOT_FOUND", f"there is no method {method}"
         try:
             if method == HELLO:
                 return "OK", self._service.rpc_hello(data)
-            return "OK", answer_in_process(self._service, method, data)
+            return "OK", begin_in_process(self._service, method, data)
         except BaseException as error:  # a service answers with errors; this is one of its own
             return "INTERNAL", repr(error)
 

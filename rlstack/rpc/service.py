@@ -12,7 +12,8 @@ without running again. The call is also addressed to one incarnation. So a resta
 has no stored answers, never repeats a call that the previous incarnation may have run.
 
 Calls run in threads of the transport, many at the same time. Methods that share state must use
-locks. Methods may block.
+locks. Methods may block. A method may also return a ``concurrent.futures.Future``: the caller gets
+its result, and no thread of the transport waits for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from rlstack.rpc import codec, versions
@@ -44,6 +46,7 @@ class Remote(NamedTuple):
     """The rules of a remote method."""
 
     idempotent: bool = False  # running it twice has the effect of running it once
+    prompt: bool = False  # it does not block, so that other calls can wait until it returns
 
 
 Interface = Mapping[str, Remote] | type
@@ -82,16 +85,19 @@ class ClosedError(RuntimeError):
     """The `RemoteObject` was closed before or during the call."""
 
 
-def remote(*, idempotent: bool = False) -> Callable[[Function], Function]:
+def remote(*, idempotent: bool = False, prompt: bool = False) -> Callable[[Function], Function]:
     """Marks a method as one that other nodes may call.
 
     Args:
       idempotent: whether running the method twice has the effect of running it once. Then its
           answers are not kept.
+      prompt: whether the method does not block, for example because it returns a future. Then
+          requests that come together may be served by one thread, one after the other, which is
+          cheaper than waking a thread for each.
     """
 
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, Remote(idempotent))
+        setattr(function, _MARK, Remote(idempotent, prompt))
         return function
 
     return mark
@@ -135,6 +141,7 @@ class Service:
         self._memory = _Memory()
         methods = methods_of(type(instance) if interface is None else interface)
         self._functions = {name: getattr(instance, name) for name in methods}
+        self._prompt = frozenset(name for name, rules in methods.items() if rules.prompt)
         self._handlers: dict[str, Callable[..., bytes]] = {
             name: functools.partial(self._answer, function)
             for name, function in self._functions.items()
@@ -158,6 +165,10 @@ class Service:
 
     def _answer(self, function: Callable[..., Any], *arguments: Any) -> bytes:
         """Never raises, because Courier would send the caller only the type of an exception."""
+        answer = self._begin(function, *arguments)
+        return answer.result() if isinstance(answer, Future) else answer
+
+    def _begin(self, function: Callable[..., Any], *arguments: Any) -> bytes | Future[bytes]:
         try:
             request = _request(*arguments)
         except Exception as error:
@@ -165,7 +176,10 @@ class Service:
         return self._respond(function, request, codec.encode)
 
     def _respond(self, function: Callable[..., Any], request: Request, pack: Callable) -> Any:
-        """Answers a request; `pack` turns the answer's record into what the transport carries."""
+        """Answers a request, perhaps later: the answer may be a future.
+
+        `pack` turns the answer's record into what the transport carries.
+        """
         incarnation, client, number, settled, args, kwargs = request
         try:
             if incarnation not in (0, self._incarnation):
@@ -176,16 +190,33 @@ class Service:
         except Exception as error:
             return pack(_error(error))
         if is_new:
-            call.answer = _run(function, args, kwargs, pack)
-            call.done.set()
-        call.done.wait()
-        return call.answer
+            answer = _run(function, args, kwargs, pack)
+            if isinstance(answer, Future):
+                answer.add_done_callback(lambda answer: call.set_result(answer.result()))
+            else:
+                call.set_result(answer)
+        return call.result() if call.done() else call
 
 
-def answer_in_process(service: Service, method: str, request: Request) -> tuple:
-    """Answers a request of a caller in this process: without messages, so arrays are not copied."""
-    function = service._functions[method]
-    return service._respond(function, request, codec.share)
+def begin(service: Service, method: str, message: bytes | memoryview) -> bytes | Future[bytes]:
+    """Answers a message, perhaps later: for transports whose threads need not wait for an answer.
+
+    Raises:
+      LookupError: there is no such method.
+    """
+    if method == HELLO:
+        return service._hello(message)
+    return service._begin(service._functions[method], message)
+
+
+def prompt_methods(service: Service) -> frozenset[str]:
+    """Returns the names of the methods that do not block."""
+    return service._prompt
+
+
+def begin_in_process(service: Service, method: str, request: Request) -> tuple | Future[tuple]:
+    """Does the same for a caller in this process: without messages, so arrays are not copied."""
+    return service._respond(service._functions[method], request, codec.share)
 
 
 def _request(*arguments: Any) -> Request:
@@ -201,10 +232,16 @@ def _request(*arguments: Any) -> Request:
 
 
 def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], pack: Callable) -> Any:
+    """Returns the packed answer, or a future of it if the function returns a future."""
     try:
-        return pack((OK, function(*args, **kwargs)))
+        result = function(*args, **kwargs)
+        if not isinstance(result, Future):
+            return pack((OK, result))
     except BaseException as error:  # also SystemExit, which would only end a thread of Courier
         return pack(_error(error))
+    answer: Future[Any] = Future()
+    result.add_done_callback(lambda done: answer.set_result(_run(done.result, (), {}, pack)))
+    return answer
 
 
 def _error(error: BaseException) -> tuple:
@@ -217,20 +254,12 @@ def _error(error: BaseException) -> tuple:
     return (ERROR, *(t.encode(errors="backslashreplace").decode() for t in texts))
 
 
-class _Call:
-    """The record of a call that must not run twice."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.answer: Any = None
-
-
 class _Client:
     """The calls of one client."""
 
     def __init__(self, settled: int = 0) -> None:
         self.settled = settled  # calls with lower numbers have been acknowledged
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, Future[Any]] = {}
         self.seen = 0.0  # time of the last call
 
 
@@ -248,8 +277,8 @@ class _Memory:
         self._clients: collections.OrderedDict[int, _Client] = collections.OrderedDict()
         self._silent: collections.OrderedDict[int, tuple[int, float]] = collections.OrderedDict()
 
-    def call(self, client_id: int, number: int, settled: int) -> tuple[_Call, bool]:
-        """Returns a call, and whether it is new. The caller must run a new call.
+    def call(self, client_id: int, number: int, settled: int) -> tuple[Future[Any], bool]:
+        """Returns a call's answer, and whether it is new. The caller must run a new call.
 
         Raises:
           ValueError: the client has already acknowledged the answer, or made no call for so long
@@ -269,7 +298,7 @@ class _Memory:
                 client.calls = {n: c for n, c in client.calls.items() if n >= settled}
             if number in client.calls:
                 return client.calls[number], False
-            client.calls[number] = call = _Call()
+            client.calls[number] = call = Future()
             return call, True
 
     def _admit(self, client_id: int) -> _Client:
@@ -287,7 +316,7 @@ class _Memory:
         """Drops what can no longer be needed; the oldest come first, so most calls look at one."""
         while (first := next(iter(self._clients.items())))[1].seen < now - _ANSWERS_KEPT:
             client_id, client = first
-            if not all(call.done.is_set() for call in client.calls.values()):
+            if not all(call.done() for call in client.calls.values()):
                 client.seen = now  # still running
                 self._clients.move_to_end(client_id)
                 continue

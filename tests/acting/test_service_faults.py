@@ -207,6 +207,22 @@ def test_nobody_waits_for_ever(serve):
     assert counts(ask(service, "b", [1])) == [1]  # the withdrawn request was not acted on
 
 
+def test_a_caller_need_not_wait(serve):
+    service = serve(PATIENT)
+    ask(service, "absent", [7])
+    ids = np.array([0])
+    answer = service.submit("a", 0, ids, steps([MID]))
+    assert not answer.done()
+    with pytest.raises(ValueError, match="'a' must wait"):
+        service.submit("a", 0, ids, steps([MID]))
+    last = service.submit("absent", 0, np.array([7]), steps([MID]))  # it acts for both
+    assert counts(answer.result(0)) == [1] and counts(last.result(0)) == [2]
+    first = service.submit("a", 0, ids, steps([MID]))
+    service.close()
+    with pytest.raises(ServiceClosedError):
+        first.result(0)
+
+
 def test_close_wakes_all_callers_and_leaves_no_thread():
     source = Source()
     service = started(ServiceConfig(live_s=1000), source)

@@ -16,6 +16,7 @@ class Node:
 
     def __init__(self, folder=None):
         self.folder, self.runs, self.gate = folder, [], threading.Event()
+        self.futures = []
 
     @remote(idempotent=True)
     def echo(self, *args, **kwargs):
@@ -40,6 +41,12 @@ class Node:
     def wait(self, seconds=20.0):
         self.runs.append("wait")
         return self.gate.wait(seconds)
+
+    @remote(prompt=True)
+    def later(self, what):
+        self.futures.append(concurrent.futures.Future())
+        self.runs.append(what)
+        return self.futures[-1]
 
     @remote(idempotent=True)
     def slow(self, seconds):

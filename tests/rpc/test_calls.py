@@ -68,6 +68,56 @@ def test_answers_take_the_form_of_their_example(pair):
             client.echo(Inference((1,), (), np.zeros(4, np.int32)))
 
 
+def test_an_answer_may_come_later(pair):
+    node, client = pair
+    assert client.echo(0) == 0  # the first call starts threads
+    calls = [in_thread(client.later, number) for number in range(40)]
+    wait_until(lambda: len(node.futures) == 40)
+    assert client.echo(1) == 1
+    assert not any(call.done() for call in calls)
+    for number, future in zip(node.runs, node.futures, strict=True):
+        if number % 2:
+            future.set_result(np.full(3, number))
+        else:
+            future.set_exception(KeyError(f"of {number}"))
+    for number, call in enumerate(calls):
+        if number % 2:
+            assert same(call.result(10), np.full(3, number))
+        else:
+            with pytest.raises(RemoteError, match=f"KeyError: 'of {number}'"):
+                call.result(10)
+
+
+@pytest.mark.parametrize("name", ["direct", "zmq"])
+def test_calls_whose_answers_come_later_hold_no_threads(name, request):
+    request.getfixturevalue("zmq_keys")
+    node = Node()
+    with serve(node, transport=name) as server:
+        with RemoteObject(server.address, Node, name="n") as client:
+            calls = [in_thread(client.later, number) for number in range(60)]
+            wait_until(lambda: len(node.futures) == 60)
+            serving = [t for t in threading.enumerate() if t.name == f"{name} server"]
+            assert len(serving) < 30  # each call has its own thread here, but not there
+            for future in node.futures:
+                future.set_result(None)
+            for call in calls:
+                assert call.result(10) is None
+
+
+def test_a_server_closes_when_the_later_answers_are_sent(transport):
+    node = Node()
+    server = serve(node, transport=transport)
+    with RemoteObject(server.address, Node, name="n") as client:
+        call = in_thread(client.later, 1)
+        wait_until(lambda: node.futures)
+        closing = in_thread(server.close)
+        time.sleep(0.2)
+        assert not closing.done()
+        node.futures[0].set_result("answered")
+        assert call.result(10) == "answered"
+        closing.result(10)
+
+
 def test_what_is_raised_there_is_told_here(pair):
     _, client = pair
     with pytest.raises(

@@ -81,6 +81,21 @@ def test_a_repeated_call_waits_for_the_one_under_way():
     assert node.runs == ["wait"]
 
 
+def test_a_repeated_call_waits_for_an_answer_that_comes_later():
+    node = Node()
+    service = Service(node)
+    identity = (incarnation(service), 77, 1, 1)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call, service, "later", (1,), identity=identity) for _ in range(4)]
+        while not node.futures:
+            time.sleep(0.01)
+        assert not concurrent.futures.wait(calls, timeout=0.1).done
+        node.futures[0].set_result("once")
+        assert [c.result(5) for c in calls] == [(OK, "once")] * 4
+    assert len(node.futures) == 1
+    assert call(service, "later", (1,), identity=identity) == (OK, "once")
+
+
 def test_a_service_runs_nothing_that_was_meant_for_another_incarnation():
     node = Node()
     old, new = Service(node), Service(node)

@@ -2,7 +2,8 @@
 
 All threads of a server wait for requests, and the kernel wakes one of them for each. That thread
 receives the request, runs the method, and sends the answer by itself. So a call wakes no other
-thread, and methods may block. The sockets are used under a lock.
+thread, and methods may block. If a method returns a future, the thread that sets its result sends
+the answer. The sockets are used under a lock.
 
 A client is admitted if it has the secret key of the program's clients. ZeroMQ asks for that
 decision over a socket inside the process (ZAP, RFC 27).
@@ -12,23 +13,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import select
 import threading
 import weakref
-from typing import Any
+from concurrent.futures import Future
 
 import zmq
 from zmq.utils import z85
 
-from rlstack.rpc.service import Service
+from rlstack.rpc.service import Service, begin, prompt_methods
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.rpc.zmq import keys, options
 
 _ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"rlstack"
 _MOST_THREADS = 512  # calls that run at once; more wait
-_SPARE_THREADS = 4  # threads that wait for requests, while no more are needed
+_SPARE_THREADS = 16  # threads that wait for requests, while no more are needed
 _AT_EXIT = 0.2  # seconds that calls in progress may take when the process ends
 _LAST_ANSWERS = 1000  # milliseconds that `close` takes at most to send them
 
@@ -46,7 +48,9 @@ class Server:
         """
         own = keys.current()
         self._admitted = z85.decode(own.client_public)
-        self._handlers = {name.encode(): getattr(service, name) for name in dir(service)}
+        self._service = service
+        self._methods = {name.encode(): name for name in dir(service)}
+        self._prompt = {name.encode() for name in prompt_methods(service)}
         self._context = zmq.Context()
         # First, because without it everyone would be admitted.
         self._zap = self._context.socket(zmq.REP)
@@ -64,6 +68,7 @@ class Server:
         self._sockets = threading.Lock()  # held by whoever uses a socket
         self._count = threading.Condition()  # of the threads
         self._threads = self._waiting = 0
+        self._later = 0  # calls whose answers are futures without a result
         self._closing = self._closed = False
         try:
             self.address = f"zmq://localhost:{self._bind(port, bind_address)}"
@@ -97,7 +102,7 @@ class Server:
             self._closing = True
         self._wake_one()  # which wakes the next one when it ends
         with self._count:
-            self._count.wait_for(lambda: not self._threads, seconds)
+            self._count.wait_for(lambda: not (self._threads or self._later), seconds)
         self._free(linger)
 
     def __enter__(self) -> Server:
@@ -156,6 +161,7 @@ class Server:
         """Waits for one request and answers it; returns False if this thread is to end."""
         with self._count:
             if self._waiting >= _SPARE_THREADS:
+                self._wake_one()  # there may be a request that no other thread was told of
                 return False
             self._waiting += 1
         request = None
@@ -169,7 +175,7 @@ class Server:
             return False
         if alone:
             self._add_thread()
-        self._send(request[0], *self._answer(*request[1:]))
+        self._respond(*request)
         return True
 
     def _receive(self, events: select.epoll) -> list[zmq.Frame] | None:
@@ -179,15 +185,16 @@ class Server:
                 if self._closing:
                     return None
                 self._admit()
-                with contextlib.suppress(zmq.Again):
+                if options.has_message(self._router):
                     request = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-                    self._wake_for_the_next()
+                    if len(request) < 2 or request[1].bytes not in self._prompt:
+                        self._wake_for_the_next()  # else this thread will soon receive it
                     return request
             # The descriptors of sockets become readable when something has changed; what was seen
             # above counts as old.
-            events.poll()
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            if any(descriptor == self._wake for descriptor, _ in events.poll()):
+                with contextlib.suppress(BlockingIOError):  # another thread was faster
+                    os.eventfd_read(self._wake)
 
     def _wake_for_the_next(self) -> None:
         """Wakes a thread if there is a request; the caller holds the sockets.
@@ -204,33 +211,45 @@ class Server:
 
     def _admit(self) -> None:
         """Answers ZeroMQ's questions whether to admit a client, from its public key."""
-        while True:
-            try:
-                version, number, _, _, _, mechanism, *keys = self._zap.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while options.has_message(self._zap):
+            version, number, _, _, _, mechanism, *keys = self._zap.recv_multipart(zmq.NOBLOCK)
             known = len(keys) == 1 and secrets.compare_digest(keys[0], self._admitted)
             result = (b"200", b"OK") if known and mechanism == b"CURVE" else (b"400", b"unknown")
             self._zap.send_multipart([version, number, *result, b"", b""])
 
-    def _answer(self, *frames: zmq.Frame) -> tuple[bytes, bytes]:
+    def _respond(self, client: zmq.Frame, *frames: zmq.Frame) -> None:
+        """Runs a method, and sends its answer: now, or from the thread that sets its future."""
+        status, answer = self._answer(*frames)
+        if not isinstance(answer, Future):
+            self._send(client, status, answer)
+            return
+        with self._count:
+            self._later += 1
+        answer.add_done_callback(functools.partial(self._send_later, client))
+
+    def _send_later(self, client: zmq.Frame, answer: Future[bytes]) -> None:
+        self._send(client, options.OK, answer.result())
+        with self._count:
+            self._later -= 1
+            self._count.notify_all()
+
+    def _answer(self, *frames: zmq.Frame) -> tuple[bytes, bytes | Future[bytes]]:
         """Runs a method; returns the status and the answer."""
         if len(frames) != 2:
             return options.FAILED, b"a request must have a method and an argument"
         name = frames[0].bytes
-        handler = self._handlers.get(name)
-        if handler is None:
+        method = self._methods.get(name)
+        if method is None:
             return options.NOT_FOUND, b"there is no method " + name[:200]
         try:
-            answer: Any = handler(options.bytes_of(frames[1]))
+            return options.OK, begin(self._service, method, options.bytes_of(frames[1]))
         except BaseException as error:  # a service answers with errors; this is one of its own
             return options.FAILED, repr(error)[:1000].encode(errors="backslashreplace")
-        if len(answer) > options.MAX_MESSAGE:
-            text = f"an answer must have at most {options.MAX_MESSAGE:,} bytes; got {len(answer):,}"
-            return options.FAILED, text.encode()
-        return options.OK, answer
 
     def _send(self, client: zmq.Frame, status: bytes, answer: bytes) -> None:
+        if len(answer) > options.MAX_MESSAGE:
+            text = f"an answer must have at most {options.MAX_MESSAGE:,} bytes; got {len(answer):,}"
+            status, answer = options.FAILED, text.encode()
         with self._sockets:
             if self._closed:
                 return
