@@ -119,7 +119,7 @@ class Books:
         display: ProgressDisplay,
         allowance: Allowance | None = None,
     ) -> None:
-        """Starts the clock.
+        """Counts seconds from when the display began.
 
         Args:
           experiment: what runs.
@@ -142,6 +142,7 @@ class Books:
             experiment,
             logger,
             start=start,
+            began=display.began,  # before the parts were made, and a loop compiled
             evaluate=self._evaluate_briefly if brief else self._evaluate,
             checkpoint=self._save,
             tell=display.write_line,

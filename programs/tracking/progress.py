@@ -25,7 +25,8 @@ class Progress(NamedTuple):
     """The frames of a run so far, over all of its commands, and the time that they took."""
 
     env_frames: int = 0
-    train_seconds: float = 0.0  # without starting, evaluating at the end, and what was lost
+    # From when parts are made and compiled, without the last evaluation and without what was lost.
+    train_seconds: float = 0.0
     timed_frames: int = 0  # the frames that train_seconds covers
 
     @classmethod
