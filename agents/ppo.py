@@ -71,7 +71,8 @@ class PPOConfig(PolicyGradientConfig):
     update end before the first minibatch above it. 0 never ends them. Try 0.01 to 0.05 when `kl`
     jumps."""
     entropy_anneal_steps: int = 0
-    """Optimizer steps over which entropy_cost falls linearly to 0. 0 keeps it constant."""
+    """Optimizer steps over which entropy_cost falls linearly to 0. 0 keeps it constant. It does not
+    follow --frames either; without the bonus a longer run still learns."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

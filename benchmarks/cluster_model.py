@@ -6,12 +6,14 @@ overhead). Divided by the frames of the same seconds, these are the costs of a f
 model computes the limits of a larger cluster: the cores of actors, inference services, replay and
 learner, and the network link of every host.
 
-Several learner processes divide the time of an update, the replay, and the links to both. They add
-the time of the sums between them (`benchmarks.learner_group` measures it for two, with --learners;
-it is taken to grow with the logarithm of their number) and the bytes of the sums, twice the params
-for each update. On a machine whose cores are busy the measured time is mostly that of waiting for a
-core; --sums-ms gives that of a cluster. Nodes report to the coordinator five times a second,
-whatever they do (`benchmarks.coordinator`), so its core limits their number and not the frames.
+Several learner processes divide the replay, and the links to it. They divide the time of an update
+too, unless the network is so small that each makes the whole update. They add the collectives of
+the update: `benchmarks.learner_group` counts them and their bytes, with --learners. Each takes the
+time of a message, which is taken to grow with the logarithm of the number of processes, and that of
+its bytes on the link. The time of a message is that of a sum of 70 kB between two processes with a
+core each, as measured on CPUs; --collective-ms gives that of a cluster. Nodes report to the
+coordinator five times a second, whatever they do (`benchmarks.coordinator`), so its core limits
+their number and not the frames.
 
 The model leaves out latency, the gain of a service from larger batches, and that Python uses one
 core at a time. So its figures are upper bounds; they show what to add first.
@@ -64,7 +66,9 @@ class Costs(NamedTuple):
     params_bytes: float  # size of one version of the params
     versions: float  # updates per frame
     report: float = 0.0  # seconds of the coordinator's core for a report of a node
-    sums: float = 0.0  # seconds that the sums between two learner processes add to an update
+    collectives: float = 0.0  # of an update of several learner processes
+    exchanged: float = 0.0  # bytes of the arrays in them, twice for sums
+    divided: bool = True  # whether these processes divide the time of an update
     transport: str = ""  # that carried the calls
 
 
@@ -72,8 +76,7 @@ class Cluster(NamedTuple):
     """A cluster. A learner process and its replay share a host, and have a share of the actors."""
 
     actors: int
-    # Milliseconds that summing gradients adds to an update of two learners; 0: the measured value.
-    sums_ms: float = 0.0
+    collective_ms: float = 0.24  # milliseconds of a collective of two learners, without its bytes
     actor_frames: float = 0.0  # frames/s that an environment allows; 0 if only the core limits it
     actors_per_service: int = 10
     actors_per_host: int = 16
@@ -112,7 +115,7 @@ def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
         "link services->": service_hosts * link / down,
         "link ->replay": learners * link / insert,
         "link learner->": _with_params(
-            link, _sums_bytes(costs, learners), served * version, served * most
+            link, _exchanged(costs, learners), served * version, served * most
         ),
     }
     if cluster.actor_frames:
@@ -122,14 +125,16 @@ def limits(costs: Costs, cluster: Cluster) -> dict[str, float]:
 
 def _learner_seconds(costs: Costs, cluster: Cluster) -> float:
     """Returns the seconds of each learner process for a frame of all actors."""
-    alone = costs.cpu["learner"] / cluster.learner_speedup / cluster.learners
-    sums = cluster.sums_ms / 1e3 or costs.sums
-    return alone + costs.versions * sums * math.log2(cluster.learners)
+    shares = cluster.learners if costs.divided else 1
+    alone = costs.cpu["learner"] / cluster.learner_speedup / shares
+    messages = costs.collectives * cluster.collective_ms / 1e3 * math.log2(cluster.learners)
+    link = cluster.gbit * 1e9 / 8
+    return alone + costs.versions * messages + _exchanged(costs, cluster.learners) / link
 
 
-def _sums_bytes(costs: Costs, learners: int) -> float:
-    """Returns the bytes of the sums of an update that each learner process sends, for a frame."""
-    return costs.versions * costs.params_bytes * 2 * (learners - 1) / learners
+def _exchanged(costs: Costs, learners: int) -> float:
+    """Returns the bytes that each learner process sends to the others, for a frame."""
+    return costs.versions * costs.exchanged * (learners - 1) / learners
 
 
 def coordinator_load(costs: Costs, cluster: Cluster) -> float:
@@ -305,7 +310,11 @@ def main(arguments: list[str] | None = None) -> None:
         costs = measure(args.preset, seconds, args.measured_actors, args.transport)
         if max(args.learners) > 1:
             pair = learner_group.measure(args.preset, 2, seconds / 2)
-            costs = costs._replace(sums=pair.added)
+            costs = costs._replace(
+                collectives=pair.collectives,
+                exchanged=pair.exchanged,
+                divided=bool(pair.divided),
+            )
         costs = costs._replace(report=coordinator.measure(args.transport))
     for group, cpu in costs.cpu.items():
         print(f"{group:24} {1e6 * cpu:10.1f} us of a core a frame")
@@ -313,7 +322,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{link:24} {count:10.1f} bytes a frame")
     print(f"{'params':24} {costs.params_bytes:10,.0f} bytes, {costs.versions:.5f} updates a frame")
     print(f"{'report':24} {1e6 * costs.report:10.1f} us of the coordinator's core")
-    print(f"{'sums of two learners':24} {1e3 * costs.sums:10.2f} ms an update")
+    print(
+        f"{'several learners':24} {costs.collectives:10.0f} collectives an update, "
+        f"{costs.exchanged:,.0f} bytes; {'divided' if costs.divided else 'whole'} updates"
+    )
     chosen: dict[str, Any] = {name: getattr(args, name) for name in options}
     clusters = [
         Cluster(actors, learners=learners, **chosen)

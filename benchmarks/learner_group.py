@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import socket
@@ -42,6 +43,7 @@ from programs.experiment import Experiment
 from programs.presets import preset
 from rlstack.acting.actor import transition_spec
 from rlstack.devices import group
+from rlstack.learning.divided import averages
 from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.networks import NetworkConfig
 from rlstack.replay import Sample
@@ -72,6 +74,8 @@ class Figures(NamedTuple):
     joint: float  # an update of N processes with B/N items each, with their votes
     agreement: float  # an agreement without an update, as while one of the processes has no batch
     collectives: float = 0.0  # number in a joint update
+    exchanged: float = 0.0  # bytes of the arrays in them, twice for sums
+    divided: float = 1.0  # 0 if each process makes the whole update, with the joined batch
     params: float = 0.0  # number of floats
 
     @property
@@ -107,6 +111,8 @@ def measure(name: str, processes: int, seconds: float, *, own_cores: bool = Fals
         max(found["update"] for found in together),
         max(found["agreement"] for found in together),
         together[0]["collectives"],
+        together[0]["exchanged"],
+        together[0]["divided"],
         alone[0]["params"],
     )
 
@@ -117,8 +123,15 @@ def median(rounds: list[Figures]) -> Figures:
     return next(found for found in rounds if found.ratio == ratio)
 
 
-def collectives(program: str) -> Counter[str]:
-    """Counts the collectives that one call of a compiled program makes, by their kind.
+class Collectives(NamedTuple):
+    """What one call of a compiled program exchanges."""
+
+    numbers: Counter[str]  # of collectives, by their kind
+    bytes: float  # of the arrays in them; twice those of sums, which are collected and distributed
+
+
+def collectives(program: str) -> Collectives:
+    """Counts the collectives that one call of a compiled program makes, and their bytes.
 
     Args:
       program: the HLO of the compiled program. Each loop states how often its body runs.
@@ -127,22 +140,38 @@ def collectives(program: str) -> Counter[str]:
     entry = re.search(r"^ENTRY %?([\w.-]+)", program, re.M)
     assert entry is not None
 
-    def count(name: str) -> Counter[str]:
+    def count(name: str) -> Collectives:
         found: Counter[str] = Counter()
+        size = 0.0
         for line in bodies[name].splitlines():
             if collective := _COLLECTIVE.search(line):
                 found[collective[1]] += 1
-            times = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+                size += _bytes_of(line[: collective.start()]) * (
+                    2 if collective[1] == "all-reduce" else 1
+                )
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+            times = int(trips[1]) if trips else 1
             called = (
                 r"(?:body|to_apply|calls|branch_computations|true_computation|false_computation)"
             )
             for inner in re.findall(rf"{called}=\{{?%?([\w.-]+)", line):
                 if inner in bodies:
-                    for kind, number in count(inner).items():
-                        found[kind] += number * int(times[1] if times else 1)
-        return found
+                    within = count(inner)
+                    size += within.bytes * times
+                    for kind, number in within.numbers.items():
+                        found[kind] += number * times
+        return Collectives(found, size)
 
     return count(entry[1])
+
+
+def _bytes_of(text: str) -> int:
+    """Returns the bytes of the arrays whose types are in a piece of HLO."""
+    found = re.findall(r"\b(pred|[a-z]+(\d+))\[([\d,]*)\]", text)
+    return sum(
+        int(bits or 8) // 8 * math.prod(int(size) for size in shape.split(",") if size)
+        for _, bits, shape in found
+    )
 
 
 def _wide(name: str) -> Experiment:
@@ -216,8 +245,10 @@ def _child(index: int, processes: int, parts: int, meeting: str, name: str, seco
         update = _with_votes(learner, sample, joined)
         found["update"] = _seconds_of(update, seconds, joined)
         found["agreement"] = _seconds_of(lambda: joined.agree(1, 1, 1), seconds / 2, joined)
-        found["collectives"] = collectives(learner.compiled_update(sample)).total()
-        found["collectives"] += 0 if learner.carries_votes else 1
+        made = collectives(learner.compiled_update(sample))
+        found["collectives"] = made.numbers.total() + (0 if learner.carries_votes else 1)
+        found["exchanged"] = made.bytes
+        found["divided"] = averages(agent) or found["collectives"] > 1
     print(json.dumps(found), flush=True)
 
 
@@ -284,6 +315,7 @@ def _shown(name: str, kind: str, rounds: list[Figures]) -> dict[str, float]:
     print(f"  an update of a lone learner     {1e3 * found.lone:8.2f} ms")
     print(f"  of the processes together       {1e3 * found.joint:8.2f} ms")
     print(f"  collectives in it               {found.collectives:8.0f}")
+    print(f"  their arrays                    {found.exchanged / 1e6:8.2f} MB")
     print(f"  an agreement without an update  {1e3 * found.agreement:8.2f} ms")
     ratios = ", ".join(f"{other.ratio:.2f}" for other in rounds)
     print(f"  updates/s of each process, relative to the lone learner: {ratios}", flush=True)

@@ -106,7 +106,8 @@ class Logged(Ours):
         super().__init__(cfg)
         trackers = sum(not isinstance(logger, str) for logger in loggers)
         Counted.made.clear()
-        opened = open_logs(directory, Progress(), loggers, self._fail)
+        logged = dataclasses.replace(cfg, loggers=loggers)
+        opened = open_logs(directory, Progress(), logged, self._fail)
         parts: list[Logger] = [opened]
         if "terminal" in loggers:
             parts.append(ProgressDisplay(cfg.frames, io.StringIO()))

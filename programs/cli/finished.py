@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,7 +140,7 @@ def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
     made = reports.make(
-        [(name, members.find(path)) for name, path in _named(chosen.run_dirs)],
+        [(name, members.find(path)) for name, path in reports.named(chosen.run_dirs)],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
         normalisation=normalisation.from_words(chosen.normalise),
         compare=chosen.compare,
@@ -151,9 +150,9 @@ def report(args: list[str]) -> int:
     if out is None and not (chosen.html or chosen.csv or chosen.latex):
         out = Path("results.md")
     if out is not None:
-        reports.write_markdown(made, out, f"{command} --out {out}", chosen.pictures)
+        reports.write_markdown(made, out, f"{command} --out {_shown(out)}", chosen.pictures)
     if chosen.html is not None:
-        reports.write_page(made, chosen.html, f"{command} --html {chosen.html}")
+        reports.write_page(made, chosen.html, f"{command} --html {_shown(chosen.html)}")
     if chosen.csv is not None:
         reports.write_csv(made, chosen.csv)
     if chosen.latex is not None:
@@ -165,13 +164,9 @@ def report(args: list[str]) -> int:
     return 0
 
 
-def _named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Returns directories with their last names, or their paths where these are equal."""
-    names = [path.resolve().name for path in paths]
-    return [
-        (str(path) if names.count(name) > 1 else name, path)
-        for name, path in zip(names, paths, strict=True)
-    ]
+def _shown(path: Path) -> str:
+    """Returns a path as a page shows it, which may be read on another machine."""
+    return path.name if path.is_absolute() else str(path)
 
 
 @dataclasses.dataclass(frozen=True)

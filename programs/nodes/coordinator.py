@@ -379,10 +379,10 @@ class CoordinatorNode(Coordinator):
 
     def __init__(self, setup: Setup, stop: threading.Event) -> None:
         """Opens the logs in the run directory."""
-        directory = setup.directory
+        experiment, directory = setup.experiment, setup.directory
         start = Progress.of(setup.restored)
-        experiment, notes = setup.experiment, Notes()
-        self._logs = open_logs(directory, start, experiment.loggers, notes.add)
+        notes = Notes(logged=experiment.program.launch != "threads")  # they share one output
+        self._logs = open_logs(directory, start, experiment, notes.add)
         self._stop = stop
         super().__init__(experiment, directory, self._logs, start, notes, setup.listens)
 

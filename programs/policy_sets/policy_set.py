@@ -78,8 +78,6 @@ class PolicySet(abc.ABC):
     ) -> Evaluation:
         """Evaluates the current params of each policy, in games with the others, all greedy.
 
-        Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
+        Arguments are those of `programs.run.books.Run.evaluate`.
         """
         return self._evaluator.evaluate(self.learner.params, progress, brief)

@@ -55,7 +55,8 @@ def tournament(
     """Plays the newest params of a policy and its earlier versions against one another.
 
     All players choose their actions as the earlier versions did in training. The players of a pair
-    change seats after half of their games.
+    change seats after half of their games. A version that was kept at the frames of the newest
+    params is no player of its own.
 
     Args:
       run_dir: a run of self-play: one policy that learns, and one that is its earlier versions.
@@ -77,9 +78,9 @@ def tournament(
     spec = environment_spec(experiment)
     params = read_params(path, learner.experiment, spec, policy=learner.name)
     earlier = read_versions(path, history, params)
-    chosen = _spread(earlier.slots, versions)
-    frames = dict(zip(earlier.slots.tolist(), earlier.frames.tolist(), strict=True))
     now = int(checkpoint.read_metadata(path)["env_frames"])
+    chosen = _spread(earlier.slots[earlier.frames < now], versions)  # one of now is the newest
+    frames = dict(zip(earlier.slots.tolist(), earlier.frames.tolist(), strict=True))
     cfg = dataclasses.replace(history.cfg.history, max_versions=len(chosen) + 1)
     players = Versions(cfg, earlier.params(chosen[0])[1])
     for slot in chosen[1:]:

@@ -215,7 +215,7 @@ def _report(
     pictures: report.Pictures = "png" if importlib.util.find_spec("matplotlib") else "none"
     path = root / "report.md"
     made = report.make([("", {f"{population.base.preset} population": paths})])
-    report.write_markdown(made, path, f"rlstack train --resume {root}", pictures)
+    report.write_markdown(made, path, f"rlstack train --resume {root.resolve().name}", pictures)
     members = tables.markdown(_members(population, ended))
     text = f"\n## Members\n\nThey copied each other, so none can be repeated alone.\n\n{members}\n"
     if state.copies:

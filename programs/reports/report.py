@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,17 @@ class Report(NamedTuple):
 
     groups: Mapping[str, Sequence[Run]]  # runs that differ in their seeds, by name
     statistics: Statistics
+
+
+def named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Returns directories with their last names, or where these are equal with what differs."""
+    whole = [path.resolve() for path in paths]
+    names = [path.name for path in whole]
+    same = os.path.commonpath([path.parent for path in whole])
+    return [
+        (str(full.relative_to(same)) if names.count(full.name) > 1 else full.name, path)
+        for full, path in zip(whole, paths, strict=True)
+    ]
 
 
 def make(

@@ -1,23 +1,22 @@
-"""What a run in this process leaves behind: logs, evaluations, checkpoints, the result."""
+"""What a run in this process leaves behind: logs, evaluations, checkpoints, the result.
+
+`Run` and `Loop` say what a run must have for this.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol, TextIO
 
 from programs.callbacks import Events
 from programs.components.best import BestCheckpoint
 from programs.components.evaluation import Allowance, Shows
 from programs.experiment import Experiment
 from programs.policies.training_videos import TrainingVideos
-from programs.policy_sets.loop import SeveralPolicies
-from programs.run.fused import Fused
-from programs.run.fused_run import FusedRun
-from programs.run.fused_set import FusedSet
-from programs.run.offline import Offline
-from programs.run.single_process import SingleProcess
+from programs.policy_sets.policy_set import PolicySet
 from programs.tracking import failed_update
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.periodic import PeriodicActions
@@ -28,11 +27,79 @@ from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
-
-Loop = SingleProcess | Offline | Fused | FusedSet | SeveralPolicies
+from rlstack.types import Params, PyTree
 
 _SHARE = 0.02  # the largest share of the time for automatic evaluations: training waits for them
 _SHOWN = 2.0  # seconds until such an evaluation is shown
+
+
+class Learning(Protocol):
+    """What a run has learned."""
+
+    @property
+    def version(self) -> int:
+        """The number of updates, of this run and of those that it resumes."""
+
+    @property
+    def params(self) -> Params:
+        """The newest params; with several policies a dict of those of each."""
+
+
+class Run(Protocol):
+    """A run in this process, as its books see it.
+
+    Attributes:
+      experiment: what runs.
+      starting_seconds: that the processes of environments took to start; 0 if there are none.
+    """
+
+    experiment: Experiment
+    starting_seconds: float
+
+    @property
+    def learner(self) -> Learning:
+        """What the run has learned."""
+
+    @property
+    def env_frames(self) -> int:
+        """Environment steps so far, of this run and of those that it resumes."""
+
+    def stats(self) -> Mapping[str, object]:
+        """Returns the counters to log."""
+
+    def evaluate(self, progress: Shows | None = None, brief: bool = False) -> Evaluation:
+        """Evaluates the current params with the greedy policy, in separate environments.
+
+        Args:
+          progress: called after each step with the number of episodes that ended, and of all.
+          brief: whether each environment plays one episode only.
+        """
+
+    def save(self) -> PyTree:
+        """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""
+
+
+class Loop(Run, Protocol):
+    """A run that trains by itself; see `programs.run.train`."""
+
+    def announce(self, stream: TextIO) -> None:
+        """Prints what the run needs or learns from.
+
+        Raises:
+          ValueError: there is not enough memory.
+        """
+
+    def train(self, periodic: PeriodicActions, stop: Callable[[], bool]) -> None:
+        """Trains until a budget is spent, a rule says stop, or ``stop()`` is true."""
+
+    def template(self) -> PyTree:
+        """Returns the structure of a saved state, for `rlstack.storage.checkpoint.restore`."""
+
+    def load(self, saved: PyTree) -> None:
+        """Restores a state that `save` returned."""
+
+    def close(self) -> None:
+        """Ends what the run has started, such as processes of environments."""
 
 
 class Books:
@@ -46,13 +113,13 @@ class Books:
         self,
         experiment: Experiment,
         directory: RunDir,
-        loop: Loop | FusedRun,
+        loop: Run,
         logger: Fanout,
         start: Progress,
         display: ProgressDisplay,
         allowance: Allowance | None = None,
     ) -> None:
-        """Starts the clock.
+        """Counts seconds from when the display began.
 
         Args:
           experiment: what runs.
@@ -75,6 +142,7 @@ class Books:
             experiment,
             logger,
             start=start,
+            began=display.began,  # before the parts were made, and a loop compiled
             evaluate=self._evaluate_briefly if brief else self._evaluate,
             checkpoint=self._save,
             tell=display.write_line,
@@ -101,7 +169,7 @@ class Books:
         if loop.env_frames not in self._judged:
             self._evaluate(loop.env_frames)
         found = self._judged[loop.env_frames]
-        several = loop.by_policy() if isinstance(loop, SeveralPolicies | FusedSet) else {}
+        several = loop.by_policy() if isinstance(loop, PolicySet) else {}
         return self.periodic.result(found, loop.env_frames, loop.learner.version, several)
 
     @contextlib.contextmanager
@@ -175,7 +243,7 @@ class Books:
             self._logger.write_video(frames, video)
 
 
-def allowance_of(loop: Loop | FusedRun) -> Allowance:
+def allowance_of(loop: Run) -> Allowance:
     """Returns the time that evaluations of a run in this process may take."""
     in_jax = loop.experiment.env.type == "jax"
     return Allowance(_SHARE, expected=loop.starting_seconds, starts_once=in_jax)

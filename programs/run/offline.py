@@ -125,12 +125,7 @@ class Offline:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params with the greedy policy.
-
-        Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
-        """
+        """Evaluates the current params; see `programs.run.books.Run.evaluate`."""
         params = self.learner.params
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

@@ -130,12 +130,7 @@ class SingleProcess:
     def evaluate(
         self, progress: Callable[[int, int], None] | None = None, brief: bool = False
     ) -> Evaluation:
-        """Evaluates the current params with the greedy policy, in separate environments.
-
-        Args:
-          progress: called after each step with the number of episodes that ended, and of all.
-          brief: whether each environment plays one episode only.
-        """
+        """Evaluates the current params; see `programs.run.books.Run.evaluate`."""
         _, params = self.learner.get_params() or (0, None)
         return evaluate(self.experiment, self._evaluator, params, progress, brief=brief)
 

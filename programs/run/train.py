@@ -240,7 +240,7 @@ def _run_in_process(
     """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
     start = Progress.of(start_from)
-    files = open_logs(directory, start, experiment.loggers, display.write_line)
+    files = open_logs(directory, start, experiment, display.write_line)
     logger = Fanout([files, display])
     try:
         loop = _make_loop(experiment, display)

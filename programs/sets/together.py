@@ -9,6 +9,7 @@ runs, so that any of them can be resumed alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,10 +75,11 @@ def begun(
         group.members[0].announce(display.stream, len(runs))
         shown = _Shown(display)
         allowance = allowance_of(group.members[0])
+        tell = functools.cache(display.write_line)  # several runs may say the same
         kept = []
         for run, member in zip(runs, group.members, strict=True):
             start = Progress.of(run.start_from)
-            files = open_logs(run.directory, start, run.experiment.loggers, display.write_line)
+            files = open_logs(run.directory, start, run.experiment, tell)
             logger = Fanout([files, shown.of(start.env_frames)])
             stack.callback(logger.close)
             if run.start_from is not None:

@@ -310,7 +310,7 @@ def _report(root: Path, out: TextIO) -> None:
     if found:
         pictures: report.Pictures = "png" if importlib.util.find_spec("matplotlib") else "none"
         path = root / "report.md"
-        command = f"rlstack report {root}"
+        command = f"rlstack report {root.resolve().name}"  # a page has no paths of this machine
         made = report.make([("", found)])
         report.write_markdown(made, path, command, pictures)
         report.write_page(made, path.with_suffix(".html"), command)

@@ -85,6 +85,11 @@ class ProgressDisplay:
         self._closed = False
 
     @property
+    def began(self) -> float:
+        """The time, by the clock, since which it shows what has elapsed."""
+        return self._began
+
+    @property
     def stream(self) -> TextIO:
         """The stream that the display writes to."""
         return self._stream

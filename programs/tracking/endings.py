@@ -1,19 +1,28 @@
-"""What ends the training of a run: a budget that is spent, or a stop rule."""
+"""What ends the training of a run: a budget that is spent, or a stop rule.
+
+A learning rate that falls to 0 ends only learning; `LearningRates` tells the user of it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from programs.experiment import Experiment
+from programs.member_config import AgentConfig
 from programs.stop_config import StopConfig
 from programs.tracking.result import Result
+from rlstack.optimizers import OptimizerConfig, component_fields
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
 
 RETURN = "evaluator/episode_return"
 BUDGETS = ("frames", "updates", "hours")
+
+_AS_GOOD_AS_0 = 1e-3  # of the largest learning rate
+_NEAR_THE_END = 0.95  # of the budget: a schedule may end a little before the run does
 
 StopRule = Callable[[int, Mapping[str, Any]], bool | str]
 
@@ -36,6 +45,21 @@ def spent_budget(experiment: Experiment, frames: int, updates: int, seconds: flo
     if experiment.hours and seconds >= 3600 * experiment.hours:
         return "hours"
     return ""
+
+
+def expected_frames(experiment: Experiment, frames: int, updates: int, seconds: float) -> int:
+    """Returns the frames at which the first budget will be spent, at the pace so far.
+
+    Args:
+      experiment: its budgets.
+      frames: environment steps of the run so far.
+      updates: updates of the learner.
+      seconds: of training.
+    """
+    spent = [frames / experiment.frames]
+    spent += [updates / experiment.updates] if experiment.updates else []
+    spent += [seconds / (3600 * experiment.hours)] if experiment.hours else []
+    return round(frames / max(spent)) if frames else experiment.frames
 
 
 def is_complete(experiment: Experiment, result: Result, *, same_budget: bool) -> bool:
@@ -144,3 +168,129 @@ class _NoProgress:
         if self._since < self._patience:
             return False
         return f"{self._since} evaluations without a better return than {self._best:g}"
+
+
+class _Falling(NamedTuple):
+    """A learning rate that falls to 0."""
+
+    option: str  # of its optimizer, such as agent.optimizer
+    cfg: OptimizerConfig
+
+
+class LearningRates:
+    """A logger that tells of learning rates that fall to 0 well before the budget is spent.
+
+    A schedule counts steps of the optimizer, so that a resumed run has the same one. It does not
+    follow ``--frames``, and a run that is longer than its schedule learns nothing after it.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        tell: Callable[[str], None],
+        *,
+        start_frames: int = 0,
+        start_seconds: float = 0.0,
+        earlier: Path | None = None,
+    ) -> None:
+        """Reads the logs of the earlier commands, if this one resumes a run.
+
+        Args:
+          experiment: its budgets and optimizers.
+          tell: shows the user a line, which is told once for each optimizer.
+          start_frames: frames of the earlier commands.
+          start_seconds: of training in the earlier commands.
+          earlier: the file of metrics of the earlier commands.
+        """
+        self._experiment, self._tell = experiment, tell
+        self._falling = _falling(experiment)
+        self._resumed = start_frames > 0
+        self._began = time.monotonic() - start_seconds
+        self._last: dict[str, int] = {}  # frames of the last line with more than 0, by log
+        self._told: set[str] = set()
+        if self._falling and self._resumed and earlier is not None and earlier.exists():
+            for line in jsonl.read(earlier):
+                self._find_0(int(line.get("env_frames", 0)), line)
+
+    def write(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Takes a line of logs."""
+        for name in self._find_0(step, logs):
+            option, cfg = self._falling[name]
+            seconds = time.monotonic() - self._began
+            updates = int(logs.get("learner/steps", 0))
+            total = expected_frames(self._experiment, step, updates, seconds)
+            end = self._last.get(name, step)
+            if end < _NEAR_THE_END * total and option not in self._told:
+                self._told.add(option)
+                known = name in self._last or not self._resumed
+                self._tell(_warning(name, option, cfg, end, total, known=known))
+
+    def _find_0(self, step: int, logs: Mapping[str, Any]) -> list[str]:
+        """Returns the names of the learning rates that have fallen to 0 in this line."""
+        found = []
+        for name, (_, cfg) in self._falling.items():
+            if name not in logs:
+                continue
+            if float(logs[name]) > _AS_GOOD_AS_0 * cfg.learning_rate:
+                self._last[name] = step
+            elif name in self._last or not cfg.warmup_steps:  # else it may not have risen yet
+                found.append(name)
+        return found
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _falling(experiment: Experiment) -> dict[str, _Falling]:
+    """Returns the learning rates that fall to 0, by the names of their logs."""
+    agents: dict[str, tuple[str, AgentConfig]] = {"": ("agent", experiment.agent)}
+    if experiment.policies:
+        agents = {
+            f"{name}/": ("agent", experiment.agent)
+            if member.agent is None
+            else (f"policies.{name}.agent", member.agent)
+            for name, member in experiment.policies.items()
+        }
+    found: dict[str, tuple[str, object]] = {}
+    for prefix, (option, agent) in agents.items():
+        log = f"{prefix}learner/learning_rate"
+        default = f"{option}.optimizer", getattr(agent, "optimizer", None)
+        found[log] = default
+        for component in component_fields(type(agent)):
+            own = getattr(agent, f"{component}_optimizer")
+            given = f"{option}.{component}_optimizer", own
+            found[f"{log}/{component}"] = default if own is None else given
+    return {
+        log: _Falling(option, cfg)
+        for log, (option, cfg) in found.items()
+        if isinstance(cfg, OptimizerConfig) and _falls_to_0(cfg)  # else of a user's own agent
+    }
+
+
+def _falls_to_0(cfg: OptimizerConfig) -> bool:
+    return cfg.anneal_steps > 0 and cfg.schedule != "constant" and cfg.final_learning_rate == 0
+
+
+def _warning(
+    name: str, option: str, cfg: OptimizerConfig, end: int, total: int, *, known: bool
+) -> str:
+    """Returns what the user is told.
+
+    Args:
+      name: of the log.
+      option: of the optimizer.
+      cfg: of the optimizer.
+      end: the frames at which its learning rate had fallen to 0.
+      total: the frames of the run.
+      known: whether ``end`` is when it fell, and not only when it was seen.
+    """
+    # Of three digits, because lines of logs are apart, and so that seeds of one program agree.
+    after = float(f"{end:.3g}")
+    when = f"about frame {after:,.0f}" if known else f"frame {end:,} or an earlier one"
+    argument = "--" + f"{option}.anneal_steps".replace("_", "-")
+    steps = f" {float(f'{cfg.anneal_steps * total / after:.3g}'):.0f}" if known else ""
+    return (
+        f"{name} has been 0 since {when} of {total:,}, so nothing is learned with it any more: "
+        f"{option}.anneal_steps is {cfg.anneal_steps:,} and does not follow --frames. A new run of "
+        f"this length needs {'about' if known else 'a larger'} {argument}{steps}"
+    )

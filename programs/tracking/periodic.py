@@ -38,6 +38,7 @@ class PeriodicActions:
         logger: Logger,
         *,
         start: Progress = Progress(),  # noqa: B008  (immutable)
+        began: float | None = None,
         evaluate: Callable[[int], None],
         checkpoint: Callable[[int], None],
         tell: Callable[[str], None] = _log.warning,
@@ -50,6 +51,7 @@ class PeriodicActions:
           experiment: the periods, and what the result says of the run.
           logger: the sink of the logs.
           start: the progress of the earlier commands, if this one resumes a run.
+          began: the monotonic time from which this command's seconds count; by default now.
           evaluate: evaluates the current params, and passes the evaluation to `judged`, at once or
             later; takes the frames so far.
           checkpoint: saves a checkpoint; takes the frames so far.
@@ -69,10 +71,11 @@ class PeriodicActions:
         self._events = events
         self._start = start
         start_frames = start.env_frames
-        self._start_time = time.monotonic()
+        now = time.monotonic()
+        self._start_time = now if began is None else began
         self._end_time: float | None = None
         first = {_FRAMES: start_frames, **({} if start_frames else {_UPDATES: 0.0})}
-        self._last_log: tuple[float, dict[str, float]] = (self._start_time, first)
+        self._last_log: tuple[float, dict[str, float]] = (now, first)
         self._saved_frames = start_frames
         self._next_log = _next_multiple(start_frames, experiment.log_period)
         self._next_checkpoint = _next_multiple(start_frames, experiment.checkpoint_period)

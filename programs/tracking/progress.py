@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from programs.experiment import Experiment
+from programs.tracking.endings import LearningRates
 from programs.tracking.own_loggers import own_loggers
 from programs.tracking.run_dir import RunDir
-from rlstack.references import Hook
 from rlstack.storage import checkpoint, checkpoint_files, jsonl
 from rlstack.storage.loggers import Fanout, JsonlLogger, Logger, TensorBoardLogger
 
@@ -24,7 +25,8 @@ class Progress(NamedTuple):
     """The frames of a run so far, over all of its commands, and the time that they took."""
 
     env_frames: int = 0
-    train_seconds: float = 0.0  # without starting, evaluating at the end, and what was lost
+    # From when parts are made and compiled, without the last evaluation and without what was lost.
+    train_seconds: float = 0.0
     timed_frames: int = 0  # the frames that train_seconds covers
 
     @classmethod
@@ -79,10 +81,12 @@ def resume_point(directory: RunDir) -> Path | None:
 def open_logs(
     directory: RunDir,
     start: Progress,
-    loggers: Sequence[Hook],
+    experiment: Experiment,
     tell: Callable[[str], None] = _log.warning,
 ) -> Fanout:
-    """Opens the loggers of a config that write files, and the user's own, to continue at ``start``.
+    """Opens the loggers of a run that write files, and the user's own, to continue at ``start``.
+
+    The last one tells of learning rates that end before the run does.
 
     A killed run has logged more than its last checkpoint holds. The resumed run makes these frames
     again, so their lines are moved to another file: every reader of metrics.jsonl sees each frame
@@ -91,12 +95,13 @@ def open_logs(
     Args:
       directory: of the run.
       start: where to continue.
-      loggers: of the config.
+      experiment: what runs, with its loggers.
       tell: shows the user a line.
 
     Raises:
       OSError: a file cannot be written.
     """
+    loggers = experiment.loggers
     frames, again = start.env_frames, directory.metrics.exists()
     moved = jsonl.move_lines(
         directory.metrics,
@@ -115,4 +120,11 @@ def open_logs(
         opened.append(JsonlLogger(directory.metrics, before_write=directory.check_claim))
     if "tensorboard" in loggers:
         opened.append(TensorBoardLogger(directory.tensorboard, after=frames if again else None))
-    return Fanout([*opened, *own_loggers(loggers, directory.path, tell)])
+    rates = LearningRates(
+        experiment,
+        tell,
+        start_frames=frames,
+        start_seconds=start.train_seconds,
+        earlier=directory.metrics,
+    )
+    return Fanout([*opened, *own_loggers(loggers, directory.path, tell), rates])

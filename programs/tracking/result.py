@@ -23,7 +23,8 @@ class Result(NamedTuple):
     eval_episodes: int
     env_frames: int
     learner_steps: int
-    wall_seconds: float  # of training, over all commands of the run
+    # Of all commands of the run, each from when it makes and compiles its parts to its last update.
+    wall_seconds: float
     frames_per_second: float
     seed: int
     topology: str

@@ -31,7 +31,8 @@ class OptimizerConfig(Checked):
     """Largest step size, which the optimizer has after the warm-up."""
     anneal_steps: int = 0
     """Optimizer steps, with the warm-up, after which the learning rate has fallen to
-    final_learning_rate. 0 keeps it constant."""
+    final_learning_rate. 0 keeps it constant. It is a number of its own, and a preset's does not
+    follow --frames: a longer run learns nothing once the learning rate is 0."""
     eps: float | None = None
     """Constant added to the denominator of the step; inside the square root for rmsprop. None is
     1e-5 for adam, adamw and rmsprop, and optax's value for others. Ignored by optimizers without

@@ -46,17 +46,21 @@ def test_limits_by_hand():
 def test_several_learners_by_hand():
     one = Cluster(actors=64, actors_per_service=1, learner_speedup=10.0, gbit=1.0)
     four = one._replace(learners=4)
-    costs = COSTS._replace(sums=1e-3)
+    costs = COSTS._replace(collectives=5.0, exchanged=2e6)
     alone, found = limits(costs, one), limits(costs, four)
     assert found["replay's cores"] == pytest.approx(4 * alone["replay's cores"])
     assert found["link ->replay"] == pytest.approx(4 * alone["link ->replay"])
-    # A frame is 5 us of one learner, 1.25 us of each of four, and a thousandth of an update, in
-    # which the sums take twice (log2 of four) a millisecond.
-    assert found["learner"] == pytest.approx(1 / (1.25e-6 + 2e-6))
-    chosen = limits(costs, four._replace(sums_ms=0.5))["learner"]
-    assert chosen == pytest.approx(1 / (1.25e-6 + 1e-6))
-    # 64 hosts fetch 1,000 bytes a frame; a quarter of them from each of four, which also send one
-    # and a half times the params of an update to one another.
+    # A frame is 5 us of one learner, 1.25 us of each of four, and a thousandth of an update. Its
+    # five collectives take twice (log2 of four) 0.24 ms, and the time of three quarters of 2 MB.
+    assert alone["learner"] == pytest.approx(1 / 5e-6)
+    assert found["learner"] == pytest.approx(1 / (1.25e-6 + 2.4e-6 + 1.5e3 / 125e6))
+    chosen = limits(costs, four._replace(collective_ms=0.1))["learner"]
+    assert chosen == pytest.approx(1 / (1.25e-6 + 1e-6 + 1.5e3 / 125e6))
+    # With a small network each of them makes the whole update.
+    whole = limits(costs._replace(divided=False), four)["learner"]
+    assert whole == pytest.approx(1 / (5e-6 + 2.4e-6 + 1.5e3 / 125e6))
+    # 64 hosts fetch 1,000 bytes a frame; a quarter of them from each of four, which also send
+    # 1.5 MB of an update to one another.
     slow = {"params_interval": 1e-6}
     assert limits(costs, one._replace(**slow))["link learner->"] == pytest.approx(125e6 / 64e3)
     reached = limits(costs, four._replace(**slow))["link learner->"]
@@ -123,9 +127,10 @@ def test_costs_are_measured():
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_report_and_the_sums_of_two_learners_are_measured():
+def test_a_report_and_the_exchange_of_two_learners_are_measured():
     assert 1e-6 < coordinator.measure("auto", reports=200) < 1e-2
     found = learner_group.measure("cartpole-ppo", 2, 0.5)
     assert 0 < found.agreement < 1 and found.lone > 0 and found.joint > 0
     assert found.added == pytest.approx(max(0.0, found.joint - found.lone))
-    assert found.collectives >= 1
+    assert found.collectives == 1 and not found.divided  # a small network
+    assert 1e3 < found.exchanged < 1e5  # the batch

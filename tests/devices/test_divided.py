@@ -45,7 +45,9 @@ ENTRY %main.3 (p: f32[2]) -> f32[2] {
   ROOT %get-tuple-element.6 = f32[2]{0} get-tuple-element(%all-reduce.4), index=0
 }
 """
-    assert collectives(program) == {"all-gather": 6, "all-reduce": 1}
+    found = collectives(program)
+    assert found.numbers == {"all-gather": 6, "all-reduce": 1}
+    assert found.bytes == 6 * 16 + 2 * (8 + 4)
 
 
 @pytest.mark.slow
@@ -60,7 +62,7 @@ def few_collectives():
 
     def found(name, **config):
         learner = make(name, devices=(0, 1), **config)
-        return collectives(learner.compiled_update(sample(name)))
+        return collectives(learner.compiled_update(sample(name))).numbers
 
     # Gradients, logs and votes together.
     assert found("dqn") == {"all-reduce": 1}
@@ -86,7 +88,7 @@ def few_collectives():
     # What XLA adds if it divides the update.
     by_xla = make("dqn", devices=(0, 1))
     by_xla._update = OneCall(case("dqn").agent, by_xla._placement, check_finite=True)
-    assert collectives(by_xla.compiled_update(sample("dqn"))).total() > 3
+    assert collectives(by_xla.compiled_update(sample("dqn"))).numbers.total() > 3
     print("xla")
 
 

@@ -19,7 +19,7 @@ from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import by_policy
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import NonFiniteError
-from tests.programs.policy_sets.cases import CHAIN, DQN_REPLAY, RULE, chain, selfplay, small
+from tests.programs.policy_sets.cases import CHAIN, DQN_REPLAY, PAST, RULE, chain, selfplay, small
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -80,6 +80,16 @@ def test_a_run_resumes_to_a_new_budget(tmp_path):
     for name in played.names:
         rating = summary["ratings"][name]
         assert rating["low"] <= rating["elo"] <= rating["high"]
+
+
+def test_a_version_of_the_last_frame_is_no_player_beside_the_newest_params(tmp_path):
+    result = train.run(
+        selfplay(frames=8 * PAST.history.period), tmp_path / "run", stream=io.StringIO()
+    )
+    played = tournament(tmp_path / "run", games=2, versions=3)
+    assert played.names[0] == "learner@0"
+    assert played.names[-1] == f"learner@{result.env_frames}"
+    assert len(set(played.names)) == len(played.names) == 3
 
 
 def test_one_of_the_policies_can_be_loaded(run_dir):

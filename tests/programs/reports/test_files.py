@@ -72,6 +72,7 @@ def test_two_directories_are_compared_in_every_format(root, tmp_path, capsys):
     sentence += f"{probability.estimate:.2f} [{probability.low:.2f}, {probability.high:.2f}]"
     assert sentence in capsys.readouterr().out
     text = {name: path.read_text() for name, path in files.items()}
+    assert not [name for name in text if str(tmp_path) in text[name] or str(root) in text[name]]
     for name in ("md", "html", "tex"):
         assert sentence in text[name]
         assert "0 becomes 0, 500 becomes 1" in text[name]
@@ -212,9 +213,11 @@ def test_equal_last_names_are_told_apart(tmp_path, capsys):
     for folder in ("x", "y"):
         make_runs(tmp_path / folder / "ppo", [1.0, 2.0])
     paths = [str(tmp_path / folder / "ppo") for folder in ("x", "y")]
-    csv_file = str(tmp_path / "r.csv")
-    assert main("report", [*paths, "--compare", "--csv", csv_file]) == 0
-    assert f"{paths[0]} is better than {paths[1]} on" in capsys.readouterr().out
+    page = tmp_path / "r.html"
+    assert main("report", [*paths, "--compare", "--html", str(page)]) == 0
+    sentence = "x/ppo is better than y/ppo on"  # what differs, and not where the folders are
+    assert sentence in capsys.readouterr().out
+    assert sentence in page.read_text() and str(tmp_path) not in page.read_text()
 
 
 @pytest.mark.one_lane

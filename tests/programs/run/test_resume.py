@@ -20,6 +20,7 @@ from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import RunLockedError
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.storage import checkpoint, jsonl
+from tests.fused import test_fused_run as fused
 
 
 def small(**changes):
@@ -94,6 +95,23 @@ def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
     assert first["wall_seconds"] < second.wall_seconds < first["wall_seconds"] + took
     assert second.env_frames >= 3000
     assert second.frames_per_second == pytest.approx(second.env_frames / second.wall_seconds)
+
+
+@pytest.mark.parametrize("topology", ["single_process", "fused"])
+def test_seconds_begin_when_the_parts_are_made_and_compiled(tmp_path, monkeypatch, topology):
+    make = train._make_loop
+
+    def slowly(*arguments):
+        time.sleep(3.0)  # as compiling a large loop
+        return make(*arguments)
+
+    monkeypatch.setattr(train, "_make_loop", slowly)
+    experiment = small() if topology == "single_process" else fused.ppo(updates=3)
+    path = tmp_path / "run"
+    result = train.run(experiment, path, stream=io.StringIO())
+    assert result.wall_seconds > 3.0
+    timed = checkpoint.read_metadata(checkpoint.latest(path / "checkpoints"))["train_seconds"]
+    assert 3.0 < timed <= result.wall_seconds  # so hours of a resumed run count it too
 
 
 def test_an_interrupted_resume_keeps_the_result(run_dir, monkeypatch):

@@ -82,6 +82,10 @@ def test_the_report_has_intervals_for_each_value(trained):
     for row in rows:
         assert "[" in row and "1: " in row and "2: " in row
     assert str(root / "report.md") in text
+    for name in ("report.md", "report.html"):  # they can be shared
+        found = (root / name).read_text()
+        assert str(root.parent) not in found
+        assert f"rlstack report {root.name}" in found
     config = json.loads((ended[0].path / "config.json").read_text())
     assert config["agent"]["optimizer"]["learning_rate"] == 1e-3
 
