@@ -92,16 +92,18 @@ def test_an_answer_may_come_later(pair):
 def test_calls_whose_answers_come_later_hold_no_threads(name, request):
     request.getfixturevalue("zmq_keys")
     node = Node()
-    with serve(node, transport=name) as server:
-        with RemoteObject(server.address, Node, name="n") as client:
-            calls = [in_thread(client.later, number) for number in range(60)]
-            wait_until(lambda: len(node.futures) == 60)
-            serving = [t for t in threading.enumerate() if t.name == f"{name} server"]
-            assert len(serving) < 30  # each call has its own thread here, but not there
-            for future in node.futures:
-                future.set_result(None)
-            for call in calls:
-                assert call.result(10) is None
+    with (
+        serve(node, transport=name) as server,
+        RemoteObject(server.address, Node, name="n") as client,
+    ):
+        calls = [in_thread(client.later, number) for number in range(60)]
+        wait_until(lambda: len(node.futures) == 60)
+        serving = [t for t in threading.enumerate() if t.name == f"{name} server"]
+        assert len(serving) < 30  # each call has its own thread here, but not there
+        for future in node.futures:
+            future.set_result(None)
+        for call in calls:
+            assert call.result(10) is None
 
 
 def test_a_server_closes_when_the_later_answers_are_sent(transport):
