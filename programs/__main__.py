@@ -87,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import status
 
         return status.top(rest) if command == "top" else status.dashboard(rest)
+    if argv is None:
+        from programs.launchers import compiled
+
+        compiled.keep()
     try:
         with contextlib.nullcontext() if argv is not None else module_path.imported_for_good():
             from programs.cli import commands
