@@ -214,7 +214,8 @@ class Ring:
         if cfg.starts == "not_last":
             valid &= steps.timestep.step_type[(start + cfg.context) % self._rows] != StepType.LAST
         inserted = jnp.where(due, valid.sum(dtype=jnp.int32), 0)
-        replaced = jnp.asarray(ring.valid)[cell]
+        # Read before the row is written, because XLA would copy the whole array to read it later.
+        replaced = jax.lax.optimization_barrier(jnp.asarray(ring.valid)[cell])
         masses = ring.masses
         if self._tree is not None:
             mass = valid * ring.largest**cfg.priority_exponent
@@ -257,11 +258,11 @@ class Ring:
           The new state, the batch, and the cells of its items, ``[B]`` int32.
         """
         cfg, num_envs = self._cfg, self._actors.num_envs
-        next_key, key = jax.random.split(ring.rng_key)
+        next_key, key, other_key = jax.random.split(ring.rng_key, 3)
         newest = (ring.steps_added - 1 - cfg.unroll_length) // cfg.step_period
         if self._tree is None:
             filled = jnp.minimum(newest + 1, self._items) * num_envs
-            cells = self._uniform(key, ring.valid.reshape(-1), filled)
+            cells = self._uniform(key, other_key, ring.valid.reshape(-1), filled)
             weights: Array = jnp.ones(cfg.batch_size, jnp.float32)
         else:
             cells = self._tree.draw(ring.masses, key, cfg.batch_size)
@@ -285,23 +286,31 @@ class Ring:
         largest = jnp.maximum(ring.largest, priorities.max())
         return ring._replace(masses=masses, largest=largest)
 
-    def _uniform(self, rng_key: PRNGKey, valid: Array, filled: Array) -> Array:
-        """Draws cells with items: two for each place of the batch, then others as needed."""
+    def _uniform(self, rng_key: PRNGKey, other_key: PRNGKey, valid: Array, filled: Array) -> Array:
+        """Draws cells with items: two for each place of the batch, then others as needed.
+
+        The probabilities of n cells differ by a factor of at most 1 + n / 2^32.
+        """
+        size = self._cfg.batch_size
+
+        def draw(key: PRNGKey, *shape: int) -> Array:
+            # jax.random.randint calls the generator three times, which takes some us more.
+            bits = jax.random.bits(key, shape, jnp.uint32)
+            return (bits % filled.astype(jnp.uint32)).astype(jnp.int32)
 
         def missing(carry: Any) -> Any:
             return ~valid[carry[1]].all()
 
         def again(carry: Any) -> Any:
             next_key, key = jax.random.split(carry[0])
-            others = jax.random.randint(key, carry[1].shape, 0, filled)
+            others = draw(key, size)
             return next_key, jnp.where(valid[carry[1]], carry[1], others)
 
         # An iteration of a loop costs more than twice as many numbers, and one in 20 to 200 cells
         # has no item, so a batch rarely needs a third draw.
-        next_key, key = jax.random.split(rng_key)
-        first, second = jax.random.randint(key, (2, self._cfg.batch_size), 0, filled)
+        first, second = draw(rng_key, 2, size)
         cells = jnp.where(valid[first], first, second)
-        return jax.lax.while_loop(missing, again, (next_key, cells))[1]
+        return jax.lax.while_loop(missing, again, (other_key, cells))[1]
 
     def _weights(self, ring: RingState, cells: Array) -> Array:
         """Returns importance weights; `rlstack.replay.prioritized` explains them."""

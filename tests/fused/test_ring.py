@@ -1,5 +1,7 @@
 """The compiled replay holds and releases the items that `InProcessReplay` does."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +116,25 @@ def test_it_holds_and_releases_the_same_items(name):
         assert not bool(ring.can_sample(state))
     assert len(drawn) > 30
     assert int(state.drawn) == int(other.stats()["samples"]) > 60
+
+
+def test_uniform_draws_are_uniform():
+    cfg = dataclasses.replace(CONFIGS["transitions"], batch_size=10)
+    ring, state = make(cfg)
+    for number in range(9):
+        # The second environment has LAST in every other step, where no item starts.
+        last = StepType.LAST if number % 2 else StepType.FIRST
+        state = ring.add(state, step_of(number, [StepType.MID, last, StepType.MID]))
+    valid = np.asarray(state.valid).ravel()
+    sample = jax.jit(ring.sample)
+    counts = np.zeros(len(valid))
+    for _ in range(300):
+        state, _, cells = sample(state)
+        np.add.at(counts, np.asarray(cells), 1)
+    assert not counts[~valid].any()
+    assert 0 < (~valid[:18]).sum() < 6 < valid.sum()
+    wanted = counts.sum() / valid.sum()
+    assert abs(counts[valid] - wanted).max() < 5 * np.sqrt(wanted)
 
 
 def test_priorities_decide_what_is_drawn():
