@@ -15,11 +15,15 @@ _FRAMES = 10_000_000
 _EVALUATOR = EvaluatorConfig(episodes=100, num_envs=100)
 
 
-def _ppo(name: str, game: str) -> Experiment:
+def _ppo(name: str, game: str, entropy_cost: float = 0.01) -> Experiment:
     """Returns PPO with the constants of purejaxrl, and a learning rate for this torso."""
     return on_policy(
         name,
-        PPOConfig(num_minibatches=8, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        PPOConfig(
+            num_minibatches=8,
+            entropy_cost=entropy_cost,
+            optimizer=OptimizerConfig(learning_rate=1e-3),
+        ),
         EnvConfig(f"{game}-MinAtar", num_envs=64, type="jax"),
         unroll_length=128,
         frames=_FRAMES,
@@ -75,7 +79,8 @@ def _dqn(name: str, game: str) -> Experiment:
 @preset
 def minatar_breakout_ppo(name: str) -> Experiment:
     """Breakout of MinAtar by PPO, in one compiled program."""
-    return _ppo(name, "Breakout")
+    # The game is deterministic: with 0.01 a policy soon repeats one game and explores no more.
+    return _ppo(name, "Breakout", entropy_cost=0.05)
 
 
 @preset
