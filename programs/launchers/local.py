@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from programs import compiled, module_path, timing
-from programs.launchers import node_process, signs
+from programs import module_path, timing
+from programs.launchers import compiled, node_process, signs
 from programs.launchers.forks import Forked
 from programs.nodes import supervisor
 from programs.titles import set_title

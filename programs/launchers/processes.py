@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from programs import compiled, module_path, timing
+from programs import module_path, timing
 from programs.graph import Node
-from programs.launchers import local, wiring
+from programs.launchers import compiled, local, wiring
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
 from programs.nodes.base import OVER, SAVING, Setup, is_learner

@@ -151,9 +151,9 @@ class Service:
     def __dir__(self) -> list[str]:
         return list(self._handlers)
 
-    def _hello(self, theirs: bytes = b"") -> bytes:
+    def _hello(self, theirs: bytes | memoryview = b"") -> bytes:
         """Returns the incarnation to a caller of the same version, and both versions to others."""
-        wrong = versions.differences(theirs, "the caller")
+        wrong = versions.differences(bytes(theirs), "the caller")
         return versions.REFUSED + wrong.encode() if wrong else codec.encode((OK, self._incarnation))
 
     def __getattr__(self, name: str) -> Any:
@@ -298,8 +298,9 @@ class _Memory:
                 client.calls = {n: c for n, c in client.calls.items() if n >= settled}
             if number in client.calls:
                 return client.calls[number], False
-            client.calls[number] = call = Future()
-            return call, True
+            new: Future[Any] = Future()
+            client.calls[number] = new
+            return new, True
 
     def _admit(self, client_id: int) -> _Client:
         """Returns the record of a client that is new, or was silent."""
