@@ -106,7 +106,7 @@ class Clients:
             )
         owners = self._owner[env_ids]
         if not (owners == client.index).all():
-            self._claim(client, name, env_ids, owners)
+            self._claim(client, env_ids, owners)
         released = None
         if incarnation > client.incarnation:
             client.incarnation = incarnation
@@ -124,14 +124,15 @@ class Clients:
         """Returns the number of clients that called since then."""
         return sum(c.seen >= live_since for c in self._clients.values())
 
-    def _claim(self, client: Client, name: ClientName, ids: np.ndarray, owners: np.ndarray) -> None:
+    def _claim(self, client: Client, ids: np.ndarray, owners: np.ndarray) -> None:
         taken = (owners >= 0) & (owners != client.index)
         if taken.any():
             env_id, owner = ids[taken][0], owners[taken][0]
-            other = next(key for key, c in self._clients.items() if c.index == owner)
+            other = next(c for c in self._clients.values() if c.index == owner)
             raise ValueError(
                 "InferenceService.inference: an environment belongs to one client; got "
-                f"{env_id} from {name!r}, but {other!r} owns it. Give each actor a rank of its own."
+                f"{env_id} from {client.name!r}, but {other.name!r} owns it. Give each actor a "
+                "rank of its own."
             )
 
 
@@ -202,23 +203,19 @@ class RequestQueue:
         The caller sets their errors.
         """
         with self._condition:
-            late = [
-                (request, "is being acted on")
-                for request in self._unsettled(self._running)
-                if request.arrived < before
-            ]
+            running = [request for request in self._running if request.arrived < before]
+            late = [(request, "is being acted on") for request in self._settling(running)]
             while self._queue and self._queue[0].arrived < before:
                 request = self._queue.pop(0)
                 request.client.waiting -= 1
-                late.append((request, f"waits in the queue with {len(self._queue)} others"))
-            for request, _ in late:
                 request.is_settled = True
+                late.append((request, f"waits in the queue with {len(self._queue)} others"))
             return late
 
     def oldest(self) -> float:
-        """Returns when the oldest request that waits arrived; infinity if there is none."""
+        """Returns the arrival time of the oldest waiting request; infinity if none waits."""
         with self._condition:
-            waiting = self._unsettled(self._running + self._queue[:1])
+            waiting = [x for x in self._running + self._queue[:1] if not x.is_settled]
             return min((request.arrived for request in waiting), default=math.inf)
 
     def take(self) -> Taken | None:
@@ -249,10 +246,7 @@ class RequestQueue:
         with self._condition:
             for request in self._running:
                 request.client.seen = now
-            # Neither closed nor overdue.
-            running, self._running = self._unsettled(self._running), []
-            for request in running:
-                request.is_settled = True
+            running, self._running = self._settling(self._running), []
             self._busy, self._settled = False, now
             if self._closed or self._is_full():
                 self._condition.notify()
@@ -268,9 +262,7 @@ class RequestQueue:
         """Makes every waiting call raise; the worker gets no more batches."""
         with self._condition:
             self._closed = True
-            waiting = self._unsettled(self._queue + self._running)
-            for request in waiting:
-                request.is_settled = True
+            waiting = self._settling(self._queue + self._running)
             self._queue.clear()
             self._condition.notify()
         for request in waiting:
@@ -284,8 +276,15 @@ class RequestQueue:
             return len(self._queue), self._clients.count(live_since)
 
     @staticmethod
-    def _unsettled(requests: Iterable[Request]) -> list[Request]:
-        return [request for request in requests if not request.is_settled]
+    def _settling(requests: Iterable[Request]) -> list[Request]:
+        """Marks requests as settled; returns those that were not, whose results the caller sets.
+
+        The results are set outside of the lock, because futures call others back.
+        """
+        chosen = [request for request in requests if not request.is_settled]
+        for request in chosen:
+            request.is_settled = True
+        return chosen
 
     def _wake_in_time(self) -> None:
         """Wakes the worker if it would otherwise sleep until after the first request is due."""
@@ -332,9 +331,7 @@ class RequestQueue:
         replaced = [request for request in self._queue if request.client is client]
         self._queue = [request for request in self._queue if request.client is not client]
         client.waiting = 0
-        for request in replaced:
-            request.is_settled = True
-        return replaced
+        return self._settling(replaced)
 
     def _refuse_twice(self, client: Client, request: Request) -> None:
         for other in self._queue:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from rlstack.rpc.service import HELLO, Service, begin_in_process
+from rlstack.rpc.service import Service, begin
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 
 _SPARE_THREADS = 4  # threads of a server that wait for calls, while no more are needed
@@ -44,7 +44,7 @@ class Server:
         self._changed = threading.Condition()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads = self._free = 0
-        self._later = 0  # calls whose answers are futures without a result
+        self._later = 0  # calls that wait for the result of a future
         self._closed = False
         with _lock:
             number = str(next(_numbers) if port is None else port)
@@ -117,9 +117,7 @@ class Server:
         if method not in self._methods:
             return "NOT_FOUND", f"there is no method {method}"
         try:
-            if method == HELLO:
-                return "OK", self._service.rpc_hello(data)
-            return "OK", begin_in_process(self._service, method, data)
+            return "OK", begin(self._service, method, data)
         except BaseException as error:  # a service answers with errors; this is one of its own
             return "INTERNAL", repr(error)
 

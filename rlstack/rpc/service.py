@@ -181,42 +181,43 @@ class Service:
         `pack` turns the answer's record into what the transport carries.
         """
         incarnation, client, number, settled, args, kwargs = request
+        answer: Future[Any] = Future()
+        is_new = True
         try:
             if incarnation not in (0, self._incarnation):
                 return pack((RESTARTED, self._incarnation))
-            if number == 0:
-                return _run(function, args, kwargs, pack)
-            call, is_new = self._memory.call(client, number, settled)
+            if number:
+                answer, is_new = self._memory.call(client, number, settled)
         except Exception as error:
             return pack(_error(error))
         if is_new:
-            answer = _run(function, args, kwargs, pack)
-            if isinstance(answer, Future):
-                answer.add_done_callback(lambda answer: call.set_result(answer.result()))
-            else:
-                call.set_result(answer)
-        return call.result() if call.done() else call
+            _run(answer, function, args, kwargs, pack)
+        return answer.result() if answer.done() else answer
 
 
-def begin(service: Service, method: str, message: bytes | memoryview) -> bytes | Future[bytes]:
-    """Answers a message, perhaps later: for transports whose threads need not wait for an answer.
+def begin(service: Service, method: str, request: Any) -> Any:
+    """Returns the answer to a request, or a future of it, without waiting for a method's future.
+
+    Args:
+      service: has the method.
+      method: its name, or `HELLO`.
+      request: a message; or a `Request` of a caller in this process, whose answer is no message
+        either, so that arrays are not copied. That of `HELLO` is always a message.
 
     Raises:
       LookupError: there is no such method.
     """
     if method == HELLO:
-        return service._hello(message)
-    return service._begin(service._functions[method], message)
+        return service._hello(request)
+    function = service._functions[method]
+    if isinstance(request, tuple):
+        return service._respond(function, request, codec.share)
+    return service._begin(function, request)
 
 
 def prompt_methods(service: Service) -> frozenset[str]:
     """Returns the names of the methods that do not block."""
     return service._prompt
-
-
-def begin_in_process(service: Service, method: str, request: Request) -> tuple | Future[tuple]:
-    """Does the same for a caller in this process: without messages, so arrays are not copied."""
-    return service._respond(service._functions[method], request, codec.share)
 
 
 def _request(*arguments: Any) -> Request:
@@ -231,17 +232,23 @@ def _request(*arguments: Any) -> Request:
     return request
 
 
-def _run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], pack: Callable) -> Any:
-    """Returns the packed answer, or a future of it if the function returns a future."""
+def _run(
+    answer: Future[Any],
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    pack: Callable,
+) -> None:
+    """Sets the packed answer; if the function returns a future, when that has a result."""
     try:
         result = function(*args, **kwargs)
-        if not isinstance(result, Future):
-            return pack((OK, result))
+        if isinstance(result, Future):
+            result.add_done_callback(lambda done: _run(answer, done.result, (), {}, pack))
+            return
+        packed = pack((OK, result))
     except BaseException as error:  # also SystemExit, which would only end a thread of Courier
-        return pack(_error(error))
-    answer: Future[Any] = Future()
-    result.add_done_callback(lambda done: answer.set_result(_run(done.result, (), {}, pack)))
-    return answer
+        packed = pack(_error(error))
+    answer.set_result(packed)
 
 
 def _error(error: BaseException) -> tuple:

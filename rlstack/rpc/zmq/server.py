@@ -68,7 +68,7 @@ class Server:
         self._sockets = threading.Lock()  # held by whoever uses a socket
         self._count = threading.Condition()  # of the threads
         self._threads = self._waiting = 0
-        self._later = 0  # calls whose answers are futures without a result
+        self._later = 0  # calls that wait for the result of a future
         self._closing = self._closed = False
         try:
             self.address = f"zmq://localhost:{self._bind(port, bind_address)}"
