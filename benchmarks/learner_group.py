@@ -166,7 +166,7 @@ def collectives(program: str) -> Collectives:
 
 
 def _bytes_of(text: str) -> int:
-    """Returns the bytes of the arrays whose types are in a piece of HLO."""
+    """Returns the size in bytes of all arrays whose types a line of HLO names."""
     found = re.findall(r"\b(pred|[a-z]+(\d+))\[([\d,]*)\]", text)
     return sum(
         int(bits or 8) // 8 * math.prod(int(size) for size in shape.split(",") if size)

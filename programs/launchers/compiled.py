@@ -1,8 +1,8 @@
 """Caches of compiled functions: one of a program's nodes, and one of a user's commands.
 
-JAX's persistent cache keeps what was compiled in files. Many nodes compile the same functions, such
-as the actors of `heavy_env`: one of them compiles for the others. A command that runs again finds
-what it compiled before.
+JAX's persistent cache stores compiled functions in files. Many nodes compile the same functions,
+such as the actors of `heavy_env`: one of them compiles for the others. A command that runs again
+loads what it compiled before.
 
 Several processes may write at once: an entry that another process has not written completely cannot
 be decompressed; JAX then compiles it and warns. It does not write such an entry again, so `keep`

@@ -25,7 +25,8 @@ class Progress(NamedTuple):
     """The frames of a run so far, over all of its commands, and the time that they took."""
 
     env_frames: int = 0
-    # From when parts are made and compiled, without the last evaluation and without what was lost.
+    # Each command's seconds begin when it makes and compiles its parts. The last evaluation does
+    # not count, nor the time after the last checkpoint of a command that was killed.
     train_seconds: float = 0.0
     timed_frames: int = 0  # the frames that train_seconds covers
 

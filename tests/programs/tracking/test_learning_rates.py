@@ -28,7 +28,7 @@ _FRAMES = _UPDATE * _UPDATES
 
 
 def falling(steps, **changes):
-    """An optimizer whose learning rate falls from 0.01 to 0."""
+    """Returns an optimizer; its learning rate falls from 0.01 to 0 in so many steps."""
     return OptimizerConfig(learning_rate=1e-2, anneal_steps=steps, **changes)
 
 
@@ -56,13 +56,13 @@ def told(text):
 
 
 def watch(experiment, **start):
-    """A logger of learning rates, and what it tells."""
+    """Returns a `LearningRates` logger, and the list of lines that it shows the user."""
     lines = []
     return LearningRates(experiment, lines.append, **start), lines
 
 
 def see(logger, rates, name=_RATE, period=100):
-    """Writes a line of logs every so many frames."""
+    """Writes a line of logs for each learning rate; ``period`` frames apart."""
     for i, rate in enumerate(rates):
         logger.write(period * (i + 1), {name: rate, "learner/steps": i + 1})
 
