@@ -7,7 +7,8 @@ import dataclasses
 import importlib
 import json
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
 from programs.experiment import Experiment
 from programs.run import train
+from programs.stop_config import StopConfig
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.learning.learner import Learner
@@ -92,21 +94,39 @@ def fused(name: str, quick: bool) -> Found:
             env=dataclasses.replace(experiment.env, num_envs=_MANY),
             replay=dataclasses.replace(replay, batch_size=_MANY, max_size=2 * _MANY),
         )
-    return _trained(experiment, frames=20_000 if quick else 1 << 30, seconds=1 if quick else 10)
+    return _trained(experiment, seconds=0.5 if quick else 10)
 
 
 def run(name: str, quick: bool) -> Found:
-    """Steps per second of a run with EnvPool in a single process."""
-    return _trained(experiment_of(name), frames=2_000 if quick else 1 << 30, seconds=25)
+    """Steps per second of a run with EnvPool in a single process, without compilation."""
+    return _trained(experiment_of(name), seconds=0.5 if quick else 25)
 
 
-def _trained(experiment: Experiment, frames: int, seconds: float) -> Found:
-    evaluator = EvaluatorConfig(episodes=4, num_envs=4, max_steps=200, period="off")
+class _Meter:
+    """A stop rule that measures a run for some seconds, once the learner has been compiled."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._seen: list[tuple[float, int]] = []
+
+    def __call__(self, frames: int, logs: Mapping[str, Any]) -> bool:
+        if logs.get("learner/steps", 0) >= 1:  # evaluations have no such number
+            self._seen.append((time.monotonic(), frames))
+        return bool(self._seen) and self._seen[-1][0] - self._seen[0][0] >= self._seconds
+
+    def frames_per_second(self) -> float:
+        """From the first line of logs that has an update to the last line."""
+        (start, first), (end, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (end - start)
+
+
+def _trained(experiment: Experiment, seconds: float) -> Found:
+    meter = _Meter(seconds)
     experiment = dataclasses.replace(
         experiment,
-        frames=frames,
-        hours=seconds / 3600,
-        evaluator=evaluator,
+        frames=1 << 30,
+        evaluator=EvaluatorConfig(episodes=4, num_envs=4, max_steps=200, period="off"),
+        stop=StopConfig(factory=lambda: meter),
         loggers=("jsonl",),
         checkpoint_replay=False,
         checkpoint_period=1 << 30,
@@ -115,7 +135,7 @@ def _trained(experiment: Experiment, frames: int, seconds: float) -> Found:
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "progress", "w") as stream:
         result = train.run(experiment, Path(folder) / "run", stream=stream)
     return {
-        "frames_per_second": round(result.frames_per_second, 1),
+        "frames_per_second": round(meter.frames_per_second(), 1),
         "frames": result.env_frames,
         "updates": result.learner_steps,
         "num_envs": experiment.env.num_envs,
