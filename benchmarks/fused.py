@@ -35,7 +35,7 @@ from programs.member_config import AgentConfig
 from programs.presets.registry import on_policy_replay, transitions
 from programs.run.fused import Fused
 from rlstack.fused.loop import Limits
-from rlstack.jax_envs.from_gymnax import make_gymnax
+from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.networks import NetworkConfig, actor_critic, convolution
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep

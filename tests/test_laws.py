@@ -30,7 +30,8 @@ PURE_PACKAGES = {"jax", "numpy", "haiku", "jmp", "optax", "dm_env", "equinox"}
 IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess", "time", "queue"}
 # Heavy packages, and the only files that may import them.
 HEAVY = {
-    "brax": r"rlstack/jax_envs/from_brax\.py",
+    "brax": r"rlstack/jax_envs/libraries/from_brax\.py",
+    "craftax": r"rlstack/jax_envs/libraries/from_craftax\.py",
     "envpool": r"rlstack/envs/cpp\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"(programs/launchers/launchpad/\w+|rlstack/rpc/courier)\.py",
@@ -38,8 +39,8 @@ HEAVY = {
     "zmq": r"rlstack/rpc/zmq/\w+\.py",
     "equinox": r"rlstack/networks/adapters\.py",
     "flax": r"(?!)",
-    "gymnax": r"rlstack/jax_envs/from_gymnax\.py",
-    "jaxmarl": r"rlstack/jax_envs/from_jaxmarl\.py",
+    "gymnax": r"rlstack/jax_envs/libraries/from_gymnax\.py",
+    "jaxmarl": r"rlstack/jax_envs/libraries/from_jaxmarl\.py",
     "optuna": r"programs/sweeps/study\.py",
     "ray": r"programs/launchers/ray_\w+\.py",
     "tyro": r"programs/cli/\w+\.py",

@@ -12,7 +12,7 @@ from rlstack.jax_envs.game import BatchedGame, JaxGame, is_game
 from rlstack.jax_envs.showing import SHOWN, showing
 
 JaxEnvBuilder = Callable[..., JaxEnv | JaxGame]
-_BRAX, _JAXMARL = "brax/", "jaxmarl/"
+_BRAX, _CRAFTAX, _JAXMARL = "brax/", "craftax/", "jaxmarl/"
 
 
 def make_jax_env(
@@ -22,12 +22,12 @@ def make_jax_env(
 
     Args:
       name_or_builder: an id of gymnax such as ``"CartPole-v1"``, a name of Brax after ``brax/``
-        such as ``"brax/ant"``, a name of JaxMARL after ``jaxmarl/``, ``"module:callable"`` of a
-        function or class that makes a `JaxEnv` or a game of several seats, or such a callable
-        itself.
+        such as ``"brax/ant"``, one of Craftax after ``craftax/``, one of JaxMARL after
+        ``jaxmarl/``, ``"module:callable"`` of a function or class that makes a `JaxEnv` or a game
+        of several seats, or such a callable itself.
       options: its keyword arguments. For gymnax: fields of the environment's params, such as
         ``max_steps_in_episode``, and arguments of ``gymnax.make``. For Brax: ``episode_length``,
-        and arguments of the environment, such as ``backend``.
+        and arguments of the environment, such as ``backend``. For Craftax: fields of its params.
 
     Raises:
       ValueError: there is no such name, or it does not take these options.
@@ -36,15 +36,19 @@ def make_jax_env(
     options = dict(options or {})
     builder = resolve(name_or_builder)
     if isinstance(builder, str) and builder.startswith(_BRAX):
-        from rlstack.jax_envs.from_brax import make_brax
+        from rlstack.jax_envs.libraries.from_brax import make_brax
 
         return make_brax(builder.removeprefix(_BRAX), options)
+    if isinstance(builder, str) and builder.startswith(_CRAFTAX):
+        from rlstack.jax_envs.libraries.from_craftax import make_craftax
+
+        return make_craftax(builder.removeprefix(_CRAFTAX), options)
     if isinstance(builder, str) and builder.startswith(_JAXMARL):
-        from rlstack.jax_envs.from_jaxmarl import make_jaxmarl
+        from rlstack.jax_envs.libraries.from_jaxmarl import make_jaxmarl
 
         return make_jaxmarl(builder.removeprefix(_JAXMARL), options)
     if isinstance(builder, str):
-        from rlstack.jax_envs.from_gymnax import make_gymnax
+        from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 
         return make_gymnax(builder, options)
     try:
@@ -86,7 +90,7 @@ def make_batch(
 
 
 def resolve(name_or_builder: str | JaxEnvBuilder) -> str | JaxEnvBuilder:
-    """Returns the callable that a name stands for; a name of gymnax or Brax stays as it is.
+    """Returns the callable that a name stands for; a name of a library stays as it is.
 
     Raises:
       ValueError: there is no such callable.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlstack.envs import SyncEnv
-from rlstack.jax_envs.from_gymnax import make_gymnax
+from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
 from rlstack.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
@@ -114,7 +114,7 @@ def test_names_and_options_that_gymnax_lacks():
 def test_gymnax_is_imported_without_what_draws_pictures():
     program = """if True:
         import sys
-        from rlstack.jax_envs.from_gymnax import make_gymnax
+        from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
         make_gymnax("CartPole-v1", {})
         assert not {"pandas", "seaborn", "matplotlib.pyplot"} & set(sys.modules)
         from gymnax.environments.misc import pong

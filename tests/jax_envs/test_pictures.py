@@ -18,7 +18,7 @@ from programs.policies.watch import watch
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.game import GameOutcome
-from rlstack.jax_envs.gymnax_pictures import CLASSIC, classic_control, grid
+from rlstack.jax_envs.libraries.gymnax_pictures import CLASSIC, classic_control, grid
 from tests.programs import running
 
 HERE = __name__
@@ -144,7 +144,7 @@ def test_without_pygame_there_is_a_warning_and_no_picture(monkeypatch):
     def fail(name, params):
         raise DependencyNotInstalled("pygame is not installed")
 
-    monkeypatch.setattr("rlstack.jax_envs.gymnax_pictures.ClassicControl", fail)
+    monkeypatch.setattr("rlstack.jax_envs.libraries.gymnax_pictures.ClassicControl", fail)
     with pytest.warns(RuntimeWarning, match="CartPole-v1 is not drawn: pygame is not installed"):
         assert classic_control("CartPole-v1", None) is None
 
@@ -167,7 +167,7 @@ def test_pictures_of_gymnax():
 def test_pictures_of_brax():
     from brax import envs
 
-    from rlstack.jax_envs.from_brax import BraxEnv, BraxState
+    from rlstack.jax_envs.libraries.from_brax import BraxEnv, BraxState
 
     env = envs.get_environment("halfcheetah")
     shown = BraxEnv(env, 10)
@@ -193,7 +193,7 @@ def test_pictures_of_brax():
 
 
 def test_brax_without_opengl_is_not_drawn(monkeypatch):
-    from rlstack.jax_envs import from_brax
+    from rlstack.jax_envs.libraries import from_brax
 
     def fail(model):
         raise RuntimeError("no OpenGL here.")

@@ -23,7 +23,12 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.jax_envs.environment import Outcome
-from rlstack.jax_envs.gymnax_pictures import CLASSIC, ClassicControl, classic_control, grid
+from rlstack.jax_envs.libraries.gymnax_pictures import (
+    CLASSIC,
+    ClassicControl,
+    classic_control,
+    grid,
+)
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.jax_envs.brax_pictures import BraxRenderer
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.brax_pictures import BraxRenderer
 from rlstack.types import Array, PRNGKey, PyTree
 
 _STEPS = 1000  # of an episode, as in Brax's training

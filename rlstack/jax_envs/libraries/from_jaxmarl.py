@@ -20,8 +20,8 @@ from dm_env import specs
 
 from rlstack.checks import EnvError
 from rlstack.envs.seats.showing import ACTION_MASK
-from rlstack.jax_envs.from_gymnax import space_spec
 from rlstack.jax_envs.game import GameOutcome
+from rlstack.jax_envs.libraries.from_gymnax import space_spec
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps"

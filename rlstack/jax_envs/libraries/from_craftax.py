@@ -1,0 +1,98 @@
+"""Craftax's environments (https://github.com/MichaelTMatthews/Craftax) as `JaxEnv`.
+
+Craftax ends an episode at a time limit as it ends one by a death. The adapter asks it about the
+state after the step without a limit: what ends the episode then is a termination.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.types import PRNGKey, PyTree
+
+_NEVER = 2**30  # steps
+_NAMES = (
+    "Craftax-Classic-Symbolic-v1",
+    "Craftax-Classic-Pixels-v1",
+    "Craftax-Symbolic-v1",
+    "Craftax-Pixels-v1",
+)
+
+
+def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
+    """Returns an environment of Craftax.
+
+    Args:
+      name: its id, such as ``Craftax-Classic-Symbolic-v1``.
+      options: fields of its params, such as ``max_timesteps``.
+
+    Raises:
+      ValueError: Craftax is not installed, has no such name, or does not take these options.
+    """
+    try:
+        from craftax.craftax_env import make_craftax_env_from_name as make
+    except ImportError as error:
+        raise ValueError(
+            f"JAX environment: craftax/{name} needs Craftax, which cannot be imported: {error}. "
+            "pip install 'rlstack[craftax]', or name a callable as module:callable."
+        ) from error
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"JAX environment: the name after craftax/ must be one of {', '.join(_NAMES)}; got "
+            f"{name!r}. Did you mean craftax/{near}?"
+        )
+    env = make(name, auto_reset=False)
+    params = env.default_params
+    fields = {field.name for field in dataclasses.fields(params)}
+    unknown = sorted(options.keys() - fields)
+    if unknown:
+        raise ValueError(
+            f"JAX environment craftax/{name}: options must be fields of its params "
+            f"({', '.join(sorted(fields))}); got {', '.join(unknown)}."
+        )
+    drawn = make(name.replace("Symbolic", "Pixels"), auto_reset=False)
+    return CraftaxEnv(env, params.replace(**options), drawn)
+
+
+class CraftaxEnv:
+    """One environment of Craftax; see `rlstack.jax_envs.environment.JaxEnv`."""
+
+    def __init__(self, env: Any, params: Any, drawn: Any) -> None:
+        """Stores an environment that does not reset itself, its params, and what draws it."""
+        self._env, self._params = env, params
+        self._unlimited = params.replace(max_timesteps=_NEVER)
+        self._draw = jax.jit(drawn.get_obs)
+
+    def render(self, state: PyTree) -> np.ndarray:
+        """Returns what the environment of pixels would observe, uint8 [H, W, 3]."""
+        return np.asarray(255 * self._draw(state)).astype(np.uint8)
+
+    def observation_spec(self) -> PyTree:
+        """Returns the spec of Craftax's observation space."""
+        return space_spec(self._env.observation_space(self._params), "observation")
+
+    def action_spec(self) -> PyTree:
+        """Returns the spec of Craftax's actions, which are discrete."""
+        return space_spec(self._env.action_space(self._params), "action")
+
+    def reset(self, rng_key: PRNGKey) -> tuple[PyTree, PyTree]:
+        """Starts an episode in a new world."""
+        observation, state = self._env.reset_env(rng_key, self._params)
+        return state, observation
+
+    def step(self, rng_key: PRNGKey, state: PyTree, action: PyTree) -> Outcome:
+        """Takes an action; an episode that ends only because of its time limit is truncated."""
+        step = self._env.step_env(rng_key, state, action, self._params)
+        observation, after, reward, done, _ = step
+        terminated = jnp.asarray(self._env.is_terminal(after, self._unlimited), bool)
+        return Outcome(after, observation, reward, terminated, jnp.asarray(done) & ~terminated)
