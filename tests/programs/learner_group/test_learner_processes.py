@@ -145,6 +145,21 @@ def test_a_program_reaches_its_end_and_is_resumed(tmp_path, topology):
 
 
 @pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(200)
+def test_a_program_may_load_what_an_earlier_one_compiled(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")  # as in a user's commands
+    monkeypatch.setenv("RLSTACK_COMPILATION_CACHE", str(tmp_path / "compiled"))
+    for name in ("first", "second"):
+        run_dir = tmp_path / name
+        args = ppo("heavy_env", "--frames", 6000, "--run-dir", run_dir)
+        with nothing_left(), Launched(run_dir, *args) as program:
+            code, left = program.end(90)
+        assert (code, left) == (0, []), program.stderr
+    assert list((tmp_path / "compiled").iterdir())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", [pytest.param("learner/1", marks=pytest.mark.chosen), "learner/0"])
 def test_a_killed_learner_process_ends_the_program_and_is_named(tmp_path, name):
