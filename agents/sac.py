@@ -112,7 +112,7 @@ class SAC(PolicyAndCriticsAgent):
         components: Components = {
             ("policy",): cfg.policy_optimizer,
             ("critics",): cfg.critics_optimizer,
-            ("log_temperature",): cfg.temperature_optimizer,
+            ("temperature", "log_temperature"): cfg.temperature_optimizer,
         }
         self._optimizer = component_optimizer(cfg.optimizer, components, cfg.max_grad_norm)
 

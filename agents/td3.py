@@ -144,7 +144,7 @@ class TD3(DeterministicAgent):
     ) -> tuple[DeterministicParams, TD3OptState, Logs]:
         """Updates the critics and, once every ``policy_period`` updates, the policy."""
         opt_state = learner_state.opt_state
-        critics, critics_state, logs = optimizer_step(
+        critics, critics_state, rates = optimizer_step(
             self._critic_optimizer, params.critics, opt_state.critics, grads.critics
         )
         policy, policy_state = jax.lax.cond(
@@ -155,7 +155,11 @@ class TD3(DeterministicAgent):
             lambda: (params.policy, opt_state.policy),
         )
         policy_rates = self._policy_optimizer.learning_rates(opt_state.policy)
-        logs = {**logs, "learning_rate/policy": policy_rates["learning_rate"]}
+        own = "/critics" if self.cfg.critics_optimizer else ""
+        logs = {
+            f"learning_rate{own}": rates["learning_rate"],
+            "learning_rate/policy": policy_rates["learning_rate"],  # it makes fewer steps
+        }
         return DeterministicParams(policy, critics), TD3OptState(policy_state, critics_state), logs
 
     def update_learner_state(

@@ -52,6 +52,7 @@ usage: rlstack doctor
 Checks Python, packages, memory and topologies on this machine. Prints what works and, for
 everything else, the reason and how to enable it. The exit code is 0 if single_process works.
 """
+_COMPILING = ("train", "sweep", "eval", "record", "play", "watch", "serve", "export", "rerun")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.cli import status
 
         return status.top(rest) if command == "top" else status.dashboard(rest)
-    if argv is None:
+    if argv is None and command in _COMPILING:
         from programs.launchers import compiled
 
         compiled.keep()

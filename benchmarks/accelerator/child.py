@@ -16,7 +16,12 @@ import jax
 
 from benchmarks import learners
 from benchmarks.accelerator import correctness, service
-from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
+from benchmarks.accelerator.settings import (
+    atari_spec,
+    experiment_of,
+    for_many_cores,
+    is_atari,
+)
 from benchmarks.report import alternate, rate
 from programs.components import xla
 from programs.components.agent import make_agent
@@ -30,7 +35,6 @@ from rlstack.learning.learner import Learner
 from rlstack.types import EnvSpec
 
 Found = dict[str, Any]
-_MANY = 1024  # environments of a fused run
 
 
 def learner(name: str, quick: bool) -> Found:
@@ -87,13 +91,8 @@ def _updates(experiment: Experiment) -> Callable[[int], None]:
 def fused(name: str, quick: bool) -> Found:
     """Steps per second of a fused run, without compilation."""
     experiment = experiment_of(name)
-    replay = experiment.replay
-    if not quick and replay.sampler == "fifo":  # a device with many cores needs many environments
-        experiment = dataclasses.replace(
-            experiment,
-            env=dataclasses.replace(experiment.env, num_envs=_MANY),
-            replay=dataclasses.replace(replay, batch_size=_MANY, max_size=2 * _MANY),
-        )
+    if not quick and experiment.replay.sampler == "fifo":
+        experiment = for_many_cores(experiment)
     return _trained(experiment, seconds=0.5 if quick else 10)
 
 

@@ -7,10 +7,15 @@ import dataclasses
 import numpy as np
 from dm_env import specs
 
+from agents.ppo import PPOConfig
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
 from programs.presets import preset
+from programs.presets.registry import on_policy_replay
 from rlstack.types import EnvSpec
+
+_MANY = 4096  # environments
+_UNROLL = 128  # steps
 
 
 def experiment_of(name: str) -> Experiment:
@@ -26,6 +31,25 @@ def experiment_of(name: str) -> Experiment:
         env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
         return dataclasses.replace(preset("cartpole-sac"), preset=name, env=env, topology="fused")
     return preset(name)
+
+
+def for_many_cores(experiment: Experiment) -> Experiment:
+    """Returns an on-policy experiment with constants that suit a device with many cores.
+
+    The presets learn from few steps on few cores. Those of PPO on CartPole go over each step 20
+    times, which takes most of the time. With the default constants of PPO, those of
+    `benchmarks.fused`, it is 4 times, in minibatches of 131,072 steps.
+
+    Args:
+      experiment: of the topology fused.
+    """
+    agent, unroll = experiment.agent, experiment.replay.unroll_length
+    if isinstance(agent, PPOConfig):
+        agent, unroll = PPOConfig(), _UNROLL
+    env = dataclasses.replace(experiment.env, num_envs=_MANY)
+    return dataclasses.replace(
+        experiment, agent=agent, env=env, replay=on_policy_replay(_MANY, unroll)
+    )
 
 
 def is_atari(experiment: Experiment) -> bool:

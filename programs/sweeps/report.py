@@ -15,6 +15,7 @@ from programs.env_config import Option
 from programs.experiment import to_json
 from programs.reports import page, tables
 from programs.reports.plots import Lines, Points
+from programs.reports.report import named
 from programs.reports.statistics import Curve
 from programs.reports.tables import Table
 from programs.sets.members import short_names
@@ -33,30 +34,31 @@ _ERROR = 160  # characters of an error in the table
 def write(sweep: Sweep, root: Path, rows: Sequence[Row]) -> str:
     """Writes the table, the page and the best experiment of a sweep.
 
+    The files have the directory's name and not its path, so that they can be shared.
+
     Args:
       sweep: what is searched.
       root: the directory of the sweep.
       rows: its trials so far.
 
     Returns:
-      The text of the table.
+      The text of the table, with a command that can be run here.
     """
     best = best_of(rows)
     if best is not None:
         files.write(root / BEST, to_json(sweep.with_values(best.values)))
-    summary, table = _summary(rows, best), _table(sweep, rows)
-    title = f"Sweep of {sweep.base.preset}"
-    parts = [f"# {title}\n", summary]
+    ((name, _),) = named([root])
+    files.write(root / FILE, _markdown(sweep, rows, name) + "\n")
+    intro = _summary(rows, best)
     if best is not None:
-        parts.append(f"\n```sh\n{command(root)}\n```\n\nAs options: `{_options(best.values)}`")
-    text = "\n".join([*parts, "", tables.markdown(table)])
-    files.write(root / FILE, text + "\n")
-    intro = summary if best is None else f"{summary} To train its values: {command(root)}"
+        intro += f" To train its values: {command(name)}"
+    title, table = _title(sweep), _table(sweep, rows)
     files.write(
         (root / FILE).with_suffix(".html"),
         page.html(title, intro, _plots(sweep, rows), [("Trials", table)]),
     )
-    return text
+    near = os.path.relpath(root)
+    return _markdown(sweep, rows, str(root) if near.startswith("..") else near)
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
@@ -65,11 +67,9 @@ def best_of(rows: Sequence[Row]) -> Row | None:
     return max(complete, key=_value, default=None)
 
 
-def command(root: Path) -> str:
-    """Returns the command that trains the best values of a sweep."""
-    path = root / BEST
-    near = os.path.relpath(path)
-    return f"rlstack train {shlex.quote(near if not near.startswith('..') else str(path))}"
+def command(directory: str) -> str:
+    """Returns the command that trains the best values of the sweep in a directory."""
+    return f"rlstack train {shlex.quote(os.path.join(directory, BEST))}"
 
 
 def text_of(values: Mapping[str, Option]) -> str:
@@ -78,6 +78,19 @@ def text_of(values: Mapping[str, Option]) -> str:
         f"{name}={_text(value)}"
         for name, value in zip(short_names(values), values.values(), strict=True)
     )
+
+
+def _title(sweep: Sweep) -> str:
+    return f"Sweep of {sweep.base.preset}"
+
+
+def _markdown(sweep: Sweep, rows: Sequence[Row], directory: str) -> str:
+    """Returns the best trial and the table of all; the sweep's directory is called so."""
+    best = best_of(rows)
+    parts = [f"# {_title(sweep)}\n", _summary(rows, best)]
+    if best is not None:
+        parts.append(f"\n```sh\n{command(directory)}\n```\n\nAs options: `{_options(best.values)}`")
+    return "\n".join([*parts, "", tables.markdown(_table(sweep, rows))])
 
 
 def _summary(rows: Sequence[Row], best: Row | None) -> str:

@@ -5,6 +5,7 @@ A learning rate that falls to 0 ends only learning; `LearningRates` tells the us
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -175,6 +176,27 @@ class _Falling(NamedTuple):
 
     option: str  # of its optimizer, such as agent.optimizer
     cfg: OptimizerConfig
+    updates: str  # the log that counts the updates of its learner
+
+
+class _Seen:
+    """What the lines of logs say of one learning rate."""
+
+    def __init__(self) -> None:
+        self.sum = 0.0  # of the learning rates of all updates
+        self._first = self._last = 0, 0  # frames and updates, of the lines that have it
+
+    def add(self, frames: int, updates: int, mean: float) -> None:
+        """Takes a line with the mean over the updates since the line before."""
+        self.sum += mean * (updates - self._last[1])
+        self._first = self._first if any(self._first) else self._last
+        self._last = frames, updates
+
+    def updates_at(self, frames: int) -> float:
+        """Returns how many updates there will be at these frames, at the pace so far."""
+        (frames_0, updates_0), (frames_1, updates_1) = self._first, self._last
+        pace = (updates_1 - updates_0) / max(frames_1 - frames_0, 1)
+        return updates_1 + pace * (frames - frames_1)
 
 
 class LearningRates:
@@ -207,15 +229,18 @@ class LearningRates:
         self._resumed = start_frames > 0
         self._began = time.monotonic() - start_seconds
         self._last: dict[str, int] = {}  # frames of the last line with more than 0, by log
+        self._seen = {log: _Seen() for log in self._falling}
         self._told: set[str] = set()
+        self._whole = not self._resumed  # whether the lines of all commands are known
         if self._falling and self._resumed and earlier is not None and earlier.exists():
+            self._whole = True
             for line in jsonl.read(earlier):
                 self._find_0(int(line.get("env_frames", 0)), line)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Takes a line of logs."""
         for name in self._find_0(step, logs):
-            option, cfg = self._falling[name]
+            option, cfg, _ = self._falling[name]
             seconds = time.monotonic() - self._began
             updates = int(logs.get("learner/steps", 0))
             total = expected_frames(self._experiment, step, updates, seconds)
@@ -223,15 +248,19 @@ class LearningRates:
             if end < _NEAR_THE_END * total and option not in self._told:
                 self._told.add(option)
                 known = name in self._last or not self._resumed
-                self._tell(_warning(name, option, cfg, end, total, known=known))
+                seen = self._seen[name]
+                needed = _steps_needed(cfg, seen, total) if self._whole and seen.sum > 0 else 0
+                self._tell(_warning(name, option, cfg, end, total, needed, known=known))
 
     def _find_0(self, step: int, logs: Mapping[str, Any]) -> list[str]:
         """Returns the names of the learning rates that have fallen to 0 in this line."""
         found = []
-        for name, (_, cfg) in self._falling.items():
-            if name not in logs:
+        for name, (_, cfg, updates) in self._falling.items():
+            if name not in logs or updates not in logs:
                 continue
-            if float(logs[name]) > _AS_GOOD_AS_0 * cfg.learning_rate:
+            rate = float(logs[name])
+            self._seen[name].add(step, int(logs[updates]), rate)
+            if rate > _AS_GOOD_AS_0 * cfg.learning_rate:
                 self._last[name] = step
             elif name in self._last or not cfg.warmup_steps:  # else it may not have risen yet
                 found.append(name)
@@ -261,7 +290,7 @@ def _falling(experiment: Experiment) -> dict[str, _Falling]:
             given = f"{option}.{component}_optimizer", own
             found[f"{log}/{component}"] = default if own is None else given
     return {
-        log: _Falling(option, cfg)
+        log: _Falling(option, cfg, f"{log.rpartition('learner/')[0]}learner/steps")
         for log, (option, cfg) in found.items()
         if isinstance(cfg, OptimizerConfig) and _falls_to_0(cfg)  # else of a user's own agent
     }
@@ -271,8 +300,33 @@ def _falls_to_0(cfg: OptimizerConfig) -> bool:
     return cfg.anneal_steps > 0 and cfg.schedule != "constant" and cfg.final_learning_rate == 0
 
 
+def _steps_needed(cfg: OptimizerConfig, seen: _Seen, total: int) -> int:
+    """Returns the anneal_steps with which the learning rate falls to 0 at the end of the run.
+
+    The learning rates of all steps have a known sum, and those of all updates the one that was
+    seen. So the steps in an update are known, however far apart the lines of logs are.
+
+    Args:
+      cfg: of the optimizer, whose learning rate has fallen to 0.
+      seen: its lines of logs, from the start of the run.
+      total: the frames of the run.
+    """
+    of_all_steps = cfg.learning_rate * (cfg.anneal_steps + 1) / 2  # linear and cosine alike
+    steps = of_all_steps / seen.sum * seen.updates_at(total)
+    # Of three digits, so that seeds of one program agree; rounded up, but not for rounding errors.
+    unit = 10 ** max(math.floor(math.log10(steps)) - 2, 0)
+    return unit * math.ceil(steps / unit - 0.01)
+
+
 def _warning(
-    name: str, option: str, cfg: OptimizerConfig, end: int, total: int, *, known: bool
+    name: str,
+    option: str,
+    cfg: OptimizerConfig,
+    end: int,
+    total: int,
+    needed: int,
+    *,
+    known: bool,
 ) -> str:
     """Returns what the user is told.
 
@@ -282,15 +336,17 @@ def _warning(
       cfg: of the optimizer.
       end: the frames at which its learning rate had fallen to 0.
       total: the frames of the run.
+      needed: the anneal_steps that the run needs; 0 if they are not known.
       known: whether ``end`` is when it fell, and not only when it was seen.
     """
     # Of three digits, because lines of logs are apart, and so that seeds of one program agree.
-    after = float(f"{end:.3g}")
-    when = f"about frame {after:,.0f}" if known else f"frame {end:,} or an earlier one"
+    when = (
+        f"about frame {float(f'{end:.3g}'):,.0f}" if known else f"frame {end:,} or an earlier one"
+    )
     argument = "--" + f"{option}.anneal_steps".replace("_", "-")
-    steps = f" {float(f'{cfg.anneal_steps * total / after:.3g}'):.0f}" if known else ""
+    steps = f"about {argument} {needed}" if needed else f"a larger {argument}"
     return (
         f"{name} has been 0 since {when} of {total:,}, so nothing is learned with it any more: "
         f"{option}.anneal_steps is {cfg.anneal_steps:,} and does not follow --frames. A new run of "
-        f"this length needs {'about' if known else 'a larger'} {argument}{steps}"
+        f"this length needs {steps}"
     )

@@ -87,7 +87,8 @@ def component_optimizer(
     Args:
       default: the optimizer of the modules that no component names.
       components: optimizers by names of Haiku modules. A name covers every module with a part of
-          its path that starts with the name. None means the default.
+          its path that starts with the name. The first name is the component's: its log is
+          ``learning_rate/NAME``. None means the default.
       max_grad_norm: largest norm of the gradients of all components together; 0 does not clip.
 
     Raises:

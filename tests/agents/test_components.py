@@ -4,11 +4,12 @@ import dataclasses
 import re
 
 import jax
+import numpy as np
 import pytest
 
 from agents import AGENTS
 from rlstack.optimizers import OptimizerConfig, catalogue, component_fields
-from tests.agent_cases import settings
+from tests.agent_cases import Case, settings
 from tests.docs.pages import text_of
 
 NAMES = ["ppo-separate", "ppo-lstm", "ppo-entities", "dqn-duelling", "iqn", "r2d2", "sac", "td3"]
@@ -47,6 +48,19 @@ def test_components_are_parts_of_the_params(name):
     assert all(0 < size < total for size in trained)
     steps = len(trained)  # each optimizer counts its steps, in one number
     assert sum(trained) <= total + steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_log_of_a_learning_rate_has_the_name_of_the_component(name):
+    setting = settings()[name]
+    components = component_fields(type(setting.cfg))
+    rates = {component: 0.1 + 0.1 * i for i, component in enumerate(components)}
+    own = {f"{name}_optimizer": OptimizerConfig(learning_rate=rate) for name, rate in rates.items()}
+    case = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, **own)))
+    zeros = jax.tree.map(np.zeros_like, case.params)
+    *_, logs = case.agent.apply_gradients(case.params, case.learner_state, zeros)
+    found = {log: float(rate) for log, rate in logs.items() if log.startswith("learning_rate/")}
+    assert found == pytest.approx({f"learning_rate/{name}": rate for name, rate in rates.items()})
 
 
 def test_the_page_has_every_agent_component_and_optimizer():

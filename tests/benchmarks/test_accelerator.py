@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import fused
 from benchmarks.accelerator.parts import FULL, QUICK
-from benchmarks.accelerator.settings import experiment_of
+from benchmarks.accelerator.settings import experiment_of, for_many_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +41,14 @@ def test_parts_have_presets_and_fit_into_nine_minutes():
             assert experiment_of(part.preset).preset == part.preset
     assert sum(part.seconds for part in FULL) < 510
     assert {part.kind for part in QUICK} < {part.kind for part in FULL}
+
+
+@pytest.mark.parametrize("name", ["catch-ppo", "gymnax-cartpole-ppo"])
+def test_compiled_ppo_has_the_constants_of_the_comparison_with_a_bare_loop(name):
+    made = for_many_cores(experiment_of(name))
+    other = fused.experiment(fused.Setting("CartPole-v1", made.env.num_envs, 1, 1))
+    assert (made.agent, made.network, made.replay) == (other.agent, other.network, other.replay)
+    assert made.env.num_envs >= 1024
 
 
 @pytest.mark.slow

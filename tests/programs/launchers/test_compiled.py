@@ -74,6 +74,14 @@ def test_a_second_command_compiles_nothing_and_learns_the_same(home, tmp_path):
     assert losses[0] and losses[1] == losses[0]
 
 
+@pytest.mark.parametrize(("words", "looks"), [(["presets"], False), (["eval", "none"], True)])
+def test_only_commands_that_compile_look_at_the_folder(home, words, looks):
+    subprocess.run(
+        [sys.executable, "-m", "programs", *words], cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert (home / "rlstack").exists() == looks
+
+
 def test_the_folder_is_for_the_user_alone(home):
     folder = kept(home)
     assert folder.stat().st_mode & 0o777 == 0o700

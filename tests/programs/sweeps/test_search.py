@@ -68,7 +68,11 @@ def test_the_best_trial_is_found_and_reported(begin):
     assert written.evaluator == preset("cartpole-ppo").evaluator
     table = (root / "report.md").read_text()
     assert f"The best is trial {best.number}, with return {best.value:.1f}." in table
-    assert f"rlstack train {root / 'best.json'}" in table
+    assert f"rlstack train {root / 'best.json'}" in text  # the files can be shared
+    for name in ("report.md", "report.html"):
+        found = (root / name).read_text()
+        assert str(root.parent) not in found
+        assert f"rlstack train {root.name}/best.json" in found
     assert f"--{RATE} {best.values[RATE]!r}" in table
     numbers = [int(n) for n in re.findall(r"^\| (\d+) \|", table, re.M)]
     ranked = sorted(rows, key=lambda row: -row.value)

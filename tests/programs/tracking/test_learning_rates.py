@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import json
 import re
 
+import numpy as np
 import pytest
 
 from agents.ppo import PPOConfig
@@ -16,6 +18,7 @@ from programs.sets import train as sets
 from programs.sets.members import RunSet
 from programs.tracking.endings import LearningRates, expected_frames
 from rlstack.optimizers import OptimizerConfig
+from rlstack.optimizers.config import learning_rate
 from rlstack.storage.loggers import JsonlLogger
 from tests.programs.policy_sets import cases
 from tests.programs.running import TOPOLOGIES, metrics, nothing_left, ppo, small
@@ -62,18 +65,22 @@ def watch(experiment, **start):
 
 
 def see(logger, rates, name=_RATE, period=100):
-    """Writes a line of logs for each learning rate; ``period`` frames apart."""
+    """Writes a line of logs for each update's learning rate; ``period`` frames apart."""
+    steps = name.rpartition("learner/")[0] + "learner/steps"
     for i, rate in enumerate(rates):
-        logger.write(period * (i + 1), {name: rate, "learner/steps": i + 1})
+        logger.write(period * (i + 1), {name: rate, steps: i + 1})
+
+
+OF_4_STEPS = [1e-2, 7.5e-3, 5e-3, 2.5e-3, 0.0, 0.0]  # from 0.01 to 0
 
 
 def test_the_line_says_what_happened_and_what_to_do():
     logger, lines = watch(of_optimizer("single_process", falling(4), frames=1_000))
-    see(logger, [9e-3, 5e-3, 1e-3, 1e-6, 1e-11, 1e-11])
+    see(logger, OF_4_STEPS)
     assert lines == [
-        "learner/learning_rate has been 0 since about frame 300 of 1,000, so nothing is learned "
+        "learner/learning_rate has been 0 since about frame 400 of 1,000, so nothing is learned "
         "with it any more: agent.optimizer.anneal_steps is 4 and does not follow --frames. A new "
-        "run of this length needs about --agent.optimizer.anneal-steps 13"
+        "run of this length needs about --agent.optimizer.anneal-steps 10"
     ]
 
 
@@ -97,7 +104,8 @@ def test_a_warm_up_is_no_end():
     logger, lines = watch(of_optimizer("single_process", falling(100, warmup_steps=50)))
     see(logger, [0.0, 1e-6, 2e-6])
     assert lines == []
-    see(logger, [1e-2, 0.0])
+    logger.write(400, {_RATE: 1e-2, "learner/steps": 4})
+    logger.write(500, {_RATE: 0.0, "learner/steps": 5})
     assert len(lines) == 1
 
 
@@ -128,21 +136,40 @@ def test_components_are_told_with_their_own_options():
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize("optimizer", [falling(80), falling(80, schedule="cosine")])
+@pytest.mark.parametrize("steps", [0.5, 1, 8])  # in an update; TD3's policy makes one in two
+@pytest.mark.parametrize("updates", [1, 7, 60])  # between two lines of logs
+@pytest.mark.parametrize("start", [0, 5_000])  # frames before the first update
+def test_the_advised_steps_end_with_the_run_or_less_than_1_percent_after(
+    optimizer, steps, updates, start
+):
+    total, in_run = 10_000 + start, 1_000  # an update every ten frames
+    logger, lines = watch(of_optimizer("single_process", optimizer, frames=total))
+    rate = learning_rate(optimizer)
+    made = [[rate(int(i * steps) + j) for j in range(max(steps, 1))] for i in range(in_run)]
+    for i in range(updates, in_run + 1, updates):
+        mean = float(np.mean(made[i - updates : i]))
+        logger.write(start + 10 * i, {_RATE: mean, "learner/steps": i})
+    (line,) = lines
+    advised = int(re.search(r"--agent\.optimizer\.anneal-steps (\d+)$", line)[1])
+    assert steps * in_run <= advised < 1.01 * steps * in_run
+
+
 def test_a_resumed_run_knows_the_lines_of_the_earlier_commands(tmp_path):
     experiment = of_optimizer("single_process", falling(4), frames=1_000)
     with_lines = JsonlLogger(tmp_path / "metrics.jsonl")
-    see(with_lines, [9e-3, 5e-3, 1e-3, 0.0, 0.0])
+    see(with_lines, OF_4_STEPS)
     with_lines.close()
-    start = {"start_frames": 500, "start_seconds": 1.0}
+    start = {"start_frames": 600, "start_seconds": 1.0}
     logger, lines = watch(experiment, **start, earlier=tmp_path / "metrics.jsonl")
-    logger.write(600, {_RATE: 0.0})
-    assert "since about frame 300 of 1,000" in lines[0]
-    assert lines[0].endswith("about --agent.optimizer.anneal-steps 13")
+    logger.write(700, {_RATE: 0.0, "learner/steps": 7})
+    assert "since about frame 400 of 1,000" in lines[0]
+    assert lines[0].endswith("about --agent.optimizer.anneal-steps 10")
     logger, lines = watch(
         experiment, **start, earlier=tmp_path / "none"
     )  # without the logger jsonl
-    logger.write(600, {_RATE: 0.0})
-    assert "since frame 600 or an earlier one of 1,000" in lines[0]
+    logger.write(700, {_RATE: 0.0, "learner/steps": 7})
+    assert "since frame 700 or an earlier one of 1,000" in lines[0]
     assert lines[0].endswith("a larger --agent.optimizer.anneal-steps")
 
 
@@ -155,6 +182,9 @@ def test_runs_tell_it_once(tmp_path, topology):
     with nothing_left():
         text = run(of_optimizer(topology, falling(40)), tmp_path / "run")
     (line,) = told(text)
+    if topology in ("single_process", "fused"):  # in programs updates come at no fixed pace
+        updates = json.loads((tmp_path / "run" / "result.json").read_text())["learner_steps"]
+        assert updates <= int(line.split()[-1]) <= 1.01 * updates + 1
     frames = re.search(r"about frame ([\d,]+) of 40,960", line)[1].replace(",", "")
     # Nodes and calls of a compiled loop report some updates together. Catch begins an episode every
     # ten steps, which is no frame.
@@ -208,10 +238,10 @@ def test_policies_with_the_agent_of_the_experiment_have_its_option():
     agent = PPOConfig(num_epochs=1, num_minibatches=1, optimizer=falling(2))
     logger, lines = watch(cases.small(cases.CHAIN, policies, 4, agent=agent, frames=1_000))
     for name in policies:
-        see(logger, [1e-2, 0.0], f"{name}/{_RATE}")
+        see(logger, [1e-2, 5e-3, 0.0], f"{name}/{_RATE}")
     (line,) = lines
-    assert line.startswith("retailer/learner/learning_rate has been 0 since about frame 100 of")
-    assert line.endswith("--agent.optimizer.anneal-steps 20")
+    assert line.startswith("retailer/learner/learning_rate has been 0 since about frame 200 of")
+    assert line.endswith("--agent.optimizer.anneal-steps 10")
 
 
 @pytest.mark.slow
