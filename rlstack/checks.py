@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,11 @@ class Checked:
         """Raises the same error for the first field that is less than ``least`` or NaN."""
         for field in fields:
             self.require(field, getattr(self, field) >= least, f"at least {least:g}")
+
+    def require_finite(self, *fields: str) -> None:
+        """Raises the same error for the first field that is NaN or infinite."""
+        for field in fields:
+            self.require(field, abs(getattr(self, field)) < math.inf, "finite")
 
     def require_one_of(self, field: str, names: Iterable[str]) -> None:
         """Raises the same error unless the field is one of ``names``."""
@@ -94,8 +100,8 @@ def is_config(value: object) -> bool:
 
 
 @functools.cache
-def hints_of(config: type) -> dict[str, Any]:
-    """Returns the types of the fields of a dataclass, by name."""
+def hints_of(config: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass, which is a class, by name."""
     hints = typing.get_type_hints(config)
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 

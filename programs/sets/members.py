@@ -33,6 +33,10 @@ FILE = "set.json"
 SWEEP = "sweep.json"  # the file of a sweep, whose trials are sets (programs.sweeps)
 
 
+class FailedRunsError(RuntimeError):
+    """Runs of a set failed; the message names them and their errors. The others have finished."""
+
+
 class Member(NamedTuple):
     """One run of a set."""
 
@@ -135,7 +139,7 @@ def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]
       RunDirError: the file cannot be read, or the block does not find in it what it needs.
     """
     try:
-        yield json.loads(path.read_text())
+        yield json.loads(path.read_text(encoding="utf-8"))
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise RunDirError(
             f"{path.parent} must be the directory of {what}; {path.name} cannot be read: {error}. "

@@ -1,14 +1,18 @@
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
+from agents.bc import BCConfig
 from agents.fixed import RandomConfig
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
+from programs.stop_config import StopConfig
+from rlstack.networks import NetworkConfig
 from rlstack.references import load_object
 
 
@@ -58,6 +62,20 @@ def test_an_unknown_preset_suggests_the_nearest():
 def test_out_of_range_values_name_the_rule(change, rule):
     with pytest.raises(ValueError, match=rule):
         dataclasses.replace(preset("cartpole-ppo"), **change)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (BCConfig, "min_log_std"),
+        (NetworkConfig, "policy_log_std"),
+        (StopConfig, "return_reached"),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_values_that_are_no_numbers_are_refused(config, field, value):
+    with pytest.raises(ValueError, match=f"{field} must be finite; got {value}"):
+        config(**{field: value})
 
 
 def test_numbers_of_numpy_are_numbers():
