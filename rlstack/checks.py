@@ -75,7 +75,7 @@ def check_kinds(config: Any, where: str) -> None:
 
 def _mistake_in(config: Any, path: str) -> str:
     """Returns what is wrong with the first field of another type; "" if there is none."""
-    every = hints_of(type(config)).items()
+    every = hints_of(config).items()
     return _first(_mistake(hint, getattr(config, name), path + name) for name, hint in every)
 
 
@@ -99,11 +99,16 @@ def is_config(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-@functools.cache
 def hints_of(config: Any) -> dict[str, Any]:
-    """Returns the types of the fields of a dataclass, which is a class, by name."""
-    hints = typing.get_type_hints(config)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+    """Returns the types of the fields of a dataclass, by name."""
+    kind: Any = type(config)
+    return _hints_of(kind)
+
+
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

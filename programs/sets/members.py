@@ -210,7 +210,7 @@ def _replaced(config: Any, name: str, path: Sequence[str], value: Option) -> Any
     field, *rest = path
     if isinstance(config, dict) and not rest:
         return {**config, field: _like(config.get(field), name, value)}
-    hints = hints_of(type(config)) if is_config(config) else {}
+    hints = hints_of(config) if is_config(config) else {}
     if field not in hints:
         hint = nearest(field, hints) if hints else f"; {type(config).__name__} has no options"
         raise ValueError(f"{name}: there is no option {field!r}{hint}.")
