@@ -259,9 +259,9 @@ def _why_no_update(experiment: Experiment, result: Result) -> str:
         return ""
     replay = experiment.replay
     return (
-        f"no update was made in {result.env_frames:,} frames: the replay must have "
-        f"{replay.min_size:,} items, and a batch has {replay.batch_size:,} of "
-        f"{replay.unroll_length} steps. Give more --frames, or lower replay.min_size, "
+        f"no update was made in {result.env_frames:,} frames: the first one needs "
+        f"{replay.min_size:,} items in the replay, and a batch of {replay.batch_size:,}, of "
+        f"{replay.unroll_length} steps each. Give more --frames, or lower replay.min_size, "
         "replay.batch_size or replay.unroll_length."
     )
 

@@ -148,8 +148,6 @@ class ReplayConfig(Checked):
         require("frame_stack", self.frame_stack == 0 or self.frame_stack > 1, "0, or at least 2")
         fits = self.max_size >= self.batch_size
         require("max_size", fits, f"at least batch_size ({self.batch_size})")
-        fits = self.min_size <= self.max_size
-        require("min_size", fits, f"at most max_size ({self.max_size}); nothing would be sampled")
         if self.samples_per_insert is not None:
             positive = self.samples_per_insert > 0
             require("samples_per_insert", positive, "positive, or None for no limit")

@@ -11,7 +11,6 @@ from rlstack.replay import ReplayConfig
         ({"unroll_length": 0}, "unroll_length"),
         ({"period": 4}, r"period must be in 1\.\.unroll_length \(3\)"),
         ({"max_size": 3}, r"max_size must be at least batch_size \(4\)"),
-        ({"max_size": 8, "min_size": 9}, r"min_size must be at most max_size \(8\)"),
         ({"max_size_per_env": 0}, "max_size_per_env"),
         ({"min_size": 0}, "min_size"),
         ({"starts": "first"}, "starts"),
