@@ -74,7 +74,8 @@ def run(
     population = dataclasses.replace(population, base=base, pbt=pbt)
     experiments = [population.experiment(i, v) for i, v in enumerate(population.first_values())]
     processes.check_jobs(jobs)
-    check(experiments[:1])  # before anything is written
+    if jobs == 1 and launch is None:
+        check(experiments[:1])  # before anything is written
     if directory is None:
         directory = new_directory(_ROOT, f"{base.preset}-population")
     made = RunDir.create(directory, base.preset, base.seed)

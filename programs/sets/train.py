@@ -88,6 +88,8 @@ def run(
       Interrupted: SIGINT or SIGTERM was received; `resume` continues.
     """
     processes.check_jobs(jobs)
+    if jobs == 1 and launch is None:
+        check([member.experiment for member in run_set.members()])
     path = create(run_set, directory)
     with RunDir(path).claimed():
         return _train(run_set, path, {}, jobs, stream, launch)
@@ -95,7 +97,7 @@ def run(
 
 def create(run_set: RunSet, directory: str | Path | None = None) -> Path:
     """Makes the directory of a set for `resume`; arguments and errors are those of `run`."""
-    check([member.experiment for member in run_set.members()])  # before anything is written
+    run_set.members()  # all configs are checked before anything is written
     if directory is None:
         directory = new_directory(_ROOT, f"{run_set.base.preset}-set")
     made = RunDir.create(directory, run_set.base.preset, run_set.base.seed)
@@ -146,7 +148,8 @@ def resume(
 def check(experiments: Sequence[Experiment]) -> None:
     """Checks experiments as each of their runs does, and that their environments can be made.
 
-    Those that differ in the seed only are checked once.
+    Those that differ in the seed only are checked once. It is for runs of this process: others may
+    run on other hosts, and this one would take memory of the accelerator that they need.
 
     Raises:
       ValueError: a config contradicts itself, the environment or this machine.
