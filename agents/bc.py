@@ -65,6 +65,7 @@ class BCConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "entropy_cost")
+        self.require_finite("min_log_std")
 
 
 class BCOutput(NamedTuple):

@@ -7,6 +7,7 @@ signals must have handlers before anything that takes long is imported.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         the command: signals end it without a traceback.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _complete_streams()
     # Ctrl-C ends some commands as usual: they have nothing to save.
     if argv is None and args[:1] not in (["top"], ["dashboard"]):
         signals.watch(args[0] if args else "")
@@ -101,6 +104,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rlstack: {error}. `rlstack doctor` checks the packages.", file=sys.stderr)
         return 1
     return commands.main(command, rest)
+
+
+def _complete_streams() -> None:
+    """Makes standard streams that take every text: output is no reason for a run to end.
+
+    A stream that is closed becomes the null device, because the next file of the process would
+    have its descriptor, and get what libraries print. A terminal that has no sign for a letter
+    shows its code.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            stream = open(descriptor, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

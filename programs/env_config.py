@@ -72,7 +72,7 @@ class EnvConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "num_envs")
-        self.require_at_least(0, "max_restarts")
+        self.require_at_least(0, "max_restarts", "num_workers")
         for field in ("step_timeout", "start_timeout", "restart_window"):
             self.require(field, 0 < getattr(self, field) < math.inf, "positive seconds")
         fits = 0 <= self.wait_num <= self.num_envs

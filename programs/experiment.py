@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cattrs
+import numpy as np
 from cattrs.preconf.json import make_converter
 
 from agents import AGENTS
@@ -22,7 +23,7 @@ from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluationPeriod, EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
-from rlstack.checks import Checked
+from rlstack.checks import Checked, check_kinds
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
@@ -132,6 +133,7 @@ class Experiment(Checked):
     `--module NAME` sets it."""
 
     def __post_init__(self) -> None:
+        check_kinds(self, "Experiment")
         self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
         if self.replay.min_actors > self.num_actors:
             raise ValueError(
@@ -292,9 +294,19 @@ class Experiment(Checked):
 def to_json(experiment: Experiment) -> str:
     """Returns the experiment as JSON text, which `from_json` reads.
 
-    A function of the user's own is recorded by its name, "module:callable".
+    A function of the user's own is recorded by its name, "module:callable", and a number of numpy
+    as a number.
     """
-    return json.dumps(_converter().unstructure(experiment), indent=2, default=name_of) + "\n"
+    return json.dumps(_converter().unstructure(experiment), indent=2, default=plain) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Returns a number of numpy as one of Python, and a function of the user's own as its name.
+
+    Raises:
+      TypeError: the value is neither.
+    """
+    return value.item() if isinstance(value, np.generic) else name_of(value)
 
 
 def from_json(text: str, where: str | Path = "from_json") -> Experiment:

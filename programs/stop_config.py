@@ -23,3 +23,5 @@ class StopConfig(Checked):
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "patience")
+        if self.return_reached is not None:
+            self.require_finite("return_reached")

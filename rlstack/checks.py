@@ -5,7 +5,13 @@ Worker processes of environments import this module, so it must not import JAX.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class Checked:
@@ -22,6 +28,11 @@ class Checked:
         """Raises the same error for the first field that is less than ``least`` or NaN."""
         for field in fields:
             self.require(field, getattr(self, field) >= least, f"at least {least:g}")
+
+    def require_finite(self, *fields: str) -> None:
+        """Raises the same error for the first field that is NaN or infinite."""
+        for field in fields:
+            self.require(field, abs(getattr(self, field)) < math.inf, "finite")
 
     def require_one_of(self, field: str, names: Iterable[str]) -> None:
         """Raises the same error unless the field is one of ``names``."""
@@ -43,3 +54,110 @@ class WrongKindError(TypeError, ValueError):
     It is a TypeError as in Python, and a ValueError like the other mistakes in a config, which
     commands report in one line.
     """
+
+
+def check_kinds(config: Any, where: str) -> None:
+    """Checks that the fields of a config, and of the configs in it, have values of their types.
+
+    An integer of numpy is a whole number too, a list may take the place of a tuple, and a function
+    that of its name. What tuples hold is not checked.
+
+    Args:
+      config: a dataclass.
+      where: its name in messages.
+
+    Raises:
+      WrongKindError: one has not.
+    """
+    if mistake := _mistake_in(config, ""):
+        raise WrongKindError(f"{where}: {mistake}.")
+
+
+def _mistake_in(config: Any, path: str) -> str:
+    """Returns what is wrong with the first field of another type; "" if there is none."""
+    every = hints_of(config).items()
+    return _first(_mistake(hint, getattr(config, name), path + name) for name, hint in every)
+
+
+def _mistake(hint: Any, value: Any, name: str) -> str:
+    if not fits(hint, value):
+        advice = f". Write {value.__name__}()" if isinstance(value, type) else ""
+        return f"{name} must be {described(hint)}; got {value!r:.80}{advice}"
+    if is_config(value):
+        return _mistake_in(value, f"{name}.")
+    if isinstance(value, Mapping) and (inner := typing.get_args(hint)):
+        return _first(_mistake(inner[-1], one, f"{name}.{key}") for key, one in value.items())
+    return ""
+
+
+def _first(mistakes: Iterable[str]) -> str:
+    return next(filter(None, mistakes), "")
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a dataclass, and not the class of one."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def hints_of(config: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass, by name."""
+    kind: Any = type(config)
+    return _hints_of(kind)
+
+
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, and any other type alone."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def fits(hint: Any, value: object) -> bool:
+    """Whether a field with this type may have this value."""
+    return any(_fits(kind, value) for kind in kinds_of(hint))
+
+
+def _fits(kind: Any, value: object) -> bool:
+    origin = typing.get_origin(kind) or kind
+    if origin is typing.Literal:
+        return value in typing.get_args(kind)
+    if origin is tuple:
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    if origin is dict:
+        return isinstance(value, Mapping)
+    if kind is str:
+        return isinstance(value, str) or (callable(value) and not dataclasses.is_dataclass(value))
+    if kind in (bool, types.NoneType):
+        return isinstance(value, kind)
+    if kind is int:
+        return hasattr(value, "__index__") and not isinstance(value, bool)
+    if kind is float:
+        return hasattr(value, "__float__") and not isinstance(value, bool)
+    return is_config(value) if dataclasses.is_dataclass(kind) else True
+
+
+def described(hint: Any) -> str:
+    """Returns what a field with this type may have, for messages."""
+    return " or ".join(map(_described, kinds_of(hint)))
+
+
+def _described(kind: Any) -> str:
+    origin = typing.get_origin(kind) or kind
+    if origin is typing.Literal:
+        names = ", ".join(map(str, typing.get_args(kind)))
+        return f"one of {names}" if len(typing.get_args(kind)) > 1 else names
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "True or False",
+        str: "text",
+        tuple: "a tuple",
+        dict: "a dict",
+        types.NoneType: "None",
+    }
+    return words.get(origin) or f"a {getattr(origin, '__name__', origin)}"

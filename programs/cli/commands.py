@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from programs.populations.population import PbtConfig, Population, is_population
 from programs.presets import PRESETS, describe, preset
 from programs.run import train
 from programs.run.launch import ProgramError
-from programs.sets.members import RunSet, is_set
+from programs.sets.members import FailedRunsError, RunSet, is_set
 from programs.sweeps import space
 from programs.tracking import open_files
 from programs.tracking.result import Result
@@ -37,15 +37,21 @@ def main(command: str, args: list[str]) -> int:
     try:
         modules, args = _take_modules(args)
         use_modules(modules)
-        if command == "train":
-            return _train(args, modules)
-        return sweep.main(args, modules) if command == "sweep" else commands[command](args)
+        if command in ("train", "sweep"):
+            code = (_train if command == "train" else sweep.main)(args, modules)
+        else:
+            code = commands[command](args)
+        print(end="", flush=True)
+        return code
     except Interrupted as stop:
         _fail(f"rlstack {command}: {stop}")
         return stop.exit_code
     except UsageError as error:
         _fail(f"rlstack {command}: {error}")
         return 2
+    except BrokenPipeError:  # as with `| head`; Python would fail again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except FloatingPointError:  # JAX_DEBUG_NANS: the traceback shows the operation
         raise
     except Exception as error:
@@ -93,7 +99,7 @@ def _take_modules(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 def _describe(error: Exception) -> str:
     """Returns an error as text; with its kind and place if the stack does not raise it itself."""
-    if isinstance(error, ValueError | OSError | ArithmeticError | ProgramError | EnvCrash):
+    if isinstance(error, _OWN):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, TypeError) and frames[-1].filename.startswith(_STACK):
@@ -115,6 +121,7 @@ def _describe(error: Exception) -> str:
     )
 
 
+_OWN = (ValueError, OSError, ArithmeticError, ProgramError, EnvCrash, FailedRunsError)
 _ROOT = Path(__file__).resolve().parents[2]
 _STACK = tuple(f"{_ROOT / name}{os.sep}" for name in ("rlstack", "agents", "programs"))
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
@@ -183,7 +190,7 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
                 "a preset must come first, such as cartpole-ppo, or --resume RUN_DIR; got "
                 f"{args[0]}"
             )
-        return _resume(parse(_ResumeOptions, "rlstack train", args))
+        return _resume(_resume_options(args))
     name, *rest = args
     vary, rest = env_options.take_vary(rest)
     chosen = experiment_options.read("train", name, rest, modules, _TrainOptions, _SHORT_OPTIONS)
@@ -192,26 +199,16 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     loggers = dict.fromkeys((*chosen.experiment.loggers, *chosen.logger))  # each once
     experiment = dataclasses.replace(chosen.experiment, loggers=tuple(loggers))
     chosen = dataclasses.replace(chosen, experiment=experiment)
+    _check_combination(chosen, rest, vary)
     if chosen.dry_run:
-        if chosen.seeds or vary or chosen.population:
-            raise UsageError(
-                "--dry-run shows a single run: leave out --seeds, --vary and --population"
-            )
+        train.chosen_updates(chosen.profile, chosen.experiment)
         from programs.run import plan  # needs the nodes, which a run imports in their processes
 
         print(plan.plan(chosen.experiment, chosen.run_dir), end="")
         return 0
-    if chosen.profile and (chosen.seeds or vary or chosen.population):
-        raise UsageError(
-            "--profile measures a single run: leave out --seeds, --vary and --population"
-        )
     if chosen.population:
         return _train_population(chosen, vary)
-    if chosen.pbt != PbtConfig():
-        raise UsageError("--pbt needs --population: it says how members copy each other")
     if not (chosen.seeds or vary):
-        if chosen.jobs != 1:
-            raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
         return _print_result(train.run(chosen.experiment, chosen.run_dir, profile=chosen.profile))
     from programs.sets import train as sets
 
@@ -221,10 +218,42 @@ def _train(args: list[str], modules: tuple[str, ...] = ()) -> int:
     return 0
 
 
+def _resume_options(args: Sequence[str]) -> _ResumeOptions:
+    try:
+        return parse(_ResumeOptions, "rlstack train", args)
+    except UsageError as error:
+        if "no option" not in str(error):
+            raise
+        raise UsageError(
+            f"{error}. A run that is resumed keeps its options, except for its budgets; rlstack "
+            "train RUN_DIR/config.json trains a new run with other ones"
+        ) from error
+
+
+def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collection[str]) -> None:
+    """Checks the options that concern one run, several runs or a population only."""
+    several = bool(chosen.seeds or vary or chosen.population)
+    given = {arg.partition("=")[0] for arg in args}
+    if "--seeds" in given and not chosen.seeds:
+        raise UsageError("--seeds must be followed by one or more seeds, such as 1 2 3")
+    if chosen.seeds and chosen.population:
+        raise UsageError("--population takes one seed, --seed: leave out --seeds")
+    if chosen.seeds and "--seed" in given:
+        raise UsageError("--seeds has the seeds of all runs: leave out --seed")
+    for name, value in (
+        ("--dry-run shows", chosen.dry_run),
+        ("--profile measures", chosen.profile),
+    ):
+        if value and several:
+            raise UsageError(f"{name} a single run: leave out --seeds, --vary and --population")
+    if chosen.pbt != PbtConfig() and not chosen.population:
+        raise UsageError("--pbt needs --population: it says how members copy each other")
+    if chosen.jobs != 1 and not several:
+        raise UsageError("--jobs needs --seeds or --vary: a single run is one job")
+
+
 def _train_population(chosen: _TrainOptions, vary: Mapping[str, Sequence[Option]]) -> int:
     """Trains a population; `vary` has the words behind each ``--vary NAME``."""
-    if chosen.seeds:
-        raise UsageError("--population takes one seed, --seed: leave out --seeds")
     base = chosen.experiment
     spaces = {name: space.from_words(name, words, base, "--vary") for name, words in vary.items()}
     made = Population(base, chosen.population, spaces, chosen.pbt)

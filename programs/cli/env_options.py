@@ -67,8 +67,8 @@ def take_vary(
         name, *values = args[at + 1 : end] or [""]
         if not values or name in vary:
             raise ValueError(
-                f"{flag}: must be a new name of an option and its values, such as length 4 8; got "
-                f"{' '.join(args[at + 1 : end])!r}."
+                f"{flag}: must be the name of an option and all its values, such as agent.discount "
+                f"0.9 0.99, and each option once; got {' '.join(args[at + 1 : end])!r}."
             )
         vary[name] = [_value(word) for word in values]
         at = end

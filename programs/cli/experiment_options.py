@@ -71,9 +71,14 @@ def read(
 
 def _base(name: str, modules: tuple[str, ...]) -> Experiment:
     """Returns the experiment that the options change: a preset, or that of a config file."""
+    if Path(name).is_dir():
+        raise ValueError(
+            f"{name} is a directory; a preset or a config file must come first. --resume {name} "
+            f"continues a run, and {Path(name) / 'config.json'} trains its experiment anew."
+        )
     if not name.endswith(".json"):
         return dataclasses.replace(preset(name), modules=modules)
-    experiment = from_json(Path(name).read_text(), name)
+    experiment = from_json(Path(name).read_text(encoding="utf-8"), name)
     return dataclasses.replace(experiment, modules=(*experiment.modules, *modules))
 
 

@@ -139,6 +139,8 @@ class _ReportOptions:
 def report(args: list[str]) -> int:
     """Runs `rlstack report`."""
     chosen = parse(_ReportOptions, "rlstack report", args)
+    if not chosen.run_dirs:
+        raise UsageError("directories of runs must be given, such as runs (rlstack report --help)")
     made = reports.make(
         [(name, members.find(path)) for name, path in reports.named(chosen.run_dirs)],
         by=chosen.by or ("directory" if chosen.compare else "preset"),
@@ -312,8 +314,9 @@ def watch(args: list[str]) -> int:
     chosen = parse(_WatchOptions, "rlstack watch", args)
     if not chosen.run_dirs:
         raise UsageError("the directory of a run must be given (rlstack watch --help)")
-    if chosen.episodes is not None and chosen.episodes < 1:
-        raise UsageError(f"--episodes must be at least 1; got {chosen.episodes}")
+    for option, value in (("episodes", chosen.episodes), ("max-steps", chosen.max_steps)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{option} must be at least 1; got {value}")
     if chosen.window and (chosen.video or chosen.results_only):
         raise UsageError("--window cannot be combined with --video or --results-only")
     settings: dict[str, Any] = {

@@ -100,7 +100,7 @@ def _unknown(args: Sequence[str], known: Sequence[str]) -> str:
         name = arg.partition("=")[0]
         if name.startswith("--") and name.replace("_", "-") not in spellings:
             near = nearest_option(name, known)
-            return f"there is no option {name}" + (f"; did you mean {near}?" if near else ";")
+            return f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
     return ""
 
 
@@ -135,4 +135,6 @@ def _first_part(text: str) -> str:
     found = [paragraph for paragraph in paragraphs if paragraph]
     chosen = found[0 if "╭" in text else 1 :][:1]
     message = " ".join(chosen[0]) if chosen else "its arguments cannot be parsed"
-    return message.removeprefix("Error parsing ").removesuffix(".")
+    message = message.removeprefix("Error parsing ").removesuffix(".")
+    pairs = "must be names and values, such as length 4; a name or a value is missing"
+    return message.replace("Failed to parse key-value pairs!", pairs)

@@ -20,8 +20,8 @@ from programs.reports import report, tables
 from programs.run import train
 from programs.run.train import Opened
 from programs.sets import loops, processes
-from programs.sets.members import short_names
-from programs.sets.train import FailedRunsError
+from programs.sets.members import FailedRunsError, short_names
+from programs.sets.train import check
 from programs.sweeps.space import Range
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress
@@ -73,6 +73,9 @@ def run(
     pbt = dataclasses.replace(population.pbt, period=population.period)  # whatever the next budget
     population = dataclasses.replace(population, base=base, pbt=pbt)
     experiments = [population.experiment(i, v) for i, v in enumerate(population.first_values())]
+    processes.check_jobs(jobs)
+    if jobs == 1 and launch is None:
+        check(experiments[:1])  # before anything is written
     if directory is None:
         directory = new_directory(_ROOT, f"{base.preset}-population")
     made = RunDir.create(directory, base.preset, base.seed)
@@ -104,6 +107,7 @@ def resume(
     Raises:
       ValueError: there is no such population; otherwise as for `run`.
     """
+    processes.check_jobs(jobs)
     population = populations.read(directory)
     if budgets:
         base = dataclasses.replace(population.base, **budgets)
@@ -127,8 +131,6 @@ def _train(
     launch: processes.Launch | None,
     stream: TextIO | None,
 ) -> list[Ended]:
-    if jobs < 1:
-        raise ValueError(f"Population: jobs must be at least 1; got {jobs}.")
     out = sys.stderr if stream is None else stream
     state = lineage.read(root, population)
     outcomes: Sequence[Result | Exception | str]
@@ -220,7 +222,7 @@ def _report(
     text = f"\n## Members\n\nThey copied each other, so none can be repeated alone.\n\n{members}\n"
     if state.copies:
         text += f"\n## Lineage\n\n{tables.markdown(_copies(population, state))}\n"
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         file.write(text)
     best = max((one for one in ended if one.result is not None), key=_return)
     print(

@@ -141,7 +141,7 @@ def from_words(words: Sequence[str]) -> Normalisation | None:
 
 def _from_file(path: Path) -> Normalisation:
     try:
-        ranges = json.loads(path.read_text())
+        ranges = json.loads(path.read_text(encoding="utf-8"))
         found = {_simple(name): _range(ends, f"{path}: {name}") for name, ends in ranges.items()}
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise ValueError(f"--normalise: {path} cannot be read: {error}. {_WAY_OUT}.") from error

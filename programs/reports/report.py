@@ -102,7 +102,7 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
             figures.draw(plot, folder / f"{name}.{pictures}")
         parts.append("\n## Learning curves\n")
         parts += [f"![{name}]({folder.name}/{name}.{pictures})" for name in drawn]
-    out.write_text("\n".join(parts) + "\n")
+    out.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
 def write_page(report: Report, out: Path, command: str) -> None:
@@ -127,7 +127,7 @@ def write_latex(report: Report, out: Path) -> None:
 
 def _write(out: Path, text: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
+    out.write_text(text, encoding="utf-8")
 
 
 def _sections(report: Report) -> list[tuple[str, tables.Table]]:

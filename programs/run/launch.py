@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted
 from rlstack.rpc import transports
+from rlstack.rpc.socket_filter import address_of
 from rlstack.storage import checkpoint
 
 _LOG_END = 100_000  # characters
@@ -129,6 +131,8 @@ def check_packages(experiment: Experiment) -> None:
       ValueError: it is not; the message says what else to choose.
     """
     launch = experiment.program.launch
+    if experiment.program.interface and launch != "ray":  # which may have hosts with other ones
+        _check_interface(experiment.program.interface)
     if launch == "launchpad" and importlib.util.find_spec("launchpad") is None:
         raise ValueError(
             "Experiment: launch launchpad needs Launchpad, which exists for CPython 3.10 only and "
@@ -159,6 +163,19 @@ def check_packages(experiment: Experiment) -> None:
         from programs.launchers import ray_cluster
 
         ray_cluster.load()
+
+
+def _check_interface(interface: str) -> None:
+    try:
+        with socket.create_server((address_of(interface), 0)):
+            pass
+    except ValueError as error:
+        raise ValueError(f"Experiment: program.{error}") from error
+    except OSError as error:
+        raise ValueError(
+            "Experiment: program.interface must be an IPv4 address of this host, where servers can "
+            f"listen; got {interface!r}: {error.strerror}."
+        ) from error
 
 
 def _why(setup: Setup) -> str:
@@ -195,4 +212,4 @@ def _log_of(setup: Setup, name: str) -> Path:
 
 def _end_of(log: Path) -> str:
     """Returns the end of a log."""
-    return log.read_text(errors="replace")[-_LOG_END:] if log.is_file() else ""
+    return log.read_text(encoding="utf-8", errors="replace")[-_LOG_END:] if log.is_file() else ""

@@ -23,6 +23,7 @@ from programs.components.restored import (
     require_checkpoint,
 )
 from programs.experiment import Experiment, to_json
+from programs.member_config import is_fixed
 from programs.policies.training_videos import check_videos
 from programs.policy_sets import members
 from programs.policy_sets.loop import SeveralPolicies
@@ -97,19 +98,37 @@ class Opened(NamedTuple):
     result: Result | None = None  # of a run that has nothing left to train
 
 
-@contextlib.contextmanager
-def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
-    """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
+def checked(experiment: Experiment) -> Experiment:
+    """Returns an experiment with absolute paths, after the checks that need no directory of a run.
+
+    Raises:
+      ValueError: the config contradicts itself, the environment or this machine.
+    """
     experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
+    _check(experiment)
+    return experiment
+
+
+def _check(experiment: Experiment) -> None:
     check_hooks(experiment)
     check_opponents(experiment)
     check_devices(experiment)
     check_videos(experiment)
+
+
+@contextlib.contextmanager
+def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterator[Opened]:
+    """Makes the directory of a new run and claims it; arguments and errors are those of `run`."""
+    experiment = checked(experiment)
     created = RunDir.create(run_dir, experiment.preset, experiment.seed)
     with created.claimed() as directory:
         directory.check_new()  # another command may have had it since
         directory.write_config(to_json(experiment))
-        yield Opened(experiment, directory)
+        try:
+            yield Opened(experiment, directory)
+        except ValueError:  # a mistake of the user, who can then give the same directory again
+            directory.clear_unused()
+            raise
 
 
 def resume(
@@ -176,10 +195,7 @@ def earlier_run(
         if result is not None and is_complete(experiment, result, same_budget=not budgets):
             yield Opened(experiment, directory, result=result)
             return
-        check_hooks(experiment)
-        check_opponents(experiment)
-        check_devices(experiment)
-        check_videos(experiment)
+        _check(experiment)
         start_from = resume_point(directory)
         if not may_restart:
             start_from = require_checkpoint(directory, experiment, start_from)
@@ -193,8 +209,12 @@ def rerun(dump_dir: str | Path) -> Logs:
 
     With ``JAX_DEBUG_NANS=True`` in the environment it stops at the operation that gives the first
     NaN.
+
+    Raises:
+      ValueError: the directory holds no such update.
     """
     path = Path(dump_dir)
+    failed_update.check(path)
     config = read_config(RunDir.open(path.parent), several=True)
     saved = failed_update.load(path)
     experiment = members.of_one(config, str(saved.pop("policy", "")), path.parent)
@@ -227,7 +247,23 @@ def train_opened(
         result = run(experiment, directory, start_from, display, profiled)
         if profiled is not None:
             display.write_line(summary(directory))
+        if note := _why_no_update(experiment, result):
+            display.write_line(note)
         return result
+
+
+def _why_no_update(experiment: Experiment, result: Result) -> str:
+    """Returns a warning about a run that had too few frames to learn from; "" for others."""
+    learns = not (experiment.policies or experiment.data or is_fixed(experiment.agent))
+    if result.learner_steps or result.ended_by != "frames" or not learns:
+        return ""
+    replay = experiment.replay
+    return (
+        f"no update was made in {result.env_frames:,} frames: the first one needs "
+        f"{replay.min_size:,} items in the replay, and a batch of {replay.batch_size:,}, of "
+        f"{replay.unroll_length} steps each. Give more --frames, or lower replay.min_size, "
+        "replay.batch_size or replay.unroll_length."
+    )
 
 
 def _run_in_process(

@@ -22,14 +22,19 @@ from typing import Any, NamedTuple
 
 from programs.components.restored import read_config
 from programs.env_config import Option
-from programs.experiment import Experiment, from_json, to_json
+from programs.experiment import Experiment, from_json, plain, to_json
 from programs.tracking.result import read_result
 from programs.tracking.run_dir import RunDir, RunDirError
+from rlstack.checks import described, fits, hints_of, is_config, kinds_of
 from rlstack.references import nearest
 from rlstack.storage import files
 
 FILE = "set.json"
 SWEEP = "sweep.json"  # the file of a sweep, whose trials are sets (programs.sweeps)
+
+
+class FailedRunsError(RuntimeError):
+    """Runs of a set failed; the message names them and their errors. The others have finished."""
 
 
 class Member(NamedTuple):
@@ -118,7 +123,7 @@ def read(directory: str | Path) -> RunSet:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes the file of a set or a sweep."""
-    files.write(path, json.dumps(content, indent=2) + "\n")
+    files.write(path, json.dumps(content, indent=2, default=plain) + "\n")
 
 
 @contextlib.contextmanager
@@ -134,7 +139,7 @@ def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]
       RunDirError: the file cannot be read, or the block does not find in it what it needs.
     """
     try:
-        yield json.loads(path.read_text())
+        yield json.loads(path.read_text(encoding="utf-8"))
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise RunDirError(
             f"{path.parent} must be the directory of {what}; {path.name} cannot be read: {error}. "
@@ -204,35 +209,31 @@ def with_option(
 def _replaced(config: Any, name: str, path: Sequence[str], value: Option) -> Any:
     field, *rest = path
     if isinstance(config, dict) and not rest:
-        return {**config, field: _fitted(config.get(field), name, value)}
-    known = {f.name: None for f in dataclasses.fields(config)} if _is_config(config) else {}
-    if field not in known:
-        hint = nearest(field, known) if known else f"; {type(config).__name__} has no options"
+        return {**config, field: _like(config.get(field), name, value)}
+    hints = hints_of(config) if is_config(config) else {}
+    if field not in hints:
+        hint = nearest(field, hints) if hints else f"; {type(config).__name__} has no options"
         raise ValueError(f"{name}: there is no option {field!r}{hint}.")
     old = getattr(config, field)
-    new = _replaced(old, name, rest, value) if rest else _fitted(old, name, value)
+    new = _replaced(old, name, rest, value) if rest else _fitted(hints[field], name, value)
     return dataclasses.replace(config, **{field: new})
 
 
-def _is_config(config: Any) -> bool:
-    return dataclasses.is_dataclass(config) and not isinstance(config, type)
-
-
-def _fitted(old: Any, name: str, value: Option) -> Option:
-    """Returns the value in the type of the one that it replaces."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(old, bool) or isinstance(value, bool):
-        fits = old is None or (isinstance(old, bool) and isinstance(value, bool))
-    elif isinstance(old, float):
-        value, fits = float(value) if number else value, number
-    elif isinstance(old, int):
-        fits = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        value = int(value) if fits else value
-    else:
-        fits = old is None or (isinstance(old, str) and isinstance(value, str))
-    if not fits:
-        raise ValueError(f"{name}: must be like {old!r}, a {type(old).__name__}; got {value!r}.")
+def _fitted(hint: Any, name: str, value: Option) -> Option:
+    """Returns the value in a type of the field; 1 becomes 1.0, and 8.0 becomes 8, where it must."""
+    kinds = kinds_of(hint)
+    if isinstance(value, float) and float not in kinds and int in kinds and value.is_integer():
+        value = int(value)
+    elif float in kinds and int not in kinds and fits(float, value):
+        value = float(value)
+    if not fits(hint, value):
+        raise ValueError(f"{name}: must be {described(hint)}; got {value!r}.")
     return value
+
+
+def _like(old: Option | None, name: str, value: Option) -> Option:
+    """Returns a value for an entry of a dict, in the type of the one that it replaces."""
+    return value if old is None else _fitted(type(old), name, value)
 
 
 def short_names(names: Iterable[str]) -> list[str]:

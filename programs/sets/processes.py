@@ -47,6 +47,16 @@ class Process(Protocol):
 Launch = Callable[[Sequence[str], Mapping[str, str], Path], Process]
 
 
+def check_jobs(jobs: int) -> None:
+    """Checks the number of processes that train at the same time.
+
+    Raises:
+      ValueError: it is less than 1.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1; got {jobs}.")
+
+
 def here(command: Sequence[str], variables: Mapping[str, str], log: Path) -> Process:
     """Starts a process on this machine, which can end with this process."""
     with open(log, "ab") as file:
@@ -159,6 +169,6 @@ def _failure(code: int, log: Path) -> str:
     """Returns why a process failed: the last line of its output; "" if it did not."""
     if code == 0:
         return ""
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     last = lines[-1] if lines else "there is no output"
     return f"{supervisor.describe(code)}: {last}"

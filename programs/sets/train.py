@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from programs.components.environments import environment_spec
 from programs.env_config import Option
 from programs.experiment import Experiment
 from programs.reports import report, tables
 from programs.run import train
 from programs.sets import loops, processes, together
 from programs.sets import members as sets
+from programs.sets.members import FailedRunsError as FailedRunsError
 from programs.sets.members import Member, RunSet
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress
@@ -62,10 +64,6 @@ class Part(NamedTuple):
 ALL = Part()
 
 
-class FailedRunsError(RuntimeError):
-    """Runs of a set failed; the message names them and their errors. The others have finished."""
-
-
 def run(
     run_set: RunSet,
     directory: str | Path | None = None,
@@ -89,6 +87,9 @@ def run(
       FailedRunsError: some runs failed, and the others have finished.
       Interrupted: SIGINT or SIGTERM was received; `resume` continues.
     """
+    processes.check_jobs(jobs)
+    if jobs == 1 and launch is None:
+        check([member.experiment for member in run_set.members()])
     path = create(run_set, directory)
     with RunDir(path).claimed():
         return _train(run_set, path, {}, jobs, stream, launch)
@@ -132,6 +133,7 @@ def resume(
     Raises:
       ValueError: there is no such set; otherwise as for `run`.
     """
+    processes.check_jobs(jobs)
     run_set, budgets = sets.read(directory), budgets or {}
     if budgets:
         run_set = dataclasses.replace(run_set, base=dataclasses.replace(run_set.base, **budgets))
@@ -141,6 +143,25 @@ def resume(
     with RunDir(path).claimed():
         run_set.write(path)
         return _train(run_set, path, budgets, jobs, stream, launch, part, reports)
+
+
+def check(experiments: Sequence[Experiment]) -> None:
+    """Checks experiments as each of their runs does, and that their environments can be made.
+
+    Those that differ in the seed only are checked once. It is for runs of this process: others may
+    run on other hosts, and this one would take memory of the accelerator that they need.
+
+    Raises:
+      ValueError: a config contradicts itself, the environment or this machine.
+    """
+    checked: list[Experiment] = []
+    for experiment in experiments:
+        experiment = dataclasses.replace(experiment, seed=experiments[0].seed)
+        if experiment not in checked:
+            resolved = train.checked(experiment)
+            if all(experiment.env != other.env for other in checked):
+                environment_spec(resolved)
+            checked.append(experiment)
 
 
 def train_one(directory: str | Path, name: str, budgets: Mapping[str, Any]) -> Result:
@@ -165,8 +186,6 @@ def _train(
     part: Part = ALL,
     reports: bool = True,
 ) -> list[Ended]:
-    if jobs < 1:
-        raise ValueError(f"Set of runs: jobs must be at least 1; got {jobs}.")
     out = sys.stderr if stream is None else stream
     members = part.of(run_set.members())
     ended: list[Ended] = []

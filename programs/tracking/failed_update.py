@@ -49,6 +49,20 @@ def saved_on_failure(directory: RunDir, learner: Counting, policy: str = "") -> 
         raise NonFiniteError(f"{error} {text}", error.before, error.batch) from error
 
 
+def check(dump_dir: Path) -> None:
+    """Checks that a directory holds the inputs of an update.
+
+    Raises:
+      ValueError: it does not; the message names those that do, if it is the directory of a run.
+    """
+    if not (dump_dir / _FILE).is_file():
+        there = sorted(str(path.parent) for path in dump_dir.glob(f"*/{_FILE}"))
+        raise ValueError(
+            f"{dump_dir} must be a directory dump-N, which an update that gave NaN leaves in the "
+            f"directory of its run; it has no {_FILE}. There is {', '.join(there) or 'none'} in it."
+        )
+
+
 def load(dump_dir: Path) -> dict[str, object]:
     """Returns the inputs of the update: ``params``, ``learner_state`` and ``batch``, in numpy."""
     with open(dump_dir / _FILE, "rb") as file:

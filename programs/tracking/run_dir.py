@@ -26,6 +26,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -116,10 +117,8 @@ class RunDir:
         """
         found = cls(Path(path).absolute())
         if not found.config.is_file():
-            why = "it has no config.json" if found.path.is_dir() else "there is no such directory"
             raise RunDirError(
-                f"RunDir.open: {path} must be the directory of a run; {why}. "
-                "Runs are under runs/ unless --run-dir named another directory."
+                f"RunDir.open: {path} must be the directory of a run; {_why_none(Path(path))}"
             )
         return found
 
@@ -231,6 +230,19 @@ class RunDir:
         """Replaces config.json, atomically."""
         self._write(self.config, text)
 
+    def clear_unused(self) -> None:
+        """Removes the files of a run that ended before it wrote any results, if it left no others.
+
+        The directory is then free for another run.
+        """
+        own = (self.config, self.metrics, self.tensorboard)
+        others = {path.name for path in self.path.iterdir()} - {path.name for path in own}
+        has_metrics = self.metrics.exists() and self.metrics.stat().st_size > 0
+        if not has_metrics and others <= {".lock"}:
+            self.metrics.unlink(missing_ok=True)
+            shutil.rmtree(self.tensorboard, ignore_errors=True)
+            self.config.unlink(missing_ok=True)
+
     def write_result(self, result: Mapping[str, object]) -> None:
         """Writes result.json, atomically; NaN and infinities become strings.
 
@@ -280,3 +292,12 @@ def new_directory(root: Path, name: str) -> Path:
             f"{error.strerror or error}. Choose another with --run-dir."
         ) from error
     raise RunDirError(f"RunDir.create: too many runs named {base}. Choose one with --run-dir.")
+
+
+def _why_none(path: Path) -> str:
+    """Returns why a path is no run's directory, and which one may be meant."""
+    for depth in ("*", "*/*"):  # of sets of runs, populations and folders, and of sweeps
+        if runs := sorted(path.glob(f"{depth}/config.json")):
+            return f"it holds {len(runs)} of them. Name one, such as {runs[0].parent}."
+    why = "it has no config.json" if path.is_dir() else "there is no such directory"
+    return f"{why}. Runs are under runs/ unless --run-dir named another directory."

@@ -199,7 +199,7 @@ def _describe(holder: dict[str, Any]) -> str:
 def _machine() -> str:
     """Names the running kernel and the namespace of processes in which a pid has a meaning."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return socket.gethostname()
@@ -208,7 +208,8 @@ def _machine() -> str:
 def _start_of(pid: int) -> int:
     """Returns when a process began, in ticks since the host's start; 0 if there is none."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # it has the name of the process
+        return int(stat.rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -217,7 +218,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Returns what the lock's file says, {} if that is nothing."""
     for _ in range(5):  # it may be read while it is written
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(found, dict):
                 return found
         time.sleep(0.01)

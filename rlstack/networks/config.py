@@ -110,6 +110,7 @@ class NetworkConfig(Checked):
         self.require_one_of("dtype", get_args(Precision))
         self.require_one_of("critic_input", ("all", "state"))
         self.require_at_least(0, "noisy_sigma")
+        self.require_finite("policy_log_std")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")
         self.require("batch_norm_decay", 0 <= self.batch_norm_decay < 1, "in [0, 1)")
         self.require("dropout", 0 <= self.dropout < 1, "in [0, 1)")

@@ -92,10 +92,10 @@ def component_optimizer(
       max_grad_norm: largest norm of the gradients of all components together; 0 does not clip.
 
     Raises:
-      ValueError: max_grad_norm is negative. The optimizer's ``init`` raises it if a component has
-          no module.
+      ValueError: max_grad_norm is negative or NaN. The optimizer's ``init`` raises it if a
+          component has no module.
     """
-    if max_grad_norm < 0:
+    if not max_grad_norm >= 0:
         raise ValueError(
             f"component_optimizer: max_grad_norm must be at least 0; got {max_grad_norm}."
         )

@@ -1,12 +1,18 @@
 import dataclasses
 import json
+import math
 
+import numpy as np
 import pytest
 
+from agents.bc import BCConfig
+from agents.fixed import RandomConfig
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
+from programs.stop_config import StopConfig
+from rlstack.networks import NetworkConfig
 from rlstack.references import load_object
 
 
@@ -40,11 +46,43 @@ def test_an_unknown_preset_suggests_the_nearest():
         ({"frames": 0}, "frames must be at least 1"),
         ({"seed": -1}, r"seed must be in \[0, 2\^31\)"),
         ({"log_period": 0}, "log_period must be at least 1"),
+        ({"frames": 1e6}, r"frames must be a whole number; got 1000000\.0"),
+        ({"frames": "9"}, "frames must be a whole number; got '9'"),
+        ({"hours": None}, "hours must be a number; got None"),
+        ({"topology": "nope"}, "topology must be one of single_process, fused, .*; got 'nope'"),
+        ({"checkpoint_replay": "no"}, "checkpoint_replay must be True or False; got 'no'"),
+        ({"env": EnvConfig("A-v1", 1, type="jx")}, r"env\.type must be one of auto, .*; got 'jx'"),
+        ({"env": EnvConfig("A-v1", 2.0)}, r"env\.num_envs must be a whole number; got 2\.0"),
+        ({"env": EnvConfig("A-v1", 1, options=[1])}, r"env\.options must be a dict; got \[1\]"),
+        ({"loggers": "jsonl"}, "loggers must be a tuple; got 'jsonl'"),
+        ({"agent": RandomConfig}, r"agent must be .*Write RandomConfig\(\)"),
+        ({"policies": {"one": None}}, r"policies\.one must be a MemberConfig; got None"),
     ],
 )
 def test_out_of_range_values_name_the_rule(change, rule):
     with pytest.raises(ValueError, match=rule):
         dataclasses.replace(preset("cartpole-ppo"), **change)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (BCConfig, "min_log_std"),
+        (NetworkConfig, "policy_log_std"),
+        (StopConfig, "return_reached"),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_values_that_are_no_numbers_are_refused(config, field, value):
+    with pytest.raises(ValueError, match=f"{field} must be finite; got {value}"):
+        config(**{field: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    base = preset("cartpole-ppo")
+    env = dataclasses.replace(base.env, options={"length": np.float32(0.5)})
+    found = dataclasses.replace(base, seed=np.int64(3), env=env)
+    assert from_json(to_json(found)) == found
 
 
 @pytest.mark.parametrize("name", ["cartpole-ppo", "pong-impala"])

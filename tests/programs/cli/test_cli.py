@@ -1,6 +1,7 @@
 """The command line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,31 @@ def run_command(*args, timeout=120, cwd=None):
         [sys.executable, "-m", "programs", *args],
         capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False,
     )  # fmt: skip
+
+
+def test_a_command_needs_no_standard_streams(tmp_path):
+    code = """if True:
+        import sys
+        from programs.__main__ import _complete_streams
+        _complete_streams()
+        print("text")
+        print(sys.stdin.read(), file=sys.stderr)
+        file = open(sys.argv[1], "w")
+        file.write(str(file.fileno()))
+    """
+    path = tmp_path / "descriptor"
+    shell = f"exec {sys.executable} -c '{code}' {path} <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", shell], check=True, timeout=60)
+    assert int(path.read_text()) > 2
+
+
+def test_a_terminal_without_a_letter_shows_its_code():
+    code = "from programs.__main__ import main; main(); print('1 \\u00b1 2')"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert shown.stdout.splitlines()[-1] == r"1 \xb1 2"
 
 
 def test_help_lists_every_command(capsys):

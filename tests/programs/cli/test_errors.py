@@ -1,5 +1,7 @@
 """Mistakes and failures: each is one line, which says what to do."""
 
+import os
+
 import pytest
 
 from programs.__main__ import main
@@ -32,6 +34,11 @@ def one_line(capsys, *args, code):
         (["--agent.discount", "2"], "discount must be in [0, 1]; got 2.0"),
         (["--frames"], "Missing value for argument '--frames'"),
         (["extra"], "extra"),
+        (["--qqqqqq", "1"], "no option --qqqqqq (rlstack train cartpole-ppo --help)"),
+        (["--seeds", "--frames", "10"], "--seeds must be followed by one or more seeds"),
+        (["--seeds", "1", "2", "--seed", "3"], "--seeds has the seeds of all runs"),
+        (["--dry-run", "--jobs", "2"], "--jobs needs --seeds or --vary"),
+        (["--env.options", "gravity"], "--env.options: must be names and values, such as"),
         (["--module"], "--module must be followed by the name of a module"),
         (["--module=no_such_module_7"], "there is no such module"),
     ],
@@ -48,11 +55,56 @@ def test_a_wrong_argument(args, hint, capsys):
         (["train", "--resum", "x"], "did you mean --resume?"),
         (["eval"], "PATH The directory of the run"),
         (["eval", "a", "--epsodes", "3"], "did you mean --episodes?"),
+        (["report"], "directories of runs must be given"),
+        (["train", "--resume", "x", "--seed", "3"], "RUN_DIR/config.json trains a new run"),
         (["record", "a", "--policy", "gredy"], "'greedy', 'explore'"),
     ],
 )
 def test_other_commands(args, hint, capsys):
     assert hint in one_line(capsys, *args, code=2)
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["train", "runs"], "--resume runs continues a run, and runs/config.json trains"),
+        (["eval", "runs"], "it holds 2 of them. Name one, such as runs/seed=1."),
+        (["rerun", "runs"], "There is runs/dump-3 in it."),
+        (["rerun", "runs/seed=1"], "runs/seed=1 must be a directory dump-N"),
+        (["train", "cartpole-ppo", "--dry-run", "--profile", "30..20"], "such as 20..30"),
+    ],
+)
+def test_a_directory_of_another_kind(args, hint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("seed=1", "seed=2", "dump-3"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        path = "update.pkl" if name == "dump-3" else "config.json"
+        (tmp_path / "runs" / name / path).touch()
+    assert hint in one_line(capsys, *args, code=1)
+
+
+def test_a_reader_that_goes_away_is_no_error(capsys, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as broken, monkeypatch.context() as changed:
+        changed.setattr("sys.stdout", broken)
+        assert main(["presets"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_directory_can_be_given_again_after_a_mistake(capsys, tmp_path):
+    args = ["train", "cartpole-ppo", "--run-dir", str(tmp_path / "run")]
+    for _ in range(2):
+        assert "Did you mean CartPole-v1" in one_line(
+            capsys, *args, "--env.name", "CartPole-v9", code=1
+        )
+    for several in (["--seeds", "1", "2", "--jobs", "0"], ["--vary", "env.name", "CartPole-v9"]):
+        one_line(capsys, *args, *several, code=1)
+        assert not (tmp_path / "run" / "set.json").exists()
+    for interface in ("none0", "203.0.113.1"):
+        nodes = ["--topology", "heavy_env", "--program.interface", interface]
+        line = one_line(capsys, *args, *nodes, code=1)
+        assert "program.interface" in line and interface in line
 
 
 def test_a_report_names_its_command_once(tmp_path, capsys):

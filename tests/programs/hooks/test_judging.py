@@ -125,7 +125,7 @@ def test_the_matrix_has_a_line_for_each_combination(run_dir, capsys):
     assert [line["eval_return_mean"] for line in lines] == [5.0, 7.0]
     with pytest.raises(ValueError, match="no_such"):
         list(evaluation.matrix(run_dir, {"no_such": [1]}))
-    with pytest.raises(ValueError, match="--vary: must be a new name"):
+    with pytest.raises(ValueError, match="--vary: must be the name of an option"):
         take_vary(["RUN", "--vary", "length"])
     assert take_vary(["RUN", "--vary", "a", "1", "x", "--seed", "2"]) == (
         {"a": [1, "x"]},

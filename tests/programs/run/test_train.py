@@ -68,6 +68,14 @@ def test_a_run_writes_its_config_logs_checkpoint_and_result(tmp_path):
     assert "frames" in stream.getvalue()
 
 
+@pytest.mark.parametrize(("frames", "says"), [(30, True), (400, False)])
+def test_a_run_that_is_too_short_to_learn_says_so(tmp_path, frames, says):
+    stream = io.StringIO()
+    result = train.run(small(frames=frames), tmp_path / "run", stream=stream)
+    assert (result.learner_steps == 0) == says
+    assert ("no update was made in" in stream.getvalue()) == says
+
+
 def test_evaluating_a_run_gives_the_return_of_its_params(tmp_path):
     result = train.run(small(), tmp_path / "run", stream=io.StringIO())
     again = train.evaluate(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from programs.presets import preset
@@ -60,17 +61,30 @@ def test_a_set_is_read_as_it_was_written(tmp_path):
         ("agent.lerning_rate", 1.0, "no option 'lerning_rate'"),
         ("agent.optimizer.learning_rat", 1.0, "did you mean.*learning_rate"),
         ("agent.discount", 1.5, r"discount must be in \[0, 1\]"),
-        ("agent.discount", "high", "must be like 0.98, a float; got 'high'"),
-        ("agent.num_epochs", 2.5, "must be like 20, a int"),
-        ("agent.normalise_advantages", 1, "must be like True"),
+        ("agent.discount", "high", "must be a number; got 'high'"),
+        ("agent.num_epochs", 2.5, "must be a whole number; got 2.5"),
+        ("agent.normalise_advantages", 1, "must be True or False"),
         ("agent.discount.more", 1, "float has no options"),
-        ("network.hidden_sizes", 64, "must be like"),
-        ("topology", 3, "must be like 'single_process'"),
+        ("network.hidden_sizes", 64, "must be a tuple"),
+        ("topology", "nope", "must be one of single_process, fused, .*; got 'nope'"),
     ],
 )
 def test_what_an_option_does_not_take_is_refused(name, value, text):
     with pytest.raises(ValueError, match=text):
         RunSet(BASE, (1,), {name: (value,)}).members()
+
+
+def test_values_of_every_type_of_a_field_can_be_compared():
+    runs = RunSet(BASE, (1,), {"evaluator.period": ("off", 100, 200.0)}).members()
+    assert [run.experiment.evaluator.period for run in runs] == ["off", 100, 200]
+
+
+def test_seeds_may_be_numbers_of_numpy(tmp_path):
+    RunSet(BASE, tuple(np.arange(2)), {"agent.discount": (np.float32(0.5),)}).write(tmp_path)
+    assert [run.name for run in members.read(tmp_path).members()] == [
+        "discount=0.5,seed=0",
+        "discount=0.5,seed=1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_words_are_a_range_or_choices(name, words, wanted):
         (RATE, (0.1, 1, "lg"), "'lg' is not known. Give LOW HIGH"),
         (RATE, (0.1, 1, "step"), "'step' is not known"),
         (RATE, (0.1,), "two or more different values; got 0.1"),
-        (RATE, ("low", "high"), "must be like 0.001, a float; got 'low'"),
+        (RATE, ("low", "high"), "must be a number; got 'low'"),
         ("agent.num_epochs", (0.5, 3), "whole numbers"),
         ("agent.discount", (0.5, 1.5), r"discount must be in \[0, 1\]"),
         ("agent.lerning_rate", (0.5, 1.5), "--space agent.lerning_rate: there is no option"),

@@ -83,6 +83,23 @@ def test_open_needs_a_run(tmp_path):
     assert [p.name for p in names] == ["metrics.jsonl", "tensorboard", "checkpoints", "result.json"]
 
 
+def test_only_a_directory_without_results_is_cleared(tmp_path):
+    run = RunDir.create(tmp_path / "run", "x", 1)
+    run.write_config("{}")
+    run.metrics.touch()
+    run.tensorboard.mkdir()
+    (other := run.path / "mine.txt").touch()
+    run.clear_unused()
+    assert run.config.exists()
+    other.unlink()
+    run.metrics.write_text("{}")
+    run.clear_unused()
+    assert run.config.exists()
+    run.metrics.write_text("")
+    run.clear_unused()
+    assert list(run.path.iterdir()) == []
+
+
 def test_dumps_do_not_overwrite_each_other(tmp_path):
     here = RunDir(tmp_path)
     assert [here.dump(7).name for _ in range(3)] == ["dump-7", "dump-7.1", "dump-7.2"]

@@ -190,6 +190,8 @@ def test_runs_that_cannot_meet_are_refused(fours, tmp_path, capsys):
     assert "no such directory" in capsys.readouterr().err
     assert main(["watch"]) == 2 and main(["watch", str(fours[0]), "--episodes", "0"]) == 2
     assert "--episodes must be at least 1; got 0" in capsys.readouterr().err
+    assert main(["watch", str(fours[0]), "--max-steps", "0"]) == 2
+    assert "--max-steps must be at least 1; got 0" in capsys.readouterr().err
     alone = tmp_path / "alone"
     games.leave_run(alone, running.ppo("single_process"))
     assert main(["watch", str(alone), str(alone)]) == 1
