@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _LEAVE_SECONDS = 2.0  # for the others to leave too
-# JAX 0.5 damages memory when it runs collectives of gloo that were loaded from its persistent cache.
+# JAX 0.5 damages memory when it runs collectives of gloo that its persistent cache has loaded.
 _LOADS_COLLECTIVES = jax.__version_info__ >= (0, 6)
 # What the messages of collectives contain when another process has ended.
 _OF_LOSS = ("Gloo", "NCCL", "coordination service")
