@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, like, on_policy, on_policy_replay, preset
+from programs.presets.registry import atari, on_policy, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
@@ -31,13 +31,20 @@ def cartpole_ppo(name: str) -> Experiment:
 
 @preset
 def gymnax_cartpole_ppo(name: str) -> Experiment:
-    """CartPole-v1 of gymnax, in one compiled program: nearly the constants of cartpole-ppo."""
+    """CartPole-v1 of gymnax, in one compiled program: fewer epochs than cartpole-ppo."""
     env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
-    base = like("cartpole-ppo", name, env=env, topology="fused")
-    agent: Any = base.agent
-    # Of a policy that balances to the end, standardised advantages would be noise of size 1: single
-    # updates would unlearn it.
-    return dataclasses.replace(base, agent=dataclasses.replace(agent, advantage_epsilon=0.1))
+    agent = PPOConfig(
+        discount=0.98,
+        gae_lambda=0.8,
+        entropy_cost=0.0,
+        num_epochs=6,
+        num_minibatches=1,
+        # Of a policy that balances to the end, standardised advantages would be noise of size 1:
+        # single updates would unlearn it.
+        advantage_epsilon=0.1,
+        optimizer=OptimizerConfig(learning_rate=2e-3),
+    )
+    return on_policy(name, agent, env, unroll_length=32, frames=150_000, topology="fused")
 
 
 @preset

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 
+import jax
+import numpy as np
+
 from programs.components.evaluation import compile_evaluation, make_evaluator
 from programs.experiment import Experiment
 from programs.run.calls import Calls, Phase
 from programs.run.fused_run import FusedRun, begin, make_parts
 from rlstack.jax_envs.factory import make_batch
+from rlstack.learning.update import in_thread
 
 
 class Fused(Calls, FusedRun):
@@ -29,7 +33,11 @@ class Fused(Calls, FusedRun):
         parts = make_parts(experiment, env)
         evaluator = make_evaluator(experiment, env.spec)
         super().__init__(experiment, parts, evaluator, lambda: parts.loop.log_names)
+        # The loop, its start and the evaluation compile at the same time, each in a thread.
+        shapes = jax.eval_shape(parts.agent.initial_params, self.keys.learner)
+        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
         self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
         self.learner.take(self._state.learning)
-        with phase("compiling the evaluation"):  # while the loop compiles in its thread
-            compile_evaluation(experiment, evaluator, self.learner.params)
+        with phase("compiling the evaluation"):
+            evaluating.result()

@@ -279,7 +279,7 @@ def test_a_population_with_a_far_too_small_learning_rate_solves_cartpole(tmp_pat
     optimizer = dataclasses.replace(tuned.agent.optimizer, learning_rate=1e-7)  # 1e-3 is right
     base = dataclasses.replace(
         tuned,
-        agent=dataclasses.replace(tuned.agent, optimizer=optimizer),
+        agent=dataclasses.replace(tuned.agent, num_epochs=20, optimizer=optimizer),
         frames=60_000,
         loggers=("jsonl",),
     )
