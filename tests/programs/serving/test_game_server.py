@@ -107,6 +107,7 @@ def test_games_that_do_not_fit_are_refused_with_the_reason(run_dir):
             Connection(*spaces, 2, "two", server.address, "")
         wait_for(lambda: any("game 2 (one): over" in line for line in told))
         Connection(*spaces, 2, "three", server.address, "").close()
+        wait_for(lambda: any("(three): over" in line for line in told))
         with socket.create_connection(server.address.split(":")) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(1000)  # the reason
