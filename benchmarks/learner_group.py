@@ -166,7 +166,7 @@ def collectives(program: str) -> Collectives:
 
 
 def _bytes_of(text: str) -> int:
-    """Returns the size in bytes of all arrays whose types a line of HLO names."""
+    """Returns the total size, in bytes, of the arrays in a line of HLO."""
     found = re.findall(r"\b(pred|[a-z]+(\d+))\[([\d,]*)\]", text)
     return sum(
         int(bits or 8) // 8 * math.prod(int(size) for size in shape.split(",") if size)

@@ -109,9 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complete_streams() -> None:
     """Makes standard streams that take every text: output is no reason for a run to end.
 
-    A stream that is closed becomes the null device, because the next file of the process would
-    have its descriptor, and get what libraries print. A terminal that has no sign for a letter
-    shows its code.
+    A closed stream becomes the null device. Otherwise the next file that the process opens would
+    get its descriptor, and libraries would print into that file. Characters that the encoding
+    lacks are printed as escape codes.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

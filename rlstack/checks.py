@@ -59,22 +59,22 @@ class WrongKindError(TypeError, ValueError):
 def check_kinds(config: Any, where: str) -> None:
     """Checks that the fields of a config, and of the configs in it, have values of their types.
 
-    An integer of numpy is a whole number too, a list may take the place of a tuple, and a function
-    that of its name. What tuples hold is not checked.
+    A number of numpy is accepted for a number, a list for a tuple, and a function for its name.
+    The elements of tuples are not checked.
 
     Args:
       config: a dataclass.
       where: its name in messages.
 
     Raises:
-      WrongKindError: one has not.
+      WrongKindError: a value is of a wrong type.
     """
     if mistake := _mistake_in(config, ""):
         raise WrongKindError(f"{where}: {mistake}.")
 
 
 def _mistake_in(config: Any, path: str) -> str:
-    """Returns what is wrong with the first field of another type; "" if there is none."""
+    """Returns a message about the first value of a wrong type; "" if all have the right types."""
     every = hints_of(config).items()
     return _first(_mistake(hint, getattr(config, name), path + name) for name, hint in every)
 

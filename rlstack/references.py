@@ -126,6 +126,13 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""
 
 
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns " Did you mean X, Y?" with up to three similar names, behind the prefix; else ""."""
+    folded = {k.lower(): k for k in known}
+    near = [folded[k] for k in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    return f" Did you mean {', '.join(prefix + k for k in near)}?" if near else ""
+
+
 def import_modules(package: str, path: Iterable[str]) -> None:
     """Imports every module of a package, in alphabetical order, so that each registers itself.
 

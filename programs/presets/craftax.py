@@ -1,7 +1,8 @@
-"""Presets of Craftax (Matthews et al. 2024, arXiv:2402.16801): an open world, by symbols.
+"""Presets of Craftax (Matthews et al. 2024, arXiv:2402.16801), an open world, without pixels.
 
-EnvPool's Craftax, which CPython 3.10 lacks. The constants are those of its authors' PPO, but for 64
-environments instead of 1,024: they train for a billion steps.
+The games are EnvPool's. EnvPool for CPython 3.10 does not have them. The constants are those of the
+authors' PPO, except for 64 environments instead of 1,024, because these runs have a million steps
+instead of a billion.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import atari, on_policy, on_policy_replay, preset
+from programs.presets.registry import atari, find, on_policy, on_policy_replay, preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
@@ -33,12 +33,10 @@ def cartpole_ppo(name: str) -> Experiment:
 def gymnax_cartpole_ppo(name: str) -> Experiment:
     """CartPole-v1 of gymnax, in one compiled program: fewer epochs than cartpole-ppo."""
     env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
-    agent = PPOConfig(
-        discount=0.98,
-        gae_lambda=0.8,
-        entropy_cost=0.0,
+    base: Any = find("cartpole-ppo").agent
+    agent = dataclasses.replace(
+        base,
         num_epochs=6,
-        num_minibatches=1,
         # Of a policy that balances to the end, standardised advantages would be noise of size 1:
         # single updates would unlearn it.
         advantage_epsilon=0.1,

@@ -33,7 +33,7 @@ class Fused(Calls, FusedRun):
         parts = make_parts(experiment, env)
         evaluator = make_evaluator(experiment, env.spec)
         super().__init__(experiment, parts, evaluator, lambda: parts.loop.log_names)
-        # The loop, its start and the evaluation compile at the same time, each in a thread.
+        # The loop, its start and the evaluation compile at the same time.
         shapes = jax.eval_shape(parts.agent.initial_params, self.keys.learner)
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         evaluating = in_thread(compile_evaluation, experiment, evaluator, params)

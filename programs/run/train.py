@@ -126,7 +126,7 @@ def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterat
         directory.write_config(to_json(experiment))
         try:
             yield Opened(experiment, directory)
-        except ValueError:  # a mistake of the user, who can then give the same directory again
+        except ValueError:  # a mistake in the config: the corrected run may use this directory
             directory.clear_unused()
             raise
 

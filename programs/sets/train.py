@@ -21,8 +21,7 @@ from programs.reports import report, tables
 from programs.run import train
 from programs.sets import loops, processes, together
 from programs.sets import members as sets
-from programs.sets.members import FailedRunsError as FailedRunsError
-from programs.sets.members import Member, RunSet
+from programs.sets.members import FailedRunsError, Member, RunSet
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress
 from programs.tracking.result import Result, read_result

@@ -85,7 +85,7 @@ def _title(sweep: Sweep) -> str:
 
 
 def _markdown(sweep: Sweep, rows: Sequence[Row], directory: str) -> str:
-    """Returns the best trial and the table of all; the sweep's directory is called so."""
+    """Returns the best trial and the table of all as Markdown, with this name of the directory."""
     best = best_of(rows)
     parts = [f"# {_title(sweep)}\n", _summary(rows, best)]
     if best is not None:

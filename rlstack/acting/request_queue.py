@@ -277,9 +277,9 @@ class RequestQueue:
 
     @staticmethod
     def _settling(requests: Iterable[Request]) -> list[Request]:
-        """Marks requests as settled; returns those that were not, whose results the caller sets.
+        """Marks requests as settled, and returns those that were not settled before.
 
-        The results are set outside of the lock, because futures call others back.
+        The caller sets their results outside of the lock, because futures run callbacks.
         """
         chosen = [request for request in requests if not request.is_settled]
         for request in chosen:

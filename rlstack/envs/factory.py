@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from rlstack.envs import cpp
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.seats import cpp_games
-from rlstack.references import load_object
+from rlstack.references import did_you_mean, load_object
 
 if TYPE_CHECKING:
     import gymnasium
@@ -134,16 +133,10 @@ def resolve(name: str) -> EnvBuilder:
     if name in cpp.names():
         raise ValueError(
             f"Env pool: {name!r} must run with type='cpp', because only EnvPool has it; the "
-            f"installed Gymnasium has not.{_hint(name, gymnasium.registry)}"
+            f"installed Gymnasium has not.{did_you_mean(name, gymnasium.registry)}"
         )
     raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:
-    return f"Env pool: the name must be an id of {where}; got {name!r}.{_hint(name, known)}"
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    folded = {k.lower(): k for k in known}
-    near = [folded[k] for k in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
-    return f" Did you mean {', '.join(near)}?" if near else ""
+    return f"Env pool: the name must be an id of {where}; got {name!r}.{did_you_mean(name, known)}"

@@ -8,7 +8,6 @@ termination, and the adapter counts the steps to the limit.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +19,8 @@ from dm_env import specs
 
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.brax_pictures import BraxRenderer
+from rlstack.jax_envs.libraries.errors import not_installed
+from rlstack.references import did_you_mean
 from rlstack.types import Array, PRNGKey, PyTree
 
 _STEPS = 1000  # of an episode, as in Brax's training
@@ -46,15 +47,13 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
     try:
         from brax import envs
     except ImportError as error:
-        raise ValueError(
-            f"JAX environment: brax/{name} needs Brax, which cannot be imported: {error}. "
-            "pip install 'rlstack[brax]', or name a callable as module:callable."
-        ) from error
+        raise not_installed(f"brax/{name}", "Brax", "brax", error) from error
     known = sorted(envs._envs)
     if name not in known:
-        near = [f"brax/{x}" for x in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
-        hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise ValueError(f"JAX environment: Brax must have the name; got brax/{name}." + hint)
+        raise ValueError(
+            f"JAX environment: Brax must have the name; got brax/{name}."
+            + did_you_mean(name, known, "brax/")
+        )
     arguments = dict(options)
     limit = arguments.pop("episode_length", _STEPS)
     if not isinstance(limit, int) or limit < 1:

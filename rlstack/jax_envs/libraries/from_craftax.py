@@ -1,13 +1,12 @@
 """Craftax's environments (https://github.com/MichaelTMatthews/Craftax) as `JaxEnv`.
 
-Craftax ends an episode at a time limit as it ends one by a death. The adapter asks it about the
-state after the step without a limit: what ends the episode then is a termination.
+Craftax sets ``done`` at a time limit as at a death. The adapter asks whether the state after the
+step would end an episode that has no limit: that is a termination.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
 _NEVER = 2**30  # steps
@@ -41,15 +42,11 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
     try:
         from craftax.craftax_env import make_craftax_env_from_name as make
     except ImportError as error:
-        raise ValueError(
-            f"JAX environment: craftax/{name} needs Craftax, which cannot be imported: {error}. "
-            "pip install 'rlstack[craftax]', or name a callable as module:callable."
-        ) from error
+        raise not_installed(f"craftax/{name}", "Craftax", "craftax", error) from error
     if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"JAX environment: the name after craftax/ must be one of {', '.join(_NAMES)}; got "
-            f"{name!r}. Did you mean craftax/{near}?"
+            f"{name!r}.{did_you_mean(name, _NAMES, 'craftax/')}"
         )
     env = make(name, auto_reset=False)
     params = env.default_params

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import sys
 import types
@@ -23,12 +22,14 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.jax_envs.environment import Outcome
+from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.gymnax_pictures import (
     CLASSIC,
     ClassicControl,
     classic_control,
     grid,
 )
+from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
@@ -51,16 +52,11 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
             import gymnax
             from gymnax.registration import registered_envs
     except ImportError as error:
-        raise ValueError(
-            f"JAX environment: {name!r} needs gymnax, which cannot be imported: {error}. "
-            "pip install 'rlstack[jax-envs]', or name a callable as module:callable."
-        ) from error
+        raise not_installed(name, "gymnax", "jax-envs", error) from error
     if name not in registered_envs:
-        near = difflib.get_close_matches(name, registered_envs, n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise ValueError(
             f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}."
-            + hint
+            + did_you_mean(name, registered_envs)
         )
     fields = {field.name for field in dataclasses.fields(gymnax.make(name)[1])}
     arguments = {key: value for key, value in options.items() if key not in fields}

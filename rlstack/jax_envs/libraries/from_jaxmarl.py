@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,9 @@ from dm_env import specs
 from rlstack.checks import EnvError
 from rlstack.envs.seats.showing import ACTION_MASK
 from rlstack.jax_envs.game import GameOutcome
+from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps"
@@ -43,16 +44,11 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
         import jaxmarl
         from jaxmarl.registration import registered_envs
     except ImportError as error:
-        raise ValueError(
-            f"JAX environment: 'jaxmarl/{name}' needs JaxMARL, which cannot be imported: {error}. "
-            "pip install 'rlstack[jaxmarl]'."
-        ) from error
+        raise not_installed(f"jaxmarl/{name}", "JaxMARL", "jaxmarl", error) from error
     if name not in registered_envs:
-        near = difflib.get_close_matches(name, registered_envs, n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise ValueError(
             "JAX environment: the name after jaxmarl/ must be an id of JaxMARL; got "
-            f"{name!r}.{hint}"
+            f"{name!r}.{did_you_mean(name, registered_envs)}"
         )
     try:
         env = jaxmarl.make(name, **options)

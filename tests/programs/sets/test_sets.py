@@ -14,7 +14,7 @@ import pytest
 from programs.cli.commands import main
 from programs.run import train as single
 from programs.sets import processes, train
-from programs.sets.members import RunSet
+from programs.sets.members import FailedRunsError, RunSet
 from rlstack.storage import checkpoint
 from tests.programs.running import metrics, nothing_left, ppo
 
@@ -40,7 +40,7 @@ def test_runs_go_one_after_the_other_and_a_failed_one_does_not_end_the_set(tmp_p
     root = tmp_path / "set"
     with monkeypatch.context() as patch:
         patch.setattr(single, "train_opened", failing)
-        with pytest.raises(train.FailedRunsError, match=r"1 of 3(?s:.*)RuntimeError: the second"):
+        with pytest.raises(FailedRunsError, match=r"1 of 3(?s:.*)RuntimeError: the second"):
             train.run(RunSet(small(), (1, 2, 3)), root, stream=io.StringIO())
     assert "| 1: " in (root / "report.md").read_text()
     ended = train.resume(root, stream=io.StringIO())  # only the second trains

@@ -12,7 +12,7 @@ import pytest
 from agents.ppo import PPOConfig
 from programs.run import train as single
 from programs.sets import loops, train
-from programs.sets.members import RunSet
+from programs.sets.members import FailedRunsError, RunSet
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.learning.learner import NonFiniteError
@@ -140,7 +140,7 @@ def test_options_that_cannot_be_traced_have_programs_of_their_own(tmp_path):
 @pytest.mark.chosen
 def test_a_run_that_gives_nan_does_not_end_the_others(tmp_path):
     base = ppo(updates=5)
-    with pytest.raises(train.FailedRunsError, match=r"1 of 2 runs failed(?s:.*)rlstack rerun"):
+    with pytest.raises(FailedRunsError, match=r"1 of 2 runs failed(?s:.*)rlstack rerun"):
         go(RunSet(base, (1,), {RATE: (1e-3, 1e30)}), tmp_path / "set")
     good, bad = sorted(path for path in (tmp_path / "set").iterdir() if "seed=1" in path.name)
     assert (good / "result.json").exists() and not (bad / "result.json").exists()

@@ -31,7 +31,7 @@ _FRAMES = _UPDATE * _UPDATES
 
 
 def falling(steps, **changes):
-    """Returns an optimizer; its learning rate falls from 0.01 to 0 in so many steps."""
+    """Returns an optimizer whose learning rate falls from 0.01 to 0 in this number of steps."""
     return OptimizerConfig(learning_rate=1e-2, anneal_steps=steps, **changes)
 
 
