@@ -3,7 +3,8 @@
 Acting (`Actor.step`: inference, replay, environments) is compared with a loop of only ``env.step``
 and a jitted apply; PPO training with `benchmarks.reference_ppo`. Both sides have the same networks,
 batches, epochs, environments and XLA flags. A step is one row of one environment, including rows
-that begin an episode. In settings named "plain" the hand-written loop has XLA's own convolutions.
+that begin an episode. In settings named "plain" the hand-written loop has XLA's own convolutions,
+and the C library returns what the loop frees, as in a program that says nothing about either.
 
 Settings with pixels need other XLA flags, so they run in a separate process.
 """
@@ -11,12 +12,13 @@ Settings with pixels need other XLA flags, so they run in a separate process.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +32,13 @@ from programs.run.single_process import SingleProcess
 from programs.tracking.periodic import PeriodicActions
 from rlstack.networks import NetworkConfig, convolution
 from rlstack.replay import ReplayConfig
+from rlstack.storage import allocator
 
 NAME = "single_process"
 TARGET = 0.85  # minimum speed relative to the hand-written loops
 UNROLL = 128
 _NEVER = 10**12  # frames
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
 
 
 class Setting(NamedTuple):
@@ -45,7 +49,7 @@ class Setting(NamedTuple):
     num_envs: int
     seconds: float  # approximate length of one measurement
     repeats: int
-    plain: bool = False  # whether the hand-written loop has XLA's own convolutions
+    plain: bool = False  # whether the hand-written loop has convolutions and memory by default
 
     @property
     def name(self) -> str:
@@ -156,18 +160,29 @@ class Reference:
 
     def act(self, steps: int) -> None:
         """Acts, without learning."""
-        with self._convolutions():
+        with self._settings():
             self.program.act_only(steps)
 
     def train(self, steps: int) -> None:
         """Acts and learns for whole rollouts."""
         assert steps % UNROLL == 0
-        with self._convolutions():
+        with self._settings():
             self.program.train(steps // UNROLL)
 
-    def _convolutions(self) -> AbstractContextManager[None]:
-        """Returns the context in which functions are traced."""
-        return convolution.form("plain") if self._plain else nullcontext()
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        if not self._plain:
+            yield
+            return
+        # What glibc's own rule comes to once the loop has freed a large block.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 64 << 20)
+        try:
+            with convolution.form("plain"):
+                yield
+        finally:
+            allocator.keep_freed_memory()
 
     def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
@@ -229,6 +244,7 @@ def _where(side: Ours | Reference, work: Callable[[], None]) -> dict[str, float]
 def _measure_kind(settings: list[Setting]) -> None:
     """Runs in the child: measures settings that share their XLA flags."""
     xla.configure(convolutions=settings[0].pixels)
+    allocator.keep_freed_memory()
     result = Result.empty(NAME)
     for setting in settings:
         print(f"{setting.name} ...", file=sys.stderr, flush=True)

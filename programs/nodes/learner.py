@@ -58,8 +58,7 @@ class LearnerNode:
           name: of this node; by default that of the only learner, or of the policy's.
         """
         experiment = setup.experiment
-        if experiment.program.launch != "threads":  # this process is the learner's own
-            allocator.use_few_arenas()
+        allocator.keep_freed_memory()
         setup.configure_jax(single_thread=False)
         self._setup, self._coordinator, self._stop = setup, coordinator, stop
         self.name = name or setup.node(LEARNER)

@@ -45,7 +45,7 @@ from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.references import Hook
-from rlstack.storage import checkpoint
+from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Logs
 
@@ -275,6 +275,7 @@ def _run_in_process(
 ) -> Result:
     """Runs an experiment in this process."""
     xla.configure(convolutions=not experiment.older_runtime)
+    allocator.keep_freed_memory()
     start = Progress.of(start_from)
     files = open_logs(directory, start, experiment, display.write_line)
     logger = Fanout([files, display])

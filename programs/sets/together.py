@@ -28,7 +28,7 @@ from rlstack.checks import EnvError
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import NO_LIMIT, Report
 from rlstack.learning.learner import NonFiniteError
-from rlstack.storage import checkpoint
+from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
 
 
@@ -69,6 +69,7 @@ def begun(
 ) -> Iterator[tuple[Group, list[Kept]]]:
     """Yields the loops of runs, new or restored, and the runs with open logs; see `train`."""
     xla.configure(convolutions=True)
+    allocator.keep_freed_memory()
     with contextlib.ExitStack() as stack:
         with display.phase("making the runs"):
             group = Group([run.experiment for run in runs], values)

@@ -17,7 +17,7 @@ from tests.agent_cases import IMAGE, quick_jit
 KEY = jax.random.PRNGKey(3)
 SIDES = st.integers(1, 9)
 OLDER = jax.__version_info__ < (0, 6)
-FORMS = ("plain", "folded", "patches")
+FORMS = ("plain", "folded", "products")
 PAIRS = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
 
@@ -80,8 +80,7 @@ def traced(kernel=(4, 4), stride=(2, 2), x=(1, 8, 8, 2)):
 def test_the_form_follows_platform_and_place(monkeypatch):
     monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
     monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
-    assert "transpose" in traced()  # folded
-    assert "conv_general_dilated" in traced()
+    assert traced() >= {"transpose", "custom_vjp_call"}  # folded
     assert traced((3, 3), (1, 1)) == {"conv_general_dilated"}
     assert traced((3, 3), (2, 2)) == {"conv_general_dilated"}  # no multiple of the stride
     with convolution.in_loop():

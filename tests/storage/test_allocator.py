@@ -1,4 +1,4 @@
-"""What the allocator keeps of the memory of threads."""
+"""What the allocator keeps of freed memory."""
 
 import platform
 import subprocess
@@ -9,6 +9,9 @@ import pytest
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc gives threads arenas of their own"
 )
+
+VERSION = tuple(int(part) for part in platform.libc_ver()[1].split(".")[:2] if part.isdigit())
+KEEP = "from rlstack.storage.allocator import keep_freed_memory; keep_freed_memory()"
 
 # Twelve threads hold memory at the same time. An arena is a mapping that begins at a multiple of
 # 64 MB; the first one is not among them.
@@ -35,11 +38,49 @@ done.set()
 
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_threads_share_few_arenas():
-    few = "from rlstack.storage.allocator import use_few_arenas; use_few_arenas()"
-    arenas = [
-        int(subprocess.check_output([sys.executable, "-c", ARENAS.format(first=first)], timeout=30))
-        for first in ("", few)
-    ]
-    assert arenas[0] > 4
-    assert arenas[1] <= 2
+def test_threads_share_one_arena():
+    assert _number_printed(ARENAS, first="") > 4
+    assert _number_printed(ARENAS, first=KEEP) == 0
+
+
+# A block as large as the intermediate results of an update is allocated, written and freed twice.
+PAGES = """
+import ctypes, resource, threading
+{first}
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+def pages(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size)))
+    libc.memset(block, 1, ctypes.c_size_t(size))
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def twice():
+    pages({megabytes} << 20)
+    print(pages({megabytes} << 20))
+
+thread = threading.Thread(target=twice)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(VERSION < (2, 35), reason="glibc before 2.35 has a limit of 32 MB")
+def test_a_large_block_is_used_again_without_new_pages():
+    assert _number_printed(PAGES, first="", megabytes=64) > 1_000
+    assert _number_printed(PAGES, first=KEEP, megabytes=64) < 100
+
+
+@pytest.mark.timeout(60)
+def test_free_memory_can_still_be_returned():
+    returned = KEEP + "; from rlstack.storage.allocator import return_free_memory"
+    code = PAGES.replace("print(", "return_free_memory(); print(")
+    assert _number_printed(code, first=returned, megabytes=64) > 1_000
+
+
+def _number_printed(code: str, **values: object) -> int:
+    command = [sys.executable, "-c", code.format(**values)]
+    return int(subprocess.check_output(command, timeout=30))
