@@ -3,8 +3,8 @@
 Acting (`Actor.step`: inference, replay, environments) is compared with a loop of only ``env.step``
 and a jitted apply; PPO training with `benchmarks.reference_ppo`. Both sides have the same networks,
 batches, epochs, environments and XLA flags. A step is one row of one environment, including rows
-that begin an episode. In settings named "plain" the hand-written loop has XLA's own convolutions,
-and the C library returns what the loop frees, as in a program that says nothing about either.
+that begin an episode. In settings named "plain" the hand-written loop has what a program gets by
+default: XLA's own convolutions, and memory that glibc returns to the system when it is freed.
 
 Settings with pixels need other XLA flags, so they run in a separate process.
 """
@@ -12,13 +12,13 @@ Settings with pixels need other XLA flags, so they run in a separate process.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +38,6 @@ NAME = "single_process"
 TARGET = 0.85  # minimum speed relative to the hand-written loops
 UNROLL = 128
 _NEVER = 10**12  # frames
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
 
 
 class Setting(NamedTuple):
@@ -49,7 +48,7 @@ class Setting(NamedTuple):
     num_envs: int
     seconds: float  # approximate length of one measurement
     repeats: int
-    plain: bool = False  # whether the hand-written loop has convolutions and memory by default
+    plain: bool = False  # whether the hand-written loop has default convolutions and memory
 
     @property
     def name(self) -> str:
@@ -153,36 +152,18 @@ class Ours:
 class Reference:
     """The hand-written loop, driven step by step."""
 
-    def __init__(self, cfg: Experiment, plain: bool = False) -> None:
+    def __init__(self, cfg: Experiment) -> None:
         assert isinstance(cfg.agent, PPOConfig)
         self.program = ReferencePPO(cfg.agent, cfg.env, cfg.network, UNROLL, cfg.seed)
-        self._plain = plain
 
     def act(self, steps: int) -> None:
         """Acts, without learning."""
-        with self._settings():
-            self.program.act_only(steps)
+        self.program.act_only(steps)
 
     def train(self, steps: int) -> None:
         """Acts and learns for whole rollouts."""
         assert steps % UNROLL == 0
-        with self._settings():
-            self.program.train(steps // UNROLL)
-
-    @contextlib.contextmanager
-    def _settings(self) -> Iterator[None]:
-        if not self._plain:
-            yield
-            return
-        # What glibc's own rule comes to once the loop has freed a large block.
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_TRIM_THRESHOLD, 64 << 20)
-        try:
-            with convolution.form("plain"):
-                yield
-        finally:
-            allocator.keep_freed_memory()
+        self.program.train(steps // UNROLL)
 
     def methods(self) -> list[Timed]:
         """Returns what `Timers` should time."""
@@ -194,10 +175,49 @@ class Reference:
         ]
 
 
+class PlainReference:
+    """The hand-written loop in a process of its own, in which nothing is configured but XLA."""
+
+    def __init__(self, cfg: Experiment) -> None:
+        # One that is forked would have what this process keeps.
+        spawn = multiprocessing.get_context("spawn")
+        self._process = ProcessPoolExecutor(1, spawn, _begin_plain, (cfg,))
+
+    def train(self, steps: int) -> None:
+        """Acts and learns for whole rollouts."""
+        self._process.submit(_train_plain, steps).result()
+
+    def methods(self) -> list[Timed]:
+        """Returns nothing: methods of another process cannot be timed here."""
+        return []
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.shutdown()
+
+    @property
+    def program(self) -> PlainReference:
+        """What is closed at the end."""
+        return self
+
+
+_plain: list[Reference] = []  # in the process of `PlainReference`
+
+
+def _begin_plain(cfg: Experiment) -> None:
+    xla.configure(convolutions=True)
+    _plain.append(Reference(cfg))
+
+
+def _train_plain(steps: int) -> None:
+    with convolution.form("plain"):
+        _plain[0].train(steps)
+
+
 def measure(setting: Setting, result: Result) -> None:
     """Compares the programs of one setting and adds the result."""
     cfg = experiment(setting)
-    ours, reference = Ours(cfg), Reference(cfg, setting.plain)
+    ours, reference = Ours(cfg), (PlainReference if setting.plain else Reference)(cfg)
     try:
         job = "act" if setting.job == "act" else "train"
         run_ours, run_reference = getattr(ours, job), getattr(reference, job)
@@ -232,7 +252,7 @@ def _warm_up(
     return max(1, round(setting.seconds / seconds)) * UNROLL
 
 
-def _where(side: Ours | Reference, work: Callable[[], None]) -> dict[str, float]:
+def _where(side: Ours | Reference | PlainReference, work: Callable[[], None]) -> dict[str, float]:
     timers = Timers()
     with timers.on(*side.methods()):
         start = time.perf_counter()

@@ -5,13 +5,14 @@ same function, except for the order of sums. So checkpoints do not depend on the
 three forms:
 
 - *plain*: XLA's convolution.
-- *folded*: the stride becomes channels (space to depth). An 8 x 8 kernel with stride 4 becomes a
-  2 x 2 kernel with stride 1 over 16 times as many channels. The gradient of the kernel is one
-  product of matrices; for the first layer of the Nature network, XLA's own takes five times as long
-  on the CPU. This form has no forward-mode derivatives (``jax.jvp``).
-- *products*: one product of matrices; strides are folded first. On the CPU it is as fast in the
-  body of a compiled loop as outside, where XLA's own convolution is 10 to 30 times slower. So it is
-  under ``jax.vmap`` over kernels.
+- *folded*: XLA's convolution, whose gradients are computed with folded images: the stride becomes
+  channels (space to depth), so an 8 x 8 kernel with stride 4 is a 2 x 2 kernel with stride 1 over
+  16 times as many channels. The gradient of a small kernel is then one product of matrices. On the
+  CPU that takes a fifth of the time of XLA's own for the first layer of the Nature network. There
+  are no forward-mode derivatives (``jax.jvp``).
+- *products*: one product of matrices with folded images. On the CPU it is as fast in the body of a
+  compiled loop as outside, where XLA's own convolution is 10 to 30 times slower. So it is under
+  ``jax.vmap`` over kernels.
 
 The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; otherwise
 products in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
@@ -40,6 +41,7 @@ import jax.numpy as jnp
 Form = Literal["plain", "folded", "products"]
 Padding = Literal["VALID", "SAME"]
 Sizes = tuple[int, int]  # height and width
+Pads = tuple[Sizes, ...]  # pixels before and after, by height and width
 
 _FORCED: ContextVar[Form | None] = ContextVar("form", default=None)
 _IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
@@ -116,14 +118,13 @@ class Conv2D(hk.Module):
 def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax.Array:
     """Convolves images ``[B, H, W, C]`` with a kernel ``[h, w, C, D]`` to ``[B, H', W', D]``."""
     chosen = _FORCED.get() or _fastest(w.shape[:2], stride)
-    pads = jax.lax.padtype_to_pads(x.shape[1:3], w.shape[:2], stride, padding)
+    pads = tuple(jax.lax.padtype_to_pads(x.shape[1:3], w.shape[:2], stride, padding))
     if chosen == "plain":
-        return jax.lax.conv_general_dilated(x, w, stride, pads, dimension_numbers=_IMAGES)
+        return _by_xla(x, w, stride, pads)
+    if chosen == "folded":
+        return _with_folded_gradients(x, w, stride, pads)
     x, w = _folded(x, w, stride, pads)
-    small = math.prod(w.shape[:2]) <= _SMALL
-    if chosen == "products":
-        return _by_pixels(x, w) if small else _by_patches(x, w)
-    return _small_convolution(x, w) if small else _by_xla(x, w)
+    return _by_pixels(x, w) if _is_small(w) else _by_patches(x, w)
 
 
 def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
@@ -142,9 +143,7 @@ def _platform() -> str:
     return getattr(device, "platform", device) or jax.default_backend()
 
 
-def _folded(
-    x: jax.Array, w: jax.Array, stride: Sizes, pads: Sequence[Sizes]
-) -> tuple[jax.Array, jax.Array]:
+def _folded(x: jax.Array, w: jax.Array, stride: Sizes, pads: Pads) -> tuple[jax.Array, jax.Array]:
     """Pads images and kernel and moves the stride into their channels.
 
     Returns:
@@ -173,35 +172,50 @@ def _folded(
     return x.reshape(*x.shape[:3], -1), w.reshape(*w.shape[:2], -1, w.shape[-1])
 
 
-@jax.custom_vjp
-def _small_convolution(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Convolves with stride 1 and without padding; the gradient of the kernel is one product."""
-    return _by_xla(x, w)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _with_folded_gradients(x: jax.Array, w: jax.Array, stride: Sizes, pads: Pads) -> jax.Array:
+    return _by_xla(x, w, stride, pads)
 
 
-def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _by_xla(x, w), (x, w)
+def _forward(
+    x: jax.Array, w: jax.Array, stride: Sizes, pads: Pads
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _by_xla(x, w, stride, pads), (x, w)
 
 
-def _backward(inputs: tuple[jax.Array, jax.Array], y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _backward(
+    stride: Sizes, pads: Pads, inputs: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x, w = inputs
-    (of_images,) = jax.vjp(lambda x: _by_xla(x, w), x)[1](y)
-    (of_kernel,) = jax.vjp(lambda w: _by_pixels(x, w), w)[1](y)
-    return of_images, of_kernel
+
+    def of_images(x: jax.Array) -> jax.Array:
+        return _by_xla(*_folded(x, w, stride, pads))
+
+    def of_kernel(w: jax.Array) -> jax.Array:
+        images, kernel = _folded(x, w, stride, pads)
+        return (_by_pixels if _is_small(kernel) else _by_xla)(images, kernel)
+
+    return *jax.vjp(of_images, x)[1](gradient), *jax.vjp(of_kernel, w)[1](gradient)
 
 
-_small_convolution.defvjp(_forward, _backward)
+_with_folded_gradients.defvjp(_forward, _backward)
 
 
-def _by_xla(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=_IMAGES)
+def _by_xla(
+    x: jax.Array, w: jax.Array, stride: Sizes = (1, 1), pads: Pads = ((0, 0), (0, 0))
+) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, w, stride, pads, dimension_numbers=_IMAGES)
+
+
+def _is_small(kernel: jax.Array) -> bool:
+    return math.prod(kernel.shape[:2]) <= _SMALL
 
 
 def _by_pixels(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Convolves with stride 1 and without padding: multiplies each pixel by the whole kernel.
+    """Multiplies each pixel by the whole kernel; sums the products that belong to one result.
 
-    Then it sums the shifted products. So no patches are copied, neither here nor for the gradient
-    of the kernel. Some products of the last rows and columns are not used.
+    So no patches are copied, neither here nor for the gradient of the kernel. Some products of the
+    last rows and columns are not used.
     """
     (rows, columns, channels, outputs), (batch, height, width, _) = w.shape, x.shape
     pixels = x.reshape(-1, channels)
@@ -218,7 +232,7 @@ def _by_pixels(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _by_patches(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Convolves with stride 1 and without padding: multiplies slices joined along the channels."""
+    """Multiplies slices of the images, joined along the channels, by the kernel."""
     height, width = x.shape[1] - w.shape[0] + 1, x.shape[2] - w.shape[1] + 1
     slices = [
         x[:, row : row + height, column : column + width]

@@ -80,7 +80,7 @@ def traced(kernel=(4, 4), stride=(2, 2), x=(1, 8, 8, 2)):
 def test_the_form_follows_platform_and_place(monkeypatch):
     monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
     monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
-    assert traced() >= {"transpose", "custom_vjp_call"}  # folded
+    assert any("custom_vjp" in primitive for primitive in traced())  # folded
     assert traced((3, 3), (1, 1)) == {"conv_general_dilated"}
     assert traced((3, 3), (2, 2)) == {"conv_general_dilated"}  # no multiple of the stride
     with convolution.in_loop():
