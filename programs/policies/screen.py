@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,11 @@ def open_screen(
       window: whether to open a window.
 
     Raises:
-      ValueError: as `programs.policies.video.check_video`; or no window can be opened.
+      ValueError: as `programs.policies.video.check_video`; no window can be opened; or ``fps`` is
+        not positive.
     """
+    if not 0 < fps < math.inf:
+        raise ValueError(f"fps (--fps) must be positive; got {fps:g}.")
     if video is not None:
         return _in_video(video, fps)
     if window:

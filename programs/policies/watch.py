@@ -78,7 +78,7 @@ def watch(
     with contextlib.closing(Stage(experiment, role_seed(seed, "watch"))) as stage:
         policy = load(run_dir, params=params, greedy=greedy, seed=seed, spec=stage.spec)
         path = None if video is None else Path(video)
-        screen = open_screen(path, fps or stage.fps, console, window=window)
+        screen = open_screen(path, stage.fps if fps is None else fps, console, window=window)
         found, frames = Watched([], [], 0), 0
         with screen as show, StopSignals() as stop:
             titles = [f"episode {i + 1} of {episodes}" for i in range(episodes)]

@@ -108,7 +108,7 @@ def watch(
         screen: contextlib.AbstractContextManager[Show | None] = contextlib.nullcontext()
         if shows or video is not None:
             path = None if video is None else Path(video)
-            screen = open_screen(path, fps or stage.fps, console, window=window)
+            screen = open_screen(path, stage.fps if fps is None else fps, console, window=window)
         frames = 0
         with screen as show, StopSignals() as stop:
             frames = _play(stage, sides, number, max_steps, found, show, stop, tell)

@@ -13,6 +13,7 @@ from programs.__main__ import main
 from programs.policies.drawing import Drawer
 from programs.policies.policy import load
 from programs.policies.scene import bars_of
+from programs.policies.screen import open_screen
 from programs.policies.stage import Stage
 from programs.policies.watch import watch
 from tests.programs import running
@@ -197,3 +198,9 @@ def test_a_video_that_cannot_be_written_is_refused_first(balancing, tmp_path, vi
     with pytest.raises(ValueError, match="no such directory"):
         watch(tmp_path / "nothing", video=tmp_path / "out.gif")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
+def test_the_pace_must_be_positive(fps):
+    with pytest.raises(ValueError, match=r"^fps \(--fps\) must be positive; got "):
+        open_screen(None, fps)
