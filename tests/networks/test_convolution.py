@@ -90,6 +90,18 @@ def test_the_form_follows_platform_and_place(monkeypatch):
         assert traced() == {"conv_general_dilated"}
 
 
+@pytest.mark.parametrize(("kernel", "is_product"), [((4, 4), True), ((6, 6), False)])
+def test_the_gradient_of_a_small_kernel_is_a_product(kernel, is_product):
+    x, w = jnp.zeros((2, 12, 12, 2)), jnp.zeros((*kernel, 2, 3))
+
+    def loss(w):
+        return convolution.convolve(x, w, (2, 2), "VALID").sum()
+
+    with convolution.form("folded"):
+        found = str(jax.make_jaxpr(jax.grad(loss))(w))
+    assert ("dot_general" in found) == is_product
+
+
 @pytest.mark.skipif(not OLDER, reason="JAX 0.5 only")
 def test_with_the_older_jax_convolutions_are_those_of_xla():
     with convolution.in_loop():
