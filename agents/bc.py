@@ -64,6 +64,7 @@ class BCConfig(Checked):
     """Optimizer of the policy head; None takes optimizer."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(0, "entropy_cost")
         self.require_finite("min_log_std")
 

@@ -50,6 +50,7 @@ class ScriptedConfig(Checked):
     JAX functions. Row i of its result must depend only on row i."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("rule", ":" in self.rule, 'of the form "module:callable"')
 
 

@@ -81,7 +81,6 @@ class PPOConfig(PolicyGradientConfig):
         self.require("value_clip", self.value_clip >= 0, "at least 0")
         self.require("advantage_epsilon", self.advantage_epsilon > 0, "positive")
         self.require("target_kl", self.target_kl >= 0, "at least 0")
-        self.require("ratio", self.ratio in ("joint", "per_actor"), "joint or per_actor")
         self.require("entropy_anneal_steps", self.entropy_anneal_steps >= 0, "at least 0")
         self.require("num_epochs", self.num_epochs >= 1, "at least 1")
         self.require("num_minibatches", self.num_minibatches >= 1, "at least 1")

@@ -86,6 +86,7 @@ class PQNConfig(Checked):
     """Frames of all environments together over which the probability falls linearly."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in ("discount", "return_lambda", "epsilon_start", "epsilon_end"):
             self.require(field, 0 <= getattr(self, field) <= 1, "in [0, 1]")
         self.require_at_least(0, "max_grad_norm")

@@ -100,6 +100,7 @@ class R2D2Config(Checked):
     """The alpha of these probabilities. Base and alpha are those of Ape-X, Horgan et al. 2018."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in ("discount", "priority_max_share", "target_rate"):
             self.require(field, 0 <= getattr(self, field) <= 1, "in [0, 1]")
         self.require_at_least(0, "burn_in")

@@ -24,6 +24,7 @@ class OpponentsConfig(Checked):
     """Whether opponents take their best action. Otherwise they sample, as in training."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("share", 0 < self.share <= 1, "in (0, 1]")
 
 
@@ -71,6 +72,7 @@ class EnvConfig(Checked):
     """Opponents in evaluation. The result lists the return against each of them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "num_envs")
         self.require_at_least(0, "max_restarts", "num_workers")
         for field in ("step_timeout", "start_timeout", "restart_window"):

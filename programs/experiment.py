@@ -23,7 +23,7 @@ from programs.stop_config import StopConfig
 from rlstack.acting.evaluator import EvaluationPeriod, EvaluatorConfig
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inference_service import ServiceConfig
-from rlstack.checks import Checked, check_kinds
+from rlstack.checks import Checked
 from rlstack.exploration import PolicyConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.learning.learner import LearnerConfig
@@ -133,7 +133,7 @@ class Experiment(Checked):
     `--module NAME` sets it."""
 
     def __post_init__(self) -> None:
-        check_kinds(self, "Experiment")
+        super().__post_init__()
         self.require_at_least(1, "frames", "steps_per_update", "log_period", "checkpoint_period")
         if self.replay.min_actors > self.num_actors:
             raise ValueError(

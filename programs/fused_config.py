@@ -27,6 +27,7 @@ class FusedConfig(Checked):
     looked at between calls only. Raise it if calls cost noticeable time, as with an accelerator."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("call_seconds", 0 < self.call_seconds < math.inf, "positive and finite")
 
 

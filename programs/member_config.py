@@ -53,6 +53,7 @@ class HistoryConfig(Checked):
     are spread evenly over the history; the first and the newest always stay."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "period")
         self.require_at_least(2, "max_versions")
 
@@ -90,6 +91,7 @@ class MemberConfig(Checked):
     """Learning."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = {"run": self.run, "history.of": self.history.of, "agent": self.agent}
         found = [name for name, value in given.items() if value]
         rule = "at most one of run, history.of and agent: each says what plays"

@@ -54,6 +54,7 @@ class RayConfig(Checked):
     """Seconds that Ray may take to find a host for a node before the run fails."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in ("cpus", "gpus", "memory_gb"):
             amounts = getattr(self, field)
             holds = set(amounts) <= set(GROUPS) and all(amount >= 0 for amount in amounts.values())
@@ -122,6 +123,7 @@ class ProgramConfig(Checked):
     """The Ray cluster, for launch ray."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "num_actors", "num_inferencers")
         self.require_at_least(0, "max_restarts")
         rule = f"at most num_actors ({self.num_actors}); otherwise some have no actor to serve"

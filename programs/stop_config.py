@@ -22,6 +22,7 @@ class StopConfig(Checked):
     rule(step, logs) -> True or a reason to end. It sees every line of logs."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(0, "patience")
         if self.return_reached is not None:
             self.require_finite("return_reached")

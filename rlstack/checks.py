@@ -15,7 +15,20 @@ from typing import Any
 
 
 class Checked:
-    """Base of frozen dataclasses that check the ranges of their fields in ``__post_init__``."""
+    """Base of frozen dataclasses that check the types and ranges of their fields.
+
+    A number of numpy is accepted for a number, a list for a tuple, and a function for its name. The
+    elements of tuples are not checked.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks the types, also those in inner configs; a subclass calls it before its own checks.
+
+        Raises:
+          WrongKindError: a value is of a wrong type.
+        """
+        if mistake := _mistake_in(self, ""):
+            raise WrongKindError(f"{type(self).__name__}: {mistake}.")
 
     def require(self, field: str, holds: bool, rule: str) -> None:
         """Raises a ValueError that names the field, its rule and its value, unless ``holds``."""
@@ -34,11 +47,6 @@ class Checked:
         for field in fields:
             self.require(field, abs(getattr(self, field)) < math.inf, "finite")
 
-    def require_one_of(self, field: str, names: Iterable[str]) -> None:
-        """Raises the same error unless the field is one of ``names``."""
-        names = tuple(names)
-        self.require(field, getattr(self, field) in names, f"one of {', '.join(names)}")
-
 
 class EnvError(ValueError):
     """An environment breaks the rules of its interface, so restarting it does not help."""
@@ -54,23 +62,6 @@ class WrongKindError(TypeError, ValueError):
     It is a TypeError as in Python, and a ValueError like the other mistakes in a config, which
     commands report in one line.
     """
-
-
-def check_kinds(config: Any, where: str) -> None:
-    """Checks that the fields of a config, and of the configs in it, have values of their types.
-
-    A number of numpy is accepted for a number, a list for a tuple, and a function for its name.
-    The elements of tuples are not checked.
-
-    Args:
-      config: a dataclass.
-      where: its name in messages.
-
-    Raises:
-      WrongKindError: a value is of a wrong type.
-    """
-    if mistake := _mistake_in(config, ""):
-        raise WrongKindError(f"{where}: {mistake}.")
 
 
 def _mistake_in(config: Any, path: str) -> str:

@@ -51,6 +51,7 @@ class PbtConfig(Checked):
     given: those of the experiment."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(0, "period")
         self.require("fraction", 0 < self.fraction <= 0.5, "in (0, 0.5]")
         self.require("resample", 0 <= self.resample <= 1, "in [0, 1]")

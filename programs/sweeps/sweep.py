@@ -49,6 +49,7 @@ class Sweep(Checked):
     """The URL of the database of the trials; "" for SQLite in the directory of the sweep."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "trials")
         if not self.values:
             raise ValueError(

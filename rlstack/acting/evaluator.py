@@ -52,11 +52,10 @@ class EvaluatorConfig(Checked):
     Evaluator of rlstack, such as a subclass of it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "episodes", "num_envs", "max_steps")
         self.require_at_least(0, "video")
-        if isinstance(self.period, str):
-            self.require_one_of("period", ("auto", "off"))  # or a number
-        else:
+        if not isinstance(self.period, str):
             self.require_at_least(0, "period")
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
         self.require("episodes", self.episodes % self.num_envs == 0, rule)

@@ -29,6 +29,7 @@ class InferencerConfig(Checked):
     default device, and a single process on the learner's first device."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "sync_interval")
         self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
 

@@ -31,6 +31,7 @@ class EntityType(Checked):
     """Maximum number of entities of this type in one observation."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "capacity")
         if len(set(self.features)) < len(self.features):
             raise ValueError(f"EntityType: feature names must be unique; got {self.features}.")
@@ -67,6 +68,7 @@ class Categorical(Checked):
     """Maximum number of actors in one observation."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require_choices(self.choices)
         self.require_at_least(1, "capacity")
 
@@ -98,6 +100,7 @@ class SelectEntity(Checked):
     """Maximum number of actors in one observation."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(1, "capacity")
 
 

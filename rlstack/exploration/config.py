@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 from rlstack.checks import Checked
 from rlstack.exploration.policies import (
@@ -67,8 +67,7 @@ class PolicyConfig(Checked):
     """Number of environment steps, of all environments together, with random actions first."""
 
     def __post_init__(self) -> None:
-        self.require_one_of("kind", get_args(Kind))
-        self.require_one_of("schedule", get_args(Shape))
+        super().__post_init__()
         self.require_at_least(0, "warm_up")
         if self.kind == "agent":
             self.require("warm_up", not self.warm_up, "0 for agent, which has options of its own")

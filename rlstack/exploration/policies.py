@@ -69,6 +69,7 @@ class EpsilonGreedy(Checked):
     "Probability of a random action, in [0, 1]; a float or a schedule."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not callable(self.epsilon):
             self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
 
@@ -93,6 +94,7 @@ class Softmax(Checked):
     "Positive temperature; a float or a schedule. Small is near greedy, large is near uniform."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not callable(self.temperature):
             self.require("temperature", self.temperature > 0, "positive")
 
@@ -116,6 +118,7 @@ class _Noise(Checked):
     "Upper bound of the action, a number or one per dimension; None takes that of a TanhNormal."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not callable(self.scale):
             self.require_at_least(0, "scale")
 

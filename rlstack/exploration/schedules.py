@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,6 @@ class _Counting(Checked):
         return jnp.asarray(getattr(counts, self.over), jnp.float32) * self.num_envs
 
     def _check_progress(self) -> None:
-        self.require("over", self.over in get_args(Over), " or ".join(get_args(Over)))
         self.require("num_envs", self.num_envs > 0, "positive")
 
 
@@ -123,6 +122,7 @@ class Linear(_Counting):
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("steps", self.steps > 0, "positive")
         self.require_at_least(0, "begin")
         self._check_progress()
@@ -147,6 +147,7 @@ class MultiPhaseLinear(_Counting):
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("points", len(self.points) > 0, "one or more")
         grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
         self.require("points", grow, "of steps that increase, without duplicates")
@@ -176,6 +177,7 @@ class Exponential(_Counting):
     "Factor of the counts; set it to the number of environments to count the steps of all of them."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("half_life", self.half_life > 0, "positive")
         self._check_progress()
 
@@ -207,6 +209,7 @@ class EpsilonLadder(Checked):
     "The smallest epsilon is base ** (1 + alpha) (Ape-X)."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("num_envs", self.num_envs > 0, "positive")
         self.require("base", 0 < self.base <= 1, "in (0, 1]")
         self.require_at_least(0, "alpha")

@@ -30,6 +30,7 @@ class WarmUp(Checked):
     "Number of environments of the experiment."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require_at_least(0, "frames")
         self.require("num_envs", self.num_envs > 0, "positive")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,6 @@ from rlstack.types import (
 )
 
 RewardScale = Literal["none", "reward", "return"]
-_REWARD_SCALES: tuple[str, ...] = get_args(RewardScale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,8 @@ class NormalisationConfig(Checked):
     """Scaled rewards are clipped to plus or minus this; 0 does not clip."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("observation_clip", self.observation_clip > 0, "positive")
-        self.require_one_of("rewards", _REWARD_SCALES)
         self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
         self.require_at_least(0, "reward_clip")
 

@@ -57,6 +57,7 @@ class PolicyAndCriticsConfig(Checked):
     """Optimizer of the critics; None takes optimizer."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
         self.require_at_least(1, "num_critics")
         self.require("target_rate", 0 < self.target_rate <= 1, "in (0, 1]")
@@ -144,7 +145,6 @@ class DeterministicConfig(PolicyAndCriticsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("noise", self.noise in ("gaussian", "uniform"), "gaussian or uniform")
         self.require_at_least(0, "noise_scale")
 
 

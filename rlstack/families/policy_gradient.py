@@ -71,6 +71,7 @@ class PolicyGradientConfig(Checked):
     """Optimizer of the value head; None takes optimizer."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("discount", 0 <= self.discount <= 1, "in [0, 1]")
         self.require_at_least(0, "entropy_cost", "value_cost", "max_grad_norm")
 

@@ -74,6 +74,7 @@ class QLearningConfig(Checked):
     """Frames of all environments together over which the probability falls linearly."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for field in ("discount", "target_rate", "epsilon_start", "epsilon_end"):
             self.require(field, 0 <= getattr(self, field) <= 1, "in [0, 1]")
         self.require_at_least(1, "target_period", "epsilon_frames")

@@ -72,11 +72,9 @@ class LearnerConfig(Checked):
     """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
         self.require_at_least(1, "micro_batches", "processes")
-        self.require_one_of("prefetch", ("auto", "on", "off"))
-        known = self.minibatches in ("auto", "scan", "calls")
-        self.require("minibatches", known, "auto, scan or calls")
 
 
 class NonFiniteError(ArithmeticError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import haiku as hk
 import jax
@@ -98,17 +98,7 @@ class NetworkConfig(Checked):
     """The transformer for observations of entities, which replaces torso and core."""
 
     def __post_init__(self) -> None:
-        choices = {
-            "torso": Torso,
-            "activation": Activation,
-            "core": Core,
-            "norm": Norm,
-            "dtype": Precision,
-        }
-        for field, names in choices.items():
-            self.require_one_of(field, get_args(names))
-        self.require_one_of("dtype", get_args(Precision))
-        self.require_one_of("critic_input", ("all", "state"))
+        super().__post_init__()
         self.require_at_least(0, "noisy_sigma")
         self.require_finite("policy_log_std")
         self.require_at_least(1, "num_cosines", "core_size", "core_layers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 import optax
 
@@ -53,6 +53,7 @@ class OptimizerConfig(Checked):
     for sgd. Others keep optax's defaults."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = catalogue.optimizers()
         if self.name not in known:
             hint = nearest(self.name, known) or f"; there are {', '.join(known)}"
@@ -67,7 +68,6 @@ class OptimizerConfig(Checked):
         self._check_arguments()
 
     def _check_schedule(self) -> None:
-        self.require_one_of("schedule", get_args(Schedule))
         falls = self.schedule in ("cosine", "exponential")
         self.require(
             "anneal_steps", bool(self.anneal_steps) or not falls, "positive for a schedule"

@@ -132,12 +132,8 @@ class ReplayConfig(Checked):
         Raises:
           ValueError: a field is out of range, or two fields contradict each other.
         """
+        super().__post_init__()
         require, fifo = self.require, self.sampler == "fifo"
-        samplers = ("fifo", "uniform", "prioritized")
-        require("sampler", self.sampler in samplers, "fifo, uniform or prioritized")
-        services = ("auto", "reverb", "table")
-        require("service", self.service in services, "auto, reverb or table")
-        require("starts", self.starts in ("any", "not_last"), "any or not_last")
         self.require_at_least(1, "batch_size", "unroll_length", "max_size", "min_size")
         fits = self.period is None or 1 <= self.period <= self.unroll_length
         require("period", fits, f"in 1..unroll_length ({self.unroll_length}), or None")

@@ -211,6 +211,7 @@ class TensorBoardLogger:
                 return
             with contextlib.suppress(OSError):
                 writer.close()
+                self._queue.join_thread()  # which the writer tells to end
 
 
 class _EventFile:

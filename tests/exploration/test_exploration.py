@@ -247,7 +247,7 @@ def test_counts_follow_the_episodes():
         (lambda: ex.MultiPhaseLinear(()), "points must be one or more"),
         (lambda: ex.Linear(1.0, 0.0, 0), "steps must be positive; got 0"),
         (lambda: ex.Linear(1.0, 0.0, 1, begin=-1), "begin must be at least 0; got -1"),
-        (lambda: ex.Linear(1.0, 0.0, 1, over="frames"), "over must be env_steps or episodes"),
+        (lambda: ex.Linear(1.0, 0.0, 1, over="frames"), "over must be one of env_steps, episodes"),
         (lambda: ex.Linear(1.0, 0.0, 1, num_envs=0), "num_envs must be positive"),
         (lambda: ex.Exponential(1.0, 0.0, 0), "half_life must be positive"),
         (lambda: ex.EpsilonLadder(0), "num_envs must be positive"),

@@ -12,6 +12,7 @@ from programs.components.environments import make_env
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
 from programs.stop_config import StopConfig
+from rlstack.checks import WrongKindError, hints_of, is_config
 from rlstack.networks import NetworkConfig
 from rlstack.references import load_object
 
@@ -40,6 +41,39 @@ def test_an_unknown_preset_suggests_the_nearest():
         preset("cartpol-ppo")
 
 
+def configs_in(config):
+    yield config
+    for field in dataclasses.fields(config):
+        if is_config(inner := getattr(config, field.name)):
+            yield from configs_in(inner)
+
+
+# One config of each type that occurs in a preset.
+CONFIGS = {type(one): one for name in PRESETS for one in configs_in(preset(name))}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=lambda config: type(config).__name__)
+def test_a_config_names_its_field_of_a_wrong_type(config):
+    numbers = [name for name, hint in hints_of(config).items() if hint in (int, float)]
+    for name in numbers:
+        with pytest.raises(WrongKindError, match=rf"^{type(config).__name__}: {name} must be a "):
+            dataclasses.replace(config, **{name: "7"})
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"type": "jx"}, r"EnvConfig: type must be one of auto, .*; got 'jx'"),
+        ({"num_envs": 2.0}, r"EnvConfig: num_envs must be a whole number; got 2\.0"),
+        ({"options": [1]}, r"EnvConfig: options must be a dict; got \[1\]"),
+        ({"name": b"A-v1"}, r"EnvConfig: name must be text; got b'A-v1'"),
+    ],
+)
+def test_a_wrong_type_of_the_environment_is_refused(change, rule):
+    with pytest.raises(WrongKindError, match=rule):
+        EnvConfig(**{"name": "A-v1", "num_envs": 1} | change)
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -51,9 +85,6 @@ def test_an_unknown_preset_suggests_the_nearest():
         ({"hours": None}, "hours must be a number; got None"),
         ({"topology": "nope"}, "topology must be one of single_process, fused, .*; got 'nope'"),
         ({"checkpoint_replay": "no"}, "checkpoint_replay must be True or False; got 'no'"),
-        ({"env": EnvConfig("A-v1", 1, type="jx")}, r"env\.type must be one of auto, .*; got 'jx'"),
-        ({"env": EnvConfig("A-v1", 2.0)}, r"env\.num_envs must be a whole number; got 2\.0"),
-        ({"env": EnvConfig("A-v1", 1, options=[1])}, r"env\.options must be a dict; got \[1\]"),
         ({"loggers": "jsonl"}, "loggers must be a tuple; got 'jsonl'"),
         ({"agent": RandomConfig}, r"agent must be .*Write RandomConfig\(\)"),
         ({"policies": {"one": None}}, r"policies\.one must be a MemberConfig; got None"),

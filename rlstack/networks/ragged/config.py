@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
 from rlstack.checks import Checked
 
@@ -27,6 +27,7 @@ class _PoseFeatures(Checked):
     angle_feature."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require("position_features", len(self.position_features) == 2, "two names")
         self.require("vector_features", len(self.vector_features) in (0, 2), "two names or none")
         one = not (self.angle_feature and self.vector_features)
@@ -77,8 +78,6 @@ class RelativePositionsConfig(_PoseFeatures):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, known in (("kind", get_args(BucketKind)), ("value_gate", get_args(Gate))):
-            self.require_one_of(field, known)
         cells = len(self.extent) == 2 and min(self.extent) >= 0
         self.require("extent", cells, "two numbers of at least 0")
         self.require_at_least(1, "sectors")
@@ -141,8 +140,7 @@ class RaggedTransformerConfig(Checked):
     enough), never or always. It does not change results."""
 
     def __post_init__(self) -> None:
-        for field, known in (("pooling", get_args(Pooling)), ("packing", get_args(PackingMode))):
-            self.require_one_of(field, known)
+        super().__post_init__()
         self.require_at_least(1, "d_model", "num_heads", "d_qk")
         self.require_at_least(0, "num_layers")
         splits = self.d_model % self.num_heads == 0
