@@ -101,8 +101,8 @@ def _load() -> ModuleType:
     if not available():
         raise ImportError(
             "rlstack.replay: ReverbReplayBuffer needs dm-reverb, which is not installed (it has "
-            f"wheels for CPython 3.8 to 3.10; this is {sys.version.split()[0]}). Use CPython 3.10, or "
-            "the replay in this process or in shared memory."
+            f"wheels for CPython 3.8 to 3.10; this is {sys.version.split()[0]}). Use CPython 3.10, "
+            "or the replay in this process or in shared memory."
         )
     try:
         return _binding()
