@@ -117,7 +117,7 @@ def test_periods_are_words_or_numbers():
     assert period("auto", 2_000) == 5_000  # a short run has the last evaluation only
     assert [period(value, 10**6) for value in ("auto", "off", 0, 700)] == [100_000, 0, 0, 700]
     with pytest.raises(
-        ValueError, match="period must be a whole number or one of auto, off; got .often."
+        ValueError, match="period must be a whole number or one of auto, off; got 'often'"
     ):
         EvaluatorConfig(period="often")
 

@@ -86,5 +86,5 @@ def test_whole_items_unless_that_repeats_much():
 def test_without_reverb_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr(binding, "available", lambda: False)
     monkeypatch.delitem(sys.modules, binding._NAME, raising=False)
-    with pytest.raises(ImportError, match="Use CPython 3.10, or the replay"):
+    with pytest.raises(ImportError, match=r"Use CPython 3\.10, or the replay"):
         binding.load()
