@@ -179,6 +179,8 @@ class Result(NamedTuple):
                 f"{ratio:5.2f}  {low:.2f}-{high:.2f}{mark}"
             )
             for side, shares in self.where[setting].items():
+                if not shares:  # they cannot be measured
+                    continue
                 parts = ", ".join(f"{label} {share:.0%}" for label, share in shares.items())
                 lines.append(f"{'':{width}}  {side}: {parts}")
         return "\n".join(lines)

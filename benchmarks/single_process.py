@@ -174,12 +174,16 @@ class Reference:
             Timed(program, "update", "learn"),
         ]
 
+    def close(self) -> None:
+        """Closes the environments."""
+        self.program.close()
+
 
 class PlainReference:
     """The hand-written loop in a process of its own, in which nothing is configured but XLA."""
 
     def __init__(self, cfg: Experiment) -> None:
-        # One that is forked would have what this process keeps.
+        # A forked process would inherit the memory settings of this one.
         spawn = multiprocessing.get_context("spawn")
         self._process = ProcessPoolExecutor(1, spawn, _begin_plain, (cfg,))
 
@@ -188,17 +192,12 @@ class PlainReference:
         self._process.submit(_train_plain, steps).result()
 
     def methods(self) -> list[Timed]:
-        """Returns nothing: methods of another process cannot be timed here."""
+        """Returns nothing, because methods of another process cannot be timed here."""
         return []
 
     def close(self) -> None:
         """Ends the process."""
         self._process.shutdown()
-
-    @property
-    def program(self) -> PlainReference:
-        """What is closed at the end."""
-        return self
 
 
 _plain: list[Reference] = []  # in the process of `PlainReference`
@@ -236,7 +235,7 @@ def measure(setting: Setting, result: Result) -> None:
         result.add(setting.name, comparison, where)
     finally:
         ours.program.close()
-        reference.program.close()
+        reference.close()
 
 
 def _warm_up(
@@ -253,8 +252,10 @@ def _warm_up(
 
 
 def _where(side: Ours | Reference | PlainReference, work: Callable[[], None]) -> dict[str, float]:
+    if not (methods := side.methods()):
+        return {}
     timers = Timers()
-    with timers.on(*side.methods()):
+    with timers.on(*methods):
         start = time.perf_counter()
         work()
         total = time.perf_counter() - start

@@ -46,10 +46,10 @@ def open_screen(
 
     Raises:
       ValueError: as `programs.policies.video.check_video`; no window can be opened; or ``fps`` is
-        not positive.
+        not positive and finite.
     """
     if not 0 < fps < math.inf:
-        raise ValueError(f"fps (--fps) must be positive; got {fps:g}.")
+        raise ValueError(f"fps (--fps) must be positive and finite; got {fps:g}.")
     if video is not None:
         return _in_video(video, fps)
     if window:

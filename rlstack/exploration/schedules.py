@@ -96,12 +96,13 @@ class _Counting(Checked):
     over: Over
     num_envs: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("num_envs", self.num_envs > 0, "positive")
+
     def _progress(self, counts: Counts) -> Array:
         """Returns the progress, [B] float32, because the product could overflow int32."""
         return jnp.asarray(getattr(counts, self.over), jnp.float32) * self.num_envs
-
-    def _check_progress(self) -> None:
-        self.require("num_envs", self.num_envs > 0, "positive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,6 @@ class Linear(_Counting):
         super().__post_init__()
         self.require("steps", self.steps > 0, "positive")
         self.require_at_least(0, "begin")
-        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
@@ -151,7 +151,6 @@ class MultiPhaseLinear(_Counting):
         self.require("points", len(self.points) > 0, "one or more")
         grow = all(a < b for (a, _), (b, _) in itertools.pairwise(self.points))
         self.require("points", grow, "of steps that increase, without duplicates")
-        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""
@@ -179,7 +178,6 @@ class Exponential(_Counting):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("half_life", self.half_life > 0, "positive")
-        self._check_progress()
 
     def __call__(self, counts: Counts) -> Array:
         """Returns [B] float32."""

@@ -201,6 +201,6 @@ def test_a_video_that_cannot_be_written_is_refused_first(balancing, tmp_path, vi
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
-def test_the_pace_must_be_positive(fps):
-    with pytest.raises(ValueError, match=r"^fps \(--fps\) must be positive; got "):
+def test_the_pace_must_be_positive_and_finite(fps):
+    with pytest.raises(ValueError, match=r"^fps \(--fps\) must be positive and finite; got "):
         open_screen(None, fps)
