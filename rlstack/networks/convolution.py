@@ -5,14 +5,14 @@ same function, except for the order of sums. So checkpoints do not depend on the
 three forms:
 
 - *plain*: XLA's convolution.
-- *folded*: XLA's convolution, whose gradients are computed with folded images: the stride becomes
-  channels (space to depth), so an 8 x 8 kernel with stride 4 is a 2 x 2 kernel with stride 1 over
-  16 times as many channels. The gradient of a small kernel is then one product of matrices. On the
-  CPU that takes a fifth of the time of XLA's own for the first layer of the Nature network. There
-  are no forward-mode derivatives (``jax.jvp``).
-- *products*: one product of matrices with folded images. On the CPU it is as fast in the body of a
-  compiled loop as outside, where XLA's own convolution is 10 to 30 times slower. So it is under
-  ``jax.vmap`` over kernels.
+- *folded*: the forward pass is XLA's convolution. The gradients are those of the same convolution
+  after space-to-depth, which moves the stride into the channels: an 8 x 8 kernel with stride 4
+  becomes a 2 x 2 kernel with stride 1 and 16 times as many channels. The gradient of a small kernel
+  is then one product of matrices, which takes a fifth of the time of XLA's gradient on the CPU
+  (first layer of the Nature network). Forward-mode derivatives (``jax.jvp``) are not defined.
+- *products*: one product of matrices after space-to-depth. On the CPU it is as fast in the body of
+  a compiled loop, and under ``jax.vmap`` over kernels, as outside. XLA's convolution is 10 to 30
+  times slower there.
 
 The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; otherwise
 products in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
@@ -48,7 +48,7 @@ _IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
 # The older CPU runtime of JAX 0.5 writes outside of its memory where a folded convolution is one
 # function with other code. A process may choose that runtime for another network before this one.
 _PLAIN_ONLY = jax.__version_info__ < (0, 6)
-_SMALL = 4  # places of a kernel up to which it multiplies pixels, not patches
+_SMALL = 4  # largest height x width of kernels that multiply pixels; larger ones multiply patches
 _IMAGES = ("NHWC", "HWIO", "NHWC")  # axes of images, kernels and results
 
 
@@ -188,14 +188,14 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array]:
     x, w = inputs
 
-    def of_images(x: jax.Array) -> jax.Array:
+    def from_images(x: jax.Array) -> jax.Array:
         return _by_xla(*_folded(x, w, stride, pads))
 
-    def of_kernel(w: jax.Array) -> jax.Array:
+    def from_kernel(w: jax.Array) -> jax.Array:
         images, kernel = _folded(x, w, stride, pads)
         return (_by_pixels if _is_small(kernel) else _by_xla)(images, kernel)
 
-    return *jax.vjp(of_images, x)[1](gradient), *jax.vjp(of_kernel, w)[1](gradient)
+    return *jax.vjp(from_images, x)[1](gradient), *jax.vjp(from_kernel, w)[1](gradient)
 
 
 _with_folded_gradients.defvjp(_forward, _backward)
@@ -212,14 +212,14 @@ def _is_small(kernel: jax.Array) -> bool:
 
 
 def _by_pixels(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiplies each pixel by the whole kernel; sums the products that belong to one result.
+    """Multiplies each pixel by the whole kernel, then sums the products of each output pixel.
 
-    So no patches are copied, neither here nor for the gradient of the kernel. Some products of the
+    No patches are copied, neither here nor for the gradient of the kernel. Some products of the
     last rows and columns are not used.
     """
     (rows, columns, channels, outputs), (batch, height, width, _) = w.shape, x.shape
     pixels = x.reshape(-1, channels)
-    # Reshaped to one matrix: XLA gives an einsum a layout with which the gradient is slower.
+    # As one matrix product: XLA chooses a layout for an einsum with which the gradient is slower.
     products = pixels @ w.transpose(2, 0, 1, 3).reshape(channels, -1)
     products = products.reshape(batch, height, width, rows * columns, outputs)
     height, width = height - rows + 1, width - columns + 1

@@ -1,13 +1,11 @@
-"""How glibc's memory allocator keeps the memory that a learner frees.
-
-Other C libraries have none of these functions, and then nothing is done.
-"""
+"""Settings of glibc's memory allocator. With other C libraries the functions do nothing."""
 
 from __future__ import annotations
 
 import ctypes
 
-_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # M_ARENA_MAX ... of malloc.h
+# M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 _LARGEST_KEPT = 1 << 30  # bytes; larger blocks, such as tables of replays, are returned if freed
 _NEVER = (1 << 31) - 1
 
@@ -15,17 +13,18 @@ _NEVER = (1 << 31) - 1
 def keep_freed_memory() -> None:
     """Lets this process keep the memory that it frees, in one arena that all threads share.
 
-    XLA allocates the memory of all intermediate results of a computation with each call. By default
-    glibc returns blocks of more than 32 MB to the system as soon as they are freed, so each update
-    of a network with convolutions waits for thousands of new pages: on two cores, 30 of 145 ms of
-    the Nature network's gradients for 256 frames. Only the first arena can keep such blocks.
+    XLA allocates the memory of all intermediate results each time that a computation is called.
+    By default glibc returns blocks of more than 32 MB to the system as soon as they are freed, so
+    each update of a network with convolutions waits for thousands of page faults: 30 of 145 ms for
+    the gradients of the Nature network for 256 frames, on two cores. Only the first arena can keep
+    such blocks.
 
-    More arenas also keep more. By default glibc has 8 for each processor, each of which grows to
-    the most memory that one of its threads has used. Orbax writes checkpoints with threads of its
-    own, so a learner grew for hours, by about a megabyte for each checkpoint in an arena that no
+    More arenas also use more memory. By default glibc has 8 for each processor, and each grows to
+    the most memory that one of its threads has used. Orbax writes checkpoints in new threads, so
+    a learner grew for hours, by about a megabyte each time that a writer got an arena that no
     writer had used before.
 
-    It must be called while there are few threads, because a thread keeps the arena that it has.
+    Call it while there are few threads, because a thread keeps the arena that it has.
     Threads that allocate at the same time may wait for each other, so it is for processes whose
     threads mostly wait, such as learners.
     """
@@ -33,8 +32,8 @@ def keep_freed_memory() -> None:
     if mallopt is None:
         return
     mallopt(_ARENA_MAX, 1)
-    # Before 2.35, glibc refuses thresholds of more than 32 MB. It must then keep its own rule for
-    # both, which a second threshold alone would end.
+    # Before 2.35, glibc refuses thresholds of more than 32 MB. Setting only the second threshold
+    # would then turn off the rule by which glibc adjusts both.
     if mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
         mallopt(_TRIM_THRESHOLD, _NEVER)
 

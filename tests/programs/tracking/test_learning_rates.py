@@ -31,7 +31,7 @@ _FRAMES = _UPDATE * _UPDATES
 
 
 def falling(steps, **changes):
-    """Returns an optimizer whose learning rate falls from 0.01 to 0 in this number of steps."""
+    """Returns an optimizer whose learning rate falls linearly from 0.01 to 0 over `steps` steps."""
     return OptimizerConfig(learning_rate=1e-2, anneal_steps=steps, **changes)
 
 
