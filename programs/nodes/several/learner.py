@@ -137,8 +137,8 @@ class FollowingLearnerNode(PolicyLearnerNode):
         stop: threading.Event,
     ) -> None:
         """Makes the learner; arguments as for `LearnerNode`."""
-        self._asked = self._given = 0
-        self._last = False  # whether the last part has been asked for
+        self._asked = 0, False  # the number of the newest part, and whether it is the last
+        self._given = 0, False
         self._files = PartFiles(setup.directory)
         self._files.remove(setup.policy)
         super().__init__(setup, replay, coordinator, stop)
@@ -151,19 +151,22 @@ class FollowingLearnerNode(PolicyLearnerNode):
           number: of the checkpoint; repeated calls have the same one.
           last: whether it is the last.
         """
-        self._last, self._asked = last, number
+        self._asked = number, last
 
     def _save_if_due(self, state: ProgramState) -> None:
-        if state.phase == RUNNING:
-            self._last = False  # if it was, for the learner that asks: it has been restarted
-        number = self._asked
-        if number == self._given:
+        number, last = self._asked
+        if number == self._given[0]:
             return
+        if last and state.phase == RUNNING:
+            # The learner that asks knows of the end earlier, or was stopped and comes back.
+            if self._poll(now=True).phase != RUNNING:
+                return  # this learner gives its part after its last update
+            last = False
         self._source.clean()  # the checkpoint before this one is whole
         with self._program.phase("saving a checkpoint"):
             tree, metadata = self._tree()
             self._files.write(self._setup.policy, number, Part(tree, metadata))
-        self._given = number
+        self._given = number, last
         self._program.has_lasting_work = True
 
     def _between_rounds(self) -> None:
@@ -182,7 +185,7 @@ class FollowingLearnerNode(PolicyLearnerNode):
         until = time.monotonic() + timing.PARTS_AT_END
         while self._stop.is_set() and time.monotonic() < until:
             self._save_if_due(state)
-            if self._last and self._given == self._asked:
+            if self._given[1]:
                 break
             time.sleep(timing.LEARNER_PHASE_POLL)
 
