@@ -11,14 +11,17 @@ from programs.presets.registry import falling, on_policy_replay, preset, transit
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
-from rlstack.optimizers import OptimizerConfig
 
 _BASE_STOCK = ScriptedConfig("agents.rules:order_up_to_base_stock")
 
 
 @preset
 def supply_chain_policies(name: str) -> Experiment:
-    """A supply chain: PPO is the retailer, DQN the distributor, the factory follows a rule."""
+    """A supply chain: PPO is the retailer, DQN the distributor, the factory follows a rule.
+
+    All pay the mean cost of the chain. If each pays its own, the retailer has no reason to order
+    evenly, and what the distributor pays depends on the retailer's orders more than on its own.
+    """
     chains = 8
     return Experiment(
         preset=name,
@@ -26,9 +29,11 @@ def supply_chain_policies(name: str) -> Experiment:
             discount=0.95,
             entropy_cost=0.003,
             num_epochs=8,
-            optimizer=OptimizerConfig(learning_rate=1e-3),
+            optimizer=falling(1e-3, 9_600),
         ),
-        env=EnvConfig("rlstack.envs.seats.games:SupplyChain", num_envs=3 * chains),
+        env=EnvConfig(
+            "rlstack.envs.seats.games:SupplyChain", num_envs=3 * chains, options={"shared": 1.0}
+        ),
         network=NetworkConfig(hidden_sizes=(64, 64)),
         normalisation=NormalisationConfig(reward_scale=0.1),
         replay=on_policy_replay(chains, 64),
@@ -41,7 +46,7 @@ def supply_chain_policies(name: str) -> Experiment:
                     target_rate=0.01,
                     epsilon_frames=40_000,
                     epsilon_end=0.02,
-                    optimizer=falling(1e-3, 40_000),
+                    optimizer=falling(1e-3, 38_000),
                 ),
                 network=NetworkConfig(hidden_sizes=(64, 64), activation="relu"),
                 replay=transitions(

@@ -23,14 +23,17 @@ class SupplyChain:
 
     In each week a facility receives what arrives, then the orders from downstream, ships what it
     can, and owes the rest. What is shipped arrives ``delay`` weeks after the order. The last
-    facility orders from a supplier that has everything. Each facility decides by its own numbers
-    and pays its own costs, the sum of ``holding`` for each unit in stock and ``shortage`` for each
-    unit owed, so a facility that orders badly costs those downstream of it too.
+    facility orders from a supplier that has everything. Each facility decides by its own numbers.
+    Its costs of a week are the sum of ``holding`` for each unit in stock and ``shortage`` for each
+    unit owed.
+
+    With ``shared`` 0 each facility pays its own costs, and no facility pays what its orders cost
+    the others. With 1 all pay the mean of the chain; with a number between, this part of it.
 
     Observation: ``[4 + facilities]`` float32: stock, units owed, units ordered and not received,
     the last demand, each divided by 10; then the number of the facility, one-hot. Action: the
-    order, as its difference from the last demand plus 4, 0 to 8. Reward: minus the costs of the
-    week, divided by 10. Episodes are truncated after ``weeks``. Seats: retailer, distributor and
+    order, as its difference from the last demand plus 4, 0 to 8. Reward: minus what the facility
+    pays for the week, divided by 10. Episodes are truncated after ``weeks``. Seats: retailer, distributor and
     factory with three facilities; a fourth is the wholesaler.
     """
 
@@ -41,6 +44,7 @@ class SupplyChain:
         delay: int = 2,
         holding: float = 1.0,
         shortage: float = 2.0,
+        shared: float = 0.0,
         seed: int = 0,
     ):
         if not 2 <= facilities <= len(_SEATS):
@@ -51,6 +55,8 @@ class SupplyChain:
             raise ValueError(
                 f"SupplyChain: weeks and delay must be at least 1; got {weeks} and {delay}."
             )
+        if not 0.0 <= shared <= 1.0:
+            raise ValueError(f"SupplyChain: shared must be 0 to 1; got {shared}.")
         chosen = {2: (0, 3), 3: (0, 2, 3), 4: (0, 1, 2, 3)}[facilities]
         self.seats = tuple(_SEATS[i] for i in chosen)
         most = _MOST / _SCALE
@@ -60,6 +66,7 @@ class SupplyChain:
         self.action_spec = specs.DiscreteArray(CHOICES, np.int32, "order")
         self.action_names = _ORDERS
         self._weeks, self._delay, self._costs = weeks, delay, (holding, shortage)
+        self._shared = shared
         self._rng = np.random.default_rng(seed)
         self._week = 0
         self._stock = np.zeros(facilities, np.int64)
@@ -104,10 +111,11 @@ class SupplyChain:
         self._week += 1
         holding, shortage = self._costs
         costs = holding * self._stock + shortage * self._owed
+        paid = (1.0 - self._shared) * costs + self._shared * costs.mean()
         ones = [1.0] * len(self.seats)
         return GameStep(
             self._observe(),
-            (-costs / _SCALE).tolist(),
+            (-paid / _SCALE).tolist(),
             ones,
             last=self._week >= self._weeks,
             infos=[{"chain_cost": float(costs.sum())}] * len(self.seats),

@@ -59,6 +59,16 @@ def test_a_facility_owes_what_it_cannot_ship():
     assert step.rewards[1] == pytest.approx(-2 * distributor[1] / 10)
 
 
+@pytest.mark.parametrize("shared", [0.25, 1.0])
+def test_facilities_share_a_part_of_the_costs(shared):
+    alone, together = SupplyChain(), SupplyChain(shared=shared)
+    alone.reset()
+    together.reset()
+    for orders in np.random.default_rng(0).integers(9, size=(5, 3)):
+        own, paid = (np.array(chain.step(orders).rewards) for chain in (alone, together))
+        np.testing.assert_allclose(paid, own + shared * (own.mean() - own), rtol=1e-6)
+
+
 def test_what_is_ordered_is_on_the_road_or_owed_by_the_next_facility():
     chain, rng = SupplyChain(seed=3, weeks=30), np.random.default_rng(0)
     chain.reset()
@@ -113,7 +123,9 @@ def test_the_loser_pays():
     assert game.step([1, 1]).last
 
 
-@pytest.mark.parametrize("options", [{"facilities": 1}, {"weeks": 0}, {"delay": 0}])
+@pytest.mark.parametrize(
+    "options", [{"facilities": 1}, {"weeks": 0}, {"delay": 0}, {"shared": 1.5}]
+)
 def test_impossible_chains_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         SupplyChain(**options)
