@@ -33,8 +33,8 @@ class SupplyChain:
     Observation: ``[4 + facilities]`` float32: stock, units owed, units ordered and not received,
     the last demand, each divided by 10; then the number of the facility, one-hot. Action: the
     order, as its difference from the last demand plus 4, 0 to 8. Reward: minus what the facility
-    pays for the week, divided by 10. Episodes are truncated after ``weeks``. Seats: retailer, distributor and
-    factory with three facilities; a fourth is the wholesaler.
+    pays for the week, divided by 10. Episodes are truncated after ``weeks``. Seats: retailer,
+    distributor and factory with three facilities; a fourth is the wholesaler.
     """
 
     def __init__(
