@@ -181,13 +181,12 @@ class Service:
         `pack` turns the answer's record into what the transport carries.
         """
         incarnation, client, number, settled, args, kwargs = request
-        answer: Future[Any] = Future()
-        is_new = True
         try:
             if incarnation not in (0, self._incarnation):
                 return pack((RESTARTED, self._incarnation))
-            if number:
-                answer, is_new = self._memory.call(client, number, settled)
+            answer, is_new = (
+                self._memory.call(client, number, settled) if number else (Future(), True)
+            )
         except Exception as error:
             return pack(_error(error))
         if is_new:

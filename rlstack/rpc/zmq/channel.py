@@ -158,7 +158,7 @@ class _Connection:
     def call(self, method: str, data: bytes, until: float, cancel: int) -> tuple[str, Any]:
         """Sends a request and waits for its answer."""
         try:
-            self._socket.send_multipart([method.encode(), data], zmq.NOBLOCK)
+            options.send(self._socket, method.encode(), data)
         except zmq.Again:  # a socket that has lost its connection would wait for another
             return "UNAVAILABLE", f"the connection to {self._address} broke"
         waits = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN), (cancel, zmq.POLLIN)]
@@ -189,7 +189,7 @@ class _Connection:
         self._socket.close(0)
 
     def _answer(self) -> tuple[str, Any]:
-        status, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        status, *rest = options.receive(self._socket)
         if len(rest) != 1:
             return "INTERNAL", f"{self._address} sent an answer of {1 + len(rest)} parts"
         name, answer = status.bytes, options.bytes_of(rest[0])

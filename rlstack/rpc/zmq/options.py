@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import zmq
 
 MAX_MESSAGE = 1 << 31  # bytes; a longer message ends its connection
@@ -11,6 +13,10 @@ COPIED = (
 LOOPBACK = "127.0.0.1"
 
 OK, NOT_FOUND, FAILED = b"OK", b"NOT_FOUND", b"INTERNAL"  # the status of an answer
+
+# As plain numbers, because arithmetic with ZeroMQ's flags costs as much as receiving a frame.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
 # A peer that answers no heartbeat for so long is taken for dead: its host or network is. Calls end
 # by their own deadlines; this frees what belongs to the connection.
@@ -39,4 +45,32 @@ def bytes_of(frame: zmq.Frame) -> bytes | memoryview:
 
 def has_message(socket: zmq.Socket) -> bool:
     """Whether a message can be received without waiting."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    events: Any = socket.getsockopt(_EVENTS)
+    return bool(events & _POLLIN)
+
+
+# ZeroMQ's `recv_multipart` and `send_multipart` cost twice as much as these two, and more.
+
+
+def receive(socket: zmq.Socket) -> list[zmq.Frame]:
+    """Returns the frames of the next message.
+
+    Raises:
+      zmq.Again: there is none.
+    """
+    frames = [socket.recv(_NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(_NOBLOCK, copy=False))
+    return frames
+
+
+def send(socket: zmq.Socket, *frames: bytes) -> None:
+    """Sends a message of these frames.
+
+    Raises:
+      zmq.Again: nobody can take it now.
+    """
+    *first, last = frames
+    for frame in first:
+        socket.send(frame, _NOBLOCK | _SNDMORE)
+    socket.send(last, _NOBLOCK)

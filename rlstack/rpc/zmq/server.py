@@ -5,6 +5,10 @@ receives the request, runs the method, and sends the answer by itself. So a call
 thread, and methods may block. If a method returns a future, the thread that sets its result sends
 the answer. The sockets are used under a lock.
 
+With prompt methods (`rlstack.rpc.remote`) only one thread waits. The requests of several clients
+come while it is busy, and a second thread that wakes for them would only contend with it for the
+interpreter. Another thread stands by, and takes over if a method takes long after all.
+
 A client is admitted if it has the secret key of the program's clients. ZeroMQ asks for that
 decision over a socket inside the process (ZAP, RFC 27).
 """
@@ -24,13 +28,14 @@ from concurrent.futures import Future
 import zmq
 from zmq.utils import z85
 
-from rlstack.rpc.service import Service, begin, prompt_methods
+from rlstack.rpc.service import HELLO, Service, begin, prompt_methods
 from rlstack.rpc.socket_filter import ALL_ADDRESSES
 from rlstack.rpc.zmq import keys, options
 
 _ZAP, _DOMAIN = "inproc://zeromq.zap.01", b"rlstack"
 _MOST_THREADS = 512  # calls that run at once; more wait
 _SPARE_THREADS = 16  # threads that wait for requests, while no more are needed
+_TAKES_LONG = 0.02  # seconds without a waiting thread after which the one that stands by takes over
 _AT_EXIT = 0.2  # seconds that calls in progress may take when the process ends
 _LAST_ANSWERS = 1000  # milliseconds that `close` takes at most to send them
 
@@ -50,7 +55,9 @@ class Server:
         self._admitted = z85.decode(own.client_public)
         self._service = service
         self._methods = {name.encode(): name for name in dir(service)}
-        self._prompt = {name.encode() for name in prompt_methods(service)}
+        prompt = prompt_methods(service)
+        self._prompt = {name.encode() for name in (*prompt, HELLO)}
+        self._spare = 1 if prompt else _SPARE_THREADS
         self._context = zmq.Context()
         # First, because without it everyone would be admitted.
         self._zap = self._context.socket(zmq.REP)
@@ -66,8 +73,11 @@ class Server:
         self._pid = os.getpid()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sockets = threading.Lock()  # held by whoever uses a socket
-        self._count = threading.Condition()  # of the threads
-        self._threads = self._waiting = 0
+        lock = threading.Lock()
+        self._count = threading.Condition(lock)  # of the threads
+        self._call = threading.Condition(lock)  # to the one that stands by
+        self._threads = self._waiting = self._received = 0
+        self._stands_by = self._called = False  # whether a thread does, and is to take over
         self._later = 0  # calls that wait for the result of a future
         self._closing = self._closed = False
         try:
@@ -102,6 +112,7 @@ class Server:
             self._closing = True
         self._wake_one()  # which wakes the next one when it ends
         with self._count:
+            self._call.notify()
             self._count.wait_for(lambda: not (self._threads or self._later), seconds)
         self._free(linger)
 
@@ -160,9 +171,11 @@ class Server:
     def _serve(self, events: select.epoll) -> bool:
         """Waits for one request and answers it; returns False if this thread is to end."""
         with self._count:
-            if self._waiting >= _SPARE_THREADS:
+            if self._waiting >= self._spare:
                 self._wake_one()  # there may be a request that no other thread was told of
-                return False
+                if self._stands_by or self._spare > 1:
+                    return False
+                self._stand_by()
             self._waiting += 1
         request = None
         try:
@@ -170,13 +183,33 @@ class Server:
         finally:
             with self._count:
                 self._waiting -= 1
-                alone = not self._waiting and self._threads < _MOST_THREADS
+                self._received += 1
         if request is None:
             return False
-        if alone:
-            self._add_thread()
+        self._replace(self._is_prompt(request))
         self._respond(*request)
         return True
+
+    def _replace(self, is_prompt: bool) -> None:
+        """Makes sure that another thread waits for requests, at once or after a while."""
+        with self._count:
+            if self._waiting or (is_prompt and self._stands_by):
+                return
+            if self._stands_by:
+                self._called = True
+                self._call.notify()
+                return
+            full = self._threads >= _MOST_THREADS
+        if not full:
+            self._add_thread()
+
+    def _stand_by(self) -> None:
+        """Waits, holding the count, until this thread is called or none has waited for a while."""
+        self._stands_by, seen = True, -1
+        while not (self._called or self._closing) and (self._waiting or self._received != seen):
+            seen = self._received
+            self._call.wait(_TAKES_LONG)
+        self._stands_by = self._called = False
 
     def _receive(self, events: select.epoll) -> list[zmq.Frame] | None:
         """Waits for a request; returns None when the server closes."""
@@ -186,8 +219,8 @@ class Server:
                     return None
                 self._admit()
                 if options.has_message(self._router):
-                    request = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-                    if len(request) < 2 or request[1].bytes not in self._prompt:
+                    request = options.receive(self._router)
+                    if not self._is_prompt(request):
                         self._wake_for_the_next()  # else this thread will soon receive it
                     return request
             # The descriptors of sockets become readable when something has changed; what was seen
@@ -196,12 +229,16 @@ class Server:
                 with contextlib.suppress(BlockingIOError):  # another thread was faster
                     os.eventfd_read(self._wake)
 
+    def _is_prompt(self, request: list[zmq.Frame]) -> bool:
+        return len(request) > 1 and request[1].bytes in self._prompt
+
     def _wake_for_the_next(self) -> None:
         """Wakes a thread if there is a request; the caller holds the sockets.
 
         Using a socket takes note of requests that have arrived; its descriptor then stays silent.
+        A thread looks for requests before it waits, so if none waits now, none is to be woken.
         """
-        if options.has_message(self._router):
+        if self._waiting and options.has_message(self._router):
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -254,7 +291,7 @@ class Server:
             if self._closed:
                 return
             # ZeroMQ drops it if the client has gone.
-            self._router.send_multipart([client.bytes, status, answer])
+            options.send(self._router, client.bytes, status, answer)
             self._wake_for_the_next()
 
 

@@ -1,5 +1,6 @@
 """Checkpoints of several learners, and what the coordinator counts of several policies."""
 
+import contextlib
 import logging
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from programs import timing
 from programs.nodes.base import OVER, RUNNING, SAVING, ProgramState
 from programs.nodes.coordinator import Coordinator
 from programs.nodes.ending import NodeLostError
-from programs.nodes.several.learner import LeadingLearnerNode
+from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
 from programs.nodes.several.parts import Part, PartFiles, joined, part_of
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
@@ -128,3 +129,39 @@ def test_the_learner_that_is_silent_is_named(coordinator):
             coordinator.alive("learner/retailer")
             coordinator.check_learner(timing.REPORT_PERIOD)
     assert caught.value.node == "learner/distributor"
+
+
+@pytest.fixture
+def following():
+    """A learner that gives its parts, their numbers, and what its next polls return."""
+    learner = FollowingLearnerNode.__new__(FollowingLearnerNode)
+    learner._asked = learner._given = 0, False
+    learner._source = SimpleNamespace(clean=lambda: None)
+    phase = contextlib.nullcontext
+    learner._program = SimpleNamespace(phase=phase, has_lasting_work=False)
+    learner._setup = SimpleNamespace(policy="distributor")
+    learner._tree = lambda: ({}, {})
+    given, states = [], [ProgramState(OVER)]
+    learner._files = SimpleNamespace(write=lambda policy, number, part: given.append(number))
+    learner._poll = lambda now=False: states[-1]
+    return learner, given, states
+
+
+def test_the_last_part_is_given_only_after_the_last_update(following):
+    """This learner may learn of the end later than the one that asks, up to a report's period."""
+    learner, given, states = following
+    states[:] = [ProgramState(SAVING)]
+    learner.give_part(5, True)
+    learner._save_if_due(ProgramState(RUNNING))  # between two updates
+    assert given == []
+    learner._save_if_due(ProgramState(SAVING))  # after the last
+    assert (given, learner._given) == ([5], (5, True))
+    assert learner._program.has_lasting_work
+
+
+def test_a_learner_that_learns_on_gives_the_part_that_a_stopped_one_called_the_last(following):
+    learner, given, states = following
+    states[:] = [ProgramState(RUNNING)]
+    learner.give_part(5, True)
+    learner._save_if_due(ProgramState(RUNNING))
+    assert (given, learner._given) == ([5], (5, False))

@@ -1,13 +1,15 @@
 """What is special to ZeroMQ: frames of a peer that has the keys, forks, and the process's end."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from rlstack.rpc import RemoteObject, codec, serve
+from rlstack.rpc import RemoteObject, codec, remote, serve
 from rlstack.rpc.service import ERROR
 from tests.rpc.nodes import Node, in_thread, wait_until
 
@@ -74,6 +76,48 @@ def test_more_calls_than_threads_wait_at_once(zmq_keys):
         assert client.echo(1) == 1  # none of them delays another call
         node.gate.set()
         assert all(call.result(10) for call in waiting)
+
+
+class Prompt:
+    """A node whose methods do not block, as it says."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    @remote(prompt=True)
+    def echo(self, value):
+        return value
+
+    @remote(prompt=True)
+    def hold(self):
+        return self.gate.wait(20.0)
+
+
+def test_few_threads_answer_the_prompt_calls_of_many_clients(zmq_keys):
+    with serve(Prompt()) as server, contextlib.ExitStack() as stack:
+        address = server.address
+        clients = [stack.enter_context(RemoteObject(address, Prompt, name="n")) for _ in range(8)]
+
+        def call(client):
+            return [client.echo(number) for number in range(100)]
+
+        calls = [in_thread(call, client) for client in clients]
+        assert all(call.result(30) == list(range(100)) for call in calls)
+        wait_until(lambda: server._threads == 2)  # one that waits, and one that stands by
+
+
+def test_another_thread_answers_while_a_prompt_method_takes_long_after_all(zmq_keys):
+    node = Prompt()
+    with serve(node) as server, RemoteObject(server.address, Prompt, name="n") as client:
+        client.echo(0)
+        for _ in range(3):
+            held = in_thread(client.hold)
+            assert client.echo(1) == 1
+            assert not held.done()
+            node.gate.set()
+            assert held.result(10)
+            node.gate.clear()
+        wait_until(lambda: server._threads == 2)
 
 
 FORKS = """
