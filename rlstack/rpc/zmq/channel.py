@@ -23,6 +23,7 @@ from rlstack.rpc.zmq import keys, options
 
 _KEPT = 16  # connections that a channel keeps for later calls; more calls at once open new ones
 _SOCKETS = 16_384  # most sockets of this process's clients; a connection takes three
+_NEVER = 3_600_000  # milliseconds; by then a connection that broke has long been closed
 _EVENT = struct.Struct("=Hi")  # an event of a monitor: its kind and a value
 _READY = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _FAILED = (
@@ -131,7 +132,8 @@ class _Connection:
         self._socket.curve_publickey = own.client_public
         self._socket.curve_secretkey = own.client_secret
         # A server that has failed may be restarted; a `RemoteObject` then opens a new connection.
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        # With -1 ZeroMQ would drop an answer that came just before the connection was closed.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _NEVER)
         self._monitor = self._socket.get_monitor_socket(_READY | _FAILED)
         self._socket.connect(f"tcp://{address}")
 

@@ -120,6 +120,23 @@ def test_another_thread_answers_while_a_prompt_method_takes_long_after_all(zmq_k
         wait_until(lambda: server._threads == 2)
 
 
+def test_answers_sent_just_before_the_server_closes_arrive(zmq_keys):
+    for _ in range(30):
+        node = Node()
+        with contextlib.ExitStack() as stack:
+            server = serve(node)
+            clients = [
+                stack.enter_context(RemoteObject(server.address, Node, name="n")) for _ in range(6)
+            ]
+            calls = [in_thread(client.later, 1) for client in clients]
+            wait_until(lambda node=node: len(node.futures) == 6)
+            closing = in_thread(server.close)
+            for future in node.futures:
+                future.set_result("answered")
+            assert [call.result(10) for call in calls] == ["answered"] * 6
+            closing.result(10)
+
+
 FORKS = """
 import os, sys, threading
 from rlstack.rpc import RemoteObject, serve, transports
