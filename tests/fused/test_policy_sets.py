@@ -159,6 +159,8 @@ def test_a_run_leaves_the_logs_and_results_of_each_policy(run_dir):
     assert lengths == {5.0}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_commands_use_a_run_as_any_other(run_dir, tmp_path):
     result = read_result(RunDir.open(run_dir))
     for name, returns in by_policy(train.evaluate(run_dir)).items():

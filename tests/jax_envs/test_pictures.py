@@ -99,6 +99,8 @@ def test_other_pools_and_environments_show_nothing():
         assert env.render(0) is None and env.render_fps is None
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_watch_shows_the_environments_own_picture(tmp_path):
     base = running.ppo("single_process", frames=2)  # too few to learn
     env = EnvConfig(name=f"{HERE}:Walk", type="jax", num_envs=base.env.num_envs)

@@ -60,7 +60,13 @@ def check(seen, result, directory):
 
 
 # Nodes find out what is due a few times in a second, in which they may make thousands of frames.
-@pytest.mark.parametrize(("topology", "frames"), [("single_process", 3000), ("heavy_env", 15_000)])
+@pytest.mark.parametrize(
+    ("topology", "frames"),
+    [
+        ("single_process", 3000),
+        pytest.param("heavy_env", 15_000, marks=[pytest.mark.slow, pytest.mark.chosen]),
+    ],
+)
 def test_callbacks_see_updates_episodes_evaluations_and_checkpoints(topology, frames, tmp_path):
     seen = Recorder()
     made = experiment(topology, frames)

@@ -101,7 +101,9 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["replay", pytest.param("learner", marks=chosen)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("name", ["replay", "learner"])
 def test_a_killed_node_ends_the_program_which_resumes_with_its_replay(tmp_path, name):
     run_dir = tmp_path / "run"
     more = ("--frames", 100_000_000, "--checkpoint-period", 4000, "--run-dir", run_dir)

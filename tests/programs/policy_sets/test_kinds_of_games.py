@@ -147,7 +147,9 @@ def league(topology, frames=200, **changes):
     return running.small(made, topology, frames, program=LOCK_STEP)
 
 
-@pytest.mark.parametrize("topology", ["heavy_env", pytest.param("distributed", marks=_LATER)])
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["heavy_env", "distributed"])
 def test_a_league_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, topology):
     expected = running.run(in_tables(league("single_process")), tmp_path / "single")
     result = running.run(in_tables(league(topology)), tmp_path / "run")

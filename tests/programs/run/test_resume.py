@@ -97,7 +97,13 @@ def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
     assert second.frames_per_second == pytest.approx(second.env_frames / second.wall_seconds)
 
 
-@pytest.mark.parametrize("topology", ["single_process", "fused"])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        "single_process",
+        pytest.param("fused", marks=[pytest.mark.slow, pytest.mark.chosen]),
+    ],
+)
 def test_seconds_begin_when_the_parts_are_made_and_compiled(tmp_path, monkeypatch, topology):
     make = train._make_loop
 

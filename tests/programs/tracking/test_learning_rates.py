@@ -25,6 +25,7 @@ from tests.programs.running import TOPOLOGIES, metrics, nothing_left, ppo, small
 
 # Programs in threads handle signals, so the time limit must not need one.
 pytestmark = pytest.mark.timeout(120, method="thread")
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 _RATE = "learner/learning_rate"
 _UPDATE, _UPDATES = 256, 160  # frames of an update; a program logs more than one line
 _FRAMES = _UPDATE * _UPDATES
@@ -175,7 +176,8 @@ def test_a_resumed_run_knows_the_lines_of_the_earlier_commands(tmp_path):
 
 @pytest.mark.parametrize(
     "topology",
-    ["single_process", "fused", "heavy_env"]
+    ["single_process"]
+    + [pytest.param(name, marks=_LATER) for name in ("fused", "heavy_env")]
     + [pytest.param(name, marks=pytest.mark.slow) for name in TOPOLOGIES[1:]],
 )
 def test_runs_tell_it_once(tmp_path, topology):
