@@ -79,7 +79,7 @@ def test_more_calls_than_threads_wait_at_once(zmq_keys):
 
 
 class Prompt:
-    """A node whose methods do not block, as it says."""
+    """A node whose methods are marked as prompt, although `hold` blocks."""
 
     def __init__(self):
         self.gate = threading.Event()
