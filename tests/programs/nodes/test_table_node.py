@@ -16,7 +16,6 @@ from tests.programs.running import dqn, failures, nothing_left, params, ppo, r2d
 # Launchpad's threads use SIGALRM, so the time limit must not need it.
 in_programs = pytest.mark.timeout(180, method="thread")
 later = [in_programs, pytest.mark.slow]
-chosen = [*later, pytest.mark.chosen]
 LOCK_STEP = {"pacing": "lock_step"}
 TWO_ACTORS = {"num_actors": 2, "num_inferencers": 2}
 
@@ -101,6 +100,7 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+@in_programs
 @pytest.mark.slow
 @pytest.mark.chosen
 @pytest.mark.parametrize("name", ["replay", "learner"])
