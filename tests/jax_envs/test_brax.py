@@ -79,6 +79,24 @@ def test_a_fall_at_the_limit_is_a_termination(_fake):
     assert outcome.terminated and not outcome.truncated
 
 
+def test_warnings_of_mujoco_are_logged_and_leave_no_file(_fake, monkeypatch, caplog):
+    """MuJoCo appends them to MUJOCO_LOG.TXT in the working directory unless someone takes them."""
+    takers = []
+
+    class Heavy(Rolling):
+        def __init__(self):
+            takers[-1]("the mass is large")
+            super().__init__()
+
+    mujoco = types.ModuleType("mujoco")
+    mujoco.set_mju_user_warning = takers.append
+    monkeypatch.setitem(sys.modules, "mujoco", mujoco)
+    monkeypatch.setitem(sys.modules["brax.envs"]._envs, "heavy", Heavy)
+    make_jax_env("brax/heavy")
+    assert caplog.messages == ["MuJoCo: the mass is large"]
+    assert takers[1:] == [None]
+
+
 def test_names_and_options_that_brax_lacks(_fake):
     with pytest.raises(ValueError, match=r"brax/cheetah\. Did you mean brax/halfcheetah"):
         make_jax_env("brax/cheetah")

@@ -8,8 +8,11 @@ termination, and the adapter counts the steps to the limit.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +25,8 @@ from rlstack.jax_envs.libraries.brax_pictures import BraxRenderer
 from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.references import did_you_mean
 from rlstack.types import Array, PRNGKey, PyTree
+
+_log = logging.getLogger(__name__)
 
 _STEPS = 1000  # of an episode, as in Brax's training
 
@@ -62,13 +67,28 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
             f"got {limit!r}."
         )
     try:
-        env = envs.get_environment(name, **arguments)
+        with _mujoco_warnings_logged():
+            env = envs.get_environment(name, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"JAX environment brax/{name}: options must be episode_length or arguments of "
             f"Brax's {name}; {error}."
         ) from error
     return BraxEnv(env, limit)
+
+
+@contextlib.contextmanager
+def _mujoco_warnings_logged() -> Iterator[None]:
+    """Logs MuJoCo's warnings, which it appends to a file in the working directory otherwise."""
+    mujoco = sys.modules.get("mujoco")  # Brax has imported it
+    if mujoco is None:
+        yield
+        return
+    mujoco.set_mju_user_warning(lambda message: _log.warning("MuJoCo: %s", message))
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(None)
 
 
 class BraxEnv:
