@@ -1,5 +1,8 @@
-"""Which worker of pytest-xdist runs which tests; a plugin of pytest."""
+"""Which tests run, and in which worker of pytest-xdist; a plugin of pytest."""
 
+import zlib
+
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 
@@ -38,6 +41,32 @@ class ByFile(LoadFileScheduling):
         super().schedule()
         for node in self.nodes:
             self._reschedule(node)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th of N parts of the files"
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"--part must be K/N with 1 <= K <= N; got {text!r}.")
+    return int(part), int(parts)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the files of the other parts; a file stays in its part when others are added."""
+    part, parts = config.option.part
+    kept, left_out = [], []
+    for item in items:
+        is_kept = zlib.crc32(item.nodeid.split("::")[0].encode()) % parts == part - 1
+        (kept if is_kept else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -1,11 +1,14 @@
-"""A worker that crashes fails one test; the suite goes on and ends."""
+"""Parts of the suite; a worker that crashes fails one test, and the suite goes on and ends."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests import scheduling
 
 CRASH = "import os\ndef test_crash(): os.abort()\n"
 QUICK = "import time\ndef test_one(): time.sleep(0.05)\n"
@@ -27,3 +30,27 @@ def test_a_crash_fails_one_test_alone(tmp_path):
     )
     assert "1 failed, 18 passed" in done.stdout, done.stdout + done.stderr
     assert "test_08.py::test_crash" in done.stdout
+
+
+def test_each_file_is_in_one_part():
+    tests = [f"tests/test_{i}.py::test_{k}" for i in range(40) for k in range(2)]
+    parts = [_kept(tests, f"{part}/3") for part in (1, 2, 3)]
+    assert sorted(sum(parts, [])) == sorted(tests)
+    assert all(len(part) >= 14 for part in parts)
+    files = [{name.split("::")[0] for name in part} for part in parts]
+    assert sum(map(len, files)) == 40
+    assert _kept(tests, "1/1") == tests
+
+
+def _kept(tests, part):
+    items = [SimpleNamespace(nodeid=name) for name in tests]
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    option = SimpleNamespace(part=scheduling._part(part))
+    scheduling.pytest_collection_modifyitems(SimpleNamespace(option=option, hook=hook), items)
+    return [item.nodeid for item in items]
+
+
+@pytest.mark.parametrize("part", ["", "2", "0/2", "3/2", "1/x"])
+def test_wrong_parts_are_refused(part):
+    with pytest.raises(pytest.UsageError, match="--part must be K/N"):
+        scheduling._part(part)
