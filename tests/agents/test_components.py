@@ -58,7 +58,7 @@ def test_the_log_of_a_learning_rate_has_the_name_of_the_component(name):
     own = {f"{name}_optimizer": OptimizerConfig(learning_rate=rate) for name, rate in rates.items()}
     case = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, **own)))
     zeros = jax.tree.map(np.zeros_like, case.params)
-    *_, logs = case.agent.apply_gradients(case.params, case.learner_state, zeros)
+    *_, logs = jax.jit(case.agent.apply_gradients)(case.params, case.learner_state, zeros)
     found = {log: float(rate) for log, rate in logs.items() if log.startswith("learning_rate/")}
     assert found == pytest.approx({f"learning_rate/{name}": rate for name, rate in rates.items()})
 

@@ -51,8 +51,8 @@ def test_layers_multiply_in_bfloat16_and_all_else_is_float32(make, spec, options
         make(spec, ACTION, NetworkConfig(dtype=dtype, **options))
         for dtype in ("float32", "bfloat16")
     )
-    params = mixed.init(KEY)
-    jax.tree.map(np.testing.assert_array_equal, params, plain.init(KEY))
+    params = jax.jit(mixed.init)(KEY)
+    jax.tree.map(np.testing.assert_array_equal, params, jax.jit(plain.init)(KEY))
     timestep = dummy_timestep(spec)
     timestep = timestep._replace(observation=jnp.ones_like(timestep.observation))
 
@@ -60,12 +60,16 @@ def test_layers_multiply_in_bfloat16_and_all_else_is_float32(make, spec, options
         output, _ = network.apply(KEY, params, timestep, ())
         return sum(jnp.sum(x**2) for x in jax.tree.leaves(output)), output
 
-    (value, output), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(params, mixed)
+    @jax.jit
+    def both(params):
+        gradient = jax.value_and_grad(loss, has_aux=True, allow_int=True)
+        return *gradient(params, mixed), loss(params, plain)[1]
+
+    (value, output), grads, exact = both(params)
     assert floats((params, value, output, grads)) == {jnp.dtype("float32")}
     traced = jax.make_jaxpr(lambda p: loss(p, mixed)[0])(params)
     found = list(products(traced.jaxpr))
     assert found and set(found) == {("bfloat16", "bfloat16")}
-    exact = loss(params, plain)[1]
     for one, other in zip(jax.tree.leaves(output), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(one, other, atol=0.05, rtol=0.05)
 

@@ -146,8 +146,8 @@ def test_the_advised_steps_end_with_the_run_or_less_than_1_percent_after(
 ):
     total, in_run = 10_000 + start, 1_000  # an update every ten frames
     logger, lines = watch(of_optimizer("single_process", optimizer, frames=total))
-    rate = learning_rate(optimizer)
-    made = [[rate(int(i * steps) + j) for j in range(max(steps, 1))] for i in range(in_run)]
+    rates = np.asarray(learning_rate(optimizer)(np.arange(int(in_run * steps) + 1)))
+    made = [[rates[int(i * steps) + j] for j in range(max(steps, 1))] for i in range(in_run)]
     for i in range(updates, in_run + 1, updates):
         mean = float(np.mean(made[i - updates : i]))
         logger.write(start + 10 * i, {_RATE: mean, "learner/steps": i})
