@@ -45,7 +45,11 @@ class ByFile(LoadFileScheduling):
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th of N parts of the files"
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="only the K-th of N parts of the files",
     )
 
 

@@ -1,5 +1,6 @@
 """Parts of the suite; a worker that crashes fails one test, and the suite goes on and ends."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_a_crash_fails_one_test_alone(tmp_path):
 def test_each_file_is_in_one_part():
     tests = [f"tests/test_{i}.py::test_{k}" for i in range(40) for k in range(2)]
     parts = [_kept(tests, f"{part}/3") for part in (1, 2, 3)]
-    assert sorted(sum(parts, [])) == sorted(tests)
+    assert sorted(itertools.chain(*parts)) == sorted(tests)
     assert all(len(part) >= 14 for part in parts)
     files = [{name.split("::")[0] for name in part} for part in parts]
     assert sum(map(len, files)) == 40

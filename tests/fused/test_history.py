@@ -33,6 +33,8 @@ def test_the_game_pays_what_the_game_in_python_pays():
     np.testing.assert_array_equal(timestep.reward.reshape(-1, 2), np.stack([paid, -paid], 1))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_earlier_versions_play_as_in_a_single_process(tmp_path):
     single = SeveralPolicies(throws(topology="single_process"))
     try:

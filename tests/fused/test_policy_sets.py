@@ -88,7 +88,8 @@ def test_dqn_next_to_ppo_learns_what_it_learns_in_a_single_process():
         single.close()
 
 
-@pytest.mark.parametrize("make", [ppo, pytest.param(dqn, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.chosen), dqn])
 def test_a_set_of_one_policy_is_the_run_of_that_policy(make):
     one = called(Fused(make()), 20)
     of_one = called(FusedSet(make(policies={"all": MemberConfig()})), 20)

@@ -19,7 +19,7 @@ def test_a_node_that_is_killed_and_restarted_mid_call(processes, tmp_path, metho
         client.echo(1)
         future = in_thread(getattr(client, method), 0.5)
         log = tmp_path / "log"
-        wait_until(log.exists)
+        wait_until(lambda: log.exists() and log.read_text())  # it writes after it opens
         first.kill()
         first.wait(5)
         second = processes(port, tmp_path, wait=False)
@@ -87,7 +87,7 @@ def test_a_patient_caller_waits_for_a_node_that_starts_but_repeats_nothing_after
         assert early.result(25) == 2
         lost = in_thread(lambda: client.call("slow_once", (60.0,), patient=patient))
         log = tmp_path / "log"
-        wait_until(log.exists)
+        wait_until(lambda: log.exists() and log.read_text())  # it writes after it opens
         first.kill()
         first.wait(5)
         processes(port, tmp_path)

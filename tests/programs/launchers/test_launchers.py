@@ -25,6 +25,7 @@ from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.running import nothing_left
 
 pytestmark = pytest.mark.timeout(60, method="thread")
+_LATER = [pytest.mark.slow, pytest.mark.chosen]
 
 STUBBORN = """
 import signal, sys, time
@@ -79,7 +80,9 @@ def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted(tm
     monitor.close()
 
 
-@pytest.mark.parametrize(("learns", "phase"), [(True, SAVING), (False, OVER)])
+@pytest.mark.parametrize(
+    ("learns", "phase"), [(True, SAVING), pytest.param(False, OVER, marks=_LATER)]
+)
 def test_the_coordinator_says_whether_something_is_saved(coordinator, tmp_path, learns, phase):
     if learns:
         coordinator.report("learner", 0, 1, {"learner_steps": 1}, {}, {}, 0)
@@ -106,7 +109,7 @@ def test_a_note_is_shown_once(coordinator, tmp_path):
     assert display.stream.getvalue().count("actor/0: one") == 1
 
 
-@pytest.mark.parametrize("told", ["", "launched\n"])
+@pytest.mark.parametrize("told", [pytest.param("", marks=_LATER), "launched\n"])
 def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(tmp_path, told):
     launcher = subprocess.Popen(
         [sys.executable, "-c", STUBBORN, told], stdout=subprocess.PIPE, start_new_session=True

@@ -101,7 +101,7 @@ def single(tmp_path_factory):
     [
         (COVER, "heavy_env"),
         pytest.param(COVER, "light_env", marks=_LATER),
-        (COVER, "distributed"),
+        pytest.param(COVER, "distributed", marks=_LATER),
         pytest.param(ECHO, "heavy_env", marks=_LATER),
         (ECHO, "light_env"),
         pytest.param(ECHO, "distributed", marks=_LATER),

@@ -218,7 +218,7 @@ def test_seeds_in_one_program_tell_it_once(tmp_path):
     assert len(told(stream.getvalue())) == 1
 
 
-@pytest.mark.parametrize("topology", ["single_process", "heavy_env"])
+@pytest.mark.parametrize("topology", ["single_process", pytest.param("heavy_env", marks=_LATER)])
 def test_each_policy_is_told_of_by_its_name(tmp_path, topology):
     agents = [PPOConfig(num_epochs=1, num_minibatches=1, optimizer=falling(n)) for n in (2, 100)]
     policies = {
