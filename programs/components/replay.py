@@ -28,7 +28,7 @@ from rlstack.replay.served.calls import Caller
 from rlstack.replay.shared_memory.block import FOLDER
 from rlstack.replay.shared_memory.steps import total_bytes
 from rlstack.storage import checkpoint
-from rlstack.types import PyTree, Transition
+from rlstack.types import Batch, PyTree, Transition
 
 if TYPE_CHECKING:
     from rlstack.replay.reverb import ReverbReplayBuffer
@@ -263,6 +263,16 @@ class TableReplay:
             prefetch=on_request,
             max_pending=on_request,
         )
+
+
+def batch_spec(cfg: ReplayConfig, spec: Transition) -> Batch:
+    """Returns the shapes of a batch of ``batch_size`` items; ``spec`` is the `transition_spec`."""
+    shape = (cfg.unroll_length + 1, cfg.batch_size)
+    trajectory = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), spec
+    )
+    weights: Any = jax.ShapeDtypeStruct((cfg.batch_size,), np.float32)
+    return Batch(trajectory, weights)
 
 
 def stored_spec(experiment: Experiment, spec: Transition) -> tuple[ReplayConfig, Transition]:

@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from programs import timing
 from programs.components.agent import make_agent
-from programs.components.replay import ProgramReplay, SavedReplay
+from programs.components.replay import ProgramReplay, SavedReplay, batch_spec
 from programs.components.seeds import role_key
 from programs.nodes.base import LEARNER, OVER, RUNNING, CoordinatorClient, ProgramState, Setup
 from programs.nodes.heartbeat import Heartbeat
@@ -185,13 +182,7 @@ class LearnerNode:
                 return
 
     def _batch_spec(self) -> Batch:
-        replay = self._setup.experiment.replay
-        shape = (replay.unroll_length + 1, replay.batch_size)
-        trajectory = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype), self._setup.step
-        )
-        weights: Any = jax.ShapeDtypeStruct((replay.batch_size,), np.float32)
-        return Batch(trajectory, weights)
+        return batch_spec(self._setup.experiment.replay, self._setup.step)
 
     def _learn(self) -> None:
         def should_stop() -> bool:

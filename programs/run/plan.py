@@ -15,7 +15,7 @@ from programs.components.agent import make_agent
 from programs.components.devices import check_devices
 from programs.components.environments import check_opponents, environment_spec
 from programs.components.hooks import check_hooks
-from programs.components.replay import replay_bytes
+from programs.components.replay import batch_spec, replay_bytes
 from programs.experiment import Experiment, to_json
 from programs.nodes.base import Setup
 from programs.policies.training_videos import check_videos
@@ -27,7 +27,7 @@ from programs.topologies import graph_of
 from programs.tracking.own_loggers import is_own
 from programs.tracking.run_dir import RunDir
 from rlstack.references import name_of
-from rlstack.types import EnvSpec, PyTree
+from rlstack.types import EnvSpec, PyTree, Transition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +104,12 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     learning = [experiment]
     if experiment.policies:
         learning = [member.experiment for member in divide(experiment).learning]
-    learned = [_learned(one, spec) for one in learning]
+    steps = [Setup(one, directory, spec).step for one in learning]
+    learned = [_learned(one, spec, step) for one, step in zip(learning, steps, strict=True)]
     params, learner_state = (sum(sizes) for sizes in zip(*learned, strict=True))
     replay = 0
     if not experiment.data:
-        replay = sum(replay_bytes(one, Setup(one, directory, spec).step) for one in learning)
+        replay = sum(replay_bytes(one, step) for one, step in zip(learning, steps, strict=True))
     saved = replay if experiment.checkpoint_replay and not _is_served(experiment) else 0
     return Plan(
         experiment,
@@ -122,12 +123,16 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     )
 
 
-def _learned(experiment: Experiment, spec: EnvSpec) -> tuple[int, int]:
-    """Returns the bytes of the params and of the learner state."""
+def _learned(experiment: Experiment, spec: EnvSpec, step: Transition) -> tuple[int, int]:
+    """Traces an update, for its errors; returns the bytes of the params and the learner state."""
     agent = make_agent(experiment, spec)
     key = jax.eval_shape(jax.random.PRNGKey, 0)
     params = jax.eval_shape(agent.initial_params, key)
-    return _bytes(params), _bytes(jax.eval_shape(agent.initial_learner_state, key, params))
+    state = jax.eval_shape(agent.initial_learner_state, key, params)
+    if not experiment.replay.min_actors:  # else the size of batches varies
+        update = experiment.learner.in_micro_batches(agent).learner_step
+        jax.eval_shape(update, params, state, batch_spec(experiment.replay, step))
+    return _bytes(params), _bytes(state)
 
 
 def _bytes(tree: PyTree) -> int:

@@ -76,6 +76,12 @@ class LearnerConfig(Checked):
         self.require("devices", devices.are_distinct(self.devices), "distinct and at least 0")
         self.require_at_least(1, "micro_batches", "processes")
 
+    def in_micro_batches(self, agent: Agent) -> Agent:
+        """Returns the agent as it learns; raises what `rlstack.networks.in_parts` raises."""
+        if self.micro_batches == 1:
+            return agent
+        return agent.with_network(lambda network: in_parts(network, self.micro_batches))
+
 
 class NonFiniteError(ArithmeticError):
     """An update gave NaN or infinite logs; the attributes allow running it again.
@@ -121,8 +127,7 @@ class Learner(Node):
         """
         self._cfg = cfg
         self._replay_buffer = replay_buffer
-        if cfg.micro_batches > 1:
-            agent = agent.with_network(lambda network: in_parts(network, cfg.micro_batches))
+        agent = cfg.in_micro_batches(agent)
         self._placement = Placement(cfg.devices, cfg.processes)
         # One function, because the start of a node waits for each compilation.
         begin = jax.jit(functools.partial(_begin, agent), compiler_options=_QUICKLY)

@@ -11,6 +11,7 @@ from programs.presets import preset
 from programs.run.plan import plan
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
+from rlstack.learning.learner import LearnerConfig
 from rlstack.storage import checkpoint
 from tests.programs import running
 
@@ -72,6 +73,12 @@ def test_a_dry_run_finds_mistakes(tmp_path):
     hooked = dataclasses.replace(preset("cartpole-ppo"), loggers=("nothing",))
     with pytest.raises(ValueError, match="loggers must be"):
         plan(hooked)
+    uneven = LearnerConfig(micro_batches=7)
+    with pytest.raises(ValueError, match=r"micro_batches must divide the \d+ rows"):
+        plan(dataclasses.replace(preset("cartpole-ppo"), learner=uneven))
+    few = dataclasses.replace(preset("cartpole-ppo").agent, num_minibatches=10**6)
+    with pytest.raises(ValueError, match=r"num_minibatches must be at most the \d+ rows"):
+        plan(dataclasses.replace(preset("cartpole-ppo"), agent=few))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a run already"):
         plan(preset("cartpole-ppo"), tmp_path)
