@@ -62,6 +62,7 @@ def main() -> None:
         raise SystemExit(1)
 
 
+_LINES = 30  # of the output of a part that failed
 _DEFAULT = "runs/accelerator.json"
 
 
@@ -91,7 +92,8 @@ def _run(part: Part, quick: bool, limit: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit:.0f} s"}
     if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"error": lines[-1], "output": lines[-_LINES:]}
     found = json.loads(done.stdout.splitlines()[-1])
     return {"seconds": round(time.monotonic() - started, 1), **found}
 

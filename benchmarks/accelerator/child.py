@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -13,24 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks import learners
 from benchmarks.accelerator import correctness, service
 from benchmarks.accelerator.settings import (
+    MANY_ATARI,
     atari_spec,
     experiment_of,
     for_many_cores,
     is_atari,
+    on_many_environments,
 )
 from benchmarks.report import alternate, rate
 from programs.components import xla
 from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
+from programs.env_config import EnvConfig
 from programs.experiment import Experiment
+from programs.program_config import Topology
 from programs.run import train
 from programs.stop_config import StopConfig
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.envs import AsyncEnv
 from rlstack.learning.learner import Learner
 from rlstack.types import EnvSpec
 
@@ -88,6 +95,25 @@ def _updates(experiment: Experiment) -> Callable[[int], None]:
     return run
 
 
+def single_process(name: str, quick: bool) -> Found:
+    """Steps per second of a run of many environments, in a single process."""
+    return _many(name, "single_process", quick)
+
+
+def heavy_env(name: str, quick: bool) -> Found:
+    """The same with actors in threads, each of which acts on the device."""
+    return _many(name, "heavy_env", quick)
+
+
+def light_env(name: str, quick: bool) -> Found:
+    """The same with actors in threads, and an inference service that acts for all."""
+    return _many(name, "light_env", quick)
+
+
+def _many(name: str, topology: Topology, quick: bool) -> Found:
+    return _trained(on_many_environments(experiment_of(name), topology), 0.5 if quick else 12)
+
+
 def fused(name: str, quick: bool) -> Found:
     """Steps per second of a fused run, without compilation."""
     experiment = experiment_of(name)
@@ -101,22 +127,59 @@ def run(name: str, quick: bool) -> Found:
     return _trained(experiment_of(name), seconds=0.5 if quick else 25)
 
 
+def pool(name: str, quick: bool) -> Found:
+    """Steps per second of environments with random actions, a limit of every run with them."""
+    cfg, num_envs = experiment_of(name).env, 8 if quick else MANY_ATARI
+    seconds = 0.2 if quick else 5.0
+    return {
+        "frames_per_second": round(_stepped(cfg, num_envs, num_envs, seconds), 1),
+        "half_frames_per_second": round(_stepped(cfg, num_envs, num_envs // 2, seconds), 1),
+        "num_envs": num_envs,
+        "cores": os.cpu_count(),
+    }
+
+
+def _stepped(cfg: EnvConfig, num_envs: int, wait_num: int, seconds: float) -> float:
+    """Returns the steps per second in batches of the first ``wait_num`` environments."""
+    draw = np.random.default_rng(0)
+    with AsyncEnv(cfg.name, num_envs, wait_num, seed=1, options=dict(cfg.options)) as envs:
+        action = envs.spec.action
+        envs.async_reset()
+        begun, steps = 0.0, 0
+        while not begun or time.monotonic() - begun < seconds:
+            env_ids, _ = envs.recv()
+            envs.send(env_ids, draw.integers(0, action.num_values, wait_num, action.dtype))
+            steps += wait_num
+            if not begun and steps >= 10 * num_envs:
+                begun, steps = time.monotonic(), 0
+        return steps / (time.monotonic() - begun)
+
+
 class _Meter:
     """A stop rule that measures a run for some seconds, once the learner has been compiled."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._seen: list[tuple[float, int]] = []
+        self._logs: list[Mapping[str, Any]] = []
 
     def __call__(self, frames: int, logs: Mapping[str, Any]) -> bool:
         if logs.get("learner/steps", 0) >= 1:  # evaluations have no such number
             self._seen.append((time.monotonic(), frames))
+            self._logs.append(dict(logs))
         return bool(self._seen) and self._seen[-1][0] - self._seen[0][0] >= self._seconds
 
     def frames_per_second(self) -> float:
         """From the first line of logs that has an update to the last line."""
         (start, first), (end, last) = self._seen[0], self._seen[-1]
         return (last - first) / (end - start)
+
+    def shares(self) -> dict[str, float]:
+        """Fractions of the time in which a node waited, or a part of its work ran."""
+        seconds = self._seen[-1][0] - self._seen[0][0]
+        first, last = self._logs[0], self._logs[-1]
+        names = [name for name in last if name.endswith("_seconds") and name in first]
+        return {name: round((last[name] - first[name]) / seconds, 4) for name in names}
 
 
 def _trained(experiment: Experiment, seconds: float) -> Found:
@@ -137,7 +200,8 @@ def _trained(experiment: Experiment, seconds: float) -> Found:
         "frames_per_second": round(meter.frames_per_second(), 1),
         "frames": result.env_frames,
         "updates": result.learner_steps,
-        "num_envs": experiment.env.num_envs,
+        "shares_of_time": meter.shares(),
+        "num_envs": experiment.env.num_envs * experiment.num_actors,
         **_memory(),
     }
 
@@ -155,7 +219,7 @@ def _memory() -> Found:
 
 def _missing(kind: str, name: str) -> str:
     """Returns why a part cannot run here, or an empty string."""
-    needed = "envpool" if kind == "run" else "gymnax" if name.startswith("gymnax") else ""
+    needed = "envpool" if kind in _WITH_ENVPOOL else "gymnax" if name.startswith("gymnax") else ""
     try:
         importlib.import_module(needed or "jax")
     except ImportError as error:  # its own packages may be missing too
@@ -163,6 +227,7 @@ def _missing(kind: str, name: str) -> str:
     return ""
 
 
+_WITH_ENVPOOL = ("run", "pool", "single_process", "heavy_env", "light_env")
 _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "updates": correctness.updates,
     "acting": correctness.acting,
@@ -171,6 +236,10 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "bfloat16": bfloat16,
     "fused": fused,
     "run": run,
+    "pool": pool,
+    "single_process": single_process,
+    "heavy_env": heavy_env,
+    "light_env": light_env,
     "service": service.latency,
 }
 

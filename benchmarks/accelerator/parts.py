@@ -32,6 +32,8 @@ FULL = (
     *(Part("fused", name, 25) for name in FUSED),
     *(Part("run", name, 35) for name in PLAYED),
     Part("service", seconds=20),
+    Part("pool", "pong-ppo", 15),
+    *(Part(kind, "pong-ppo", 30) for kind in ("single_process", "heavy_env", "light_env")),
 )
 # One of each kind that a CPU does in a second or two; the others need minutes there.
 QUICK = (

@@ -14,9 +14,11 @@ from benchmarks.learners import random_batch
 from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
 from rlstack.acting.actor import transition_spec
+from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference_service import InferenceService, ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
+from rlstack.types import TimeStep
 
 
 def latency(name: str, quick: bool) -> dict[str, Any]:
@@ -30,9 +32,11 @@ def latency(name: str, quick: bool) -> dict[str, Any]:
     total = callers * num_envs
     cfg = ServiceConfig(max_batch=total)
     inferencer = Inferencer(cfg, agent, FixedParams(params), total, jax.random.PRNGKey(1))
+    batch = random_batch(transition_spec(agent, spec), 1, total)
+    timesteps = jax.tree.map(lambda x: np.ascontiguousarray(x[0]), batch.trajectory.timestep)
+    _compile(inferencer, timesteps, cfg.max_batch)
+    timestep = _rows(timesteps, slice(num_envs))
     service = InferenceService(cfg, inferencer)
-    batch = random_batch(transition_spec(agent, spec), 1, num_envs)
-    timestep = jax.tree.map(lambda x: np.ascontiguousarray(x[0]), batch.trajectory.timestep)
     times: list[float] = []
 
     def call(rank: int, until: float, measured: bool) -> None:
@@ -55,7 +59,7 @@ def latency(name: str, quick: bool) -> dict[str, Any]:
         return time.perf_counter() - begun
 
     try:
-        run(0.2 if quick else 3.0, measured=False)  # compiles
+        run(0.1 if quick else 1.0, measured=False)  # the first calls
         seconds = run(0.3 if quick else 5.0, measured=True)
     finally:
         service.close()
@@ -67,3 +71,17 @@ def latency(name: str, quick: bool) -> dict[str, Any]:
         "callers": callers,
         "num_envs": num_envs,
     }
+
+
+def _compile(inferencer: Inferencer, timesteps: TimeStep, max_batch: int) -> None:
+    """Acts once on a batch of each size that a service makes, whole and with padding."""
+    total = len(timesteps.step_type)
+    inferencer.inference(None, timesteps)
+    for size in padded_sizes((), max_batch, total):
+        rows = slice(total - size, total)
+        ids = np.arange(rows.start + 1, total + 1, dtype=np.int32)  # the last one is padding
+        inferencer.inference(ids, _rows(timesteps, rows))
+
+
+def _rows(timesteps: TimeStep, rows: slice) -> TimeStep:
+    return jax.tree.map(lambda x: x[rows], timesteps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from dm_env import specs
@@ -12,21 +13,23 @@ from programs.env_config import EnvConfig
 from programs.experiment import Experiment
 from programs.presets import preset
 from programs.presets.registry import on_policy_replay
+from programs.program_config import Topology
 from rlstack.types import EnvSpec
 
-_MANY = 4096  # environments
+MANY_ATARI = 96  # environments
+
+_MANY = 4096  # environments of compiled programs
 _UNROLL = 128  # steps
+_ATARI_UNROLL = 64
+_ATARI_MINIBATCH = 512  # steps
+_ACTORS: dict[Topology, int] = {"single_process": 1, "heavy_env": 2, "light_env": 4}
 
 
 def experiment_of(name: str) -> Experiment:
-    """Returns a preset, or one of these: breakout-ppo, gymnax-cartpole-sac and catch-ppo."""
+    """Returns a preset, or one of these: gymnax-cartpole-sac and catch-ppo."""
     if name == "catch-ppo":  # which needs no package
         env = EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=8, type="jax")
         return dataclasses.replace(preset("cartpole-ppo"), preset=name, env=env, topology="fused")
-    if name == "breakout-ppo":
-        pong = preset("pong-ppo")
-        env = dataclasses.replace(pong.env, name="Breakout-v5")
-        return dataclasses.replace(pong, preset=name, env=env)
     if name == "gymnax-cartpole-sac":
         env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
         return dataclasses.replace(preset("cartpole-sac"), preset=name, env=env, topology="fused")
@@ -49,6 +52,39 @@ def for_many_cores(experiment: Experiment) -> Experiment:
     env = dataclasses.replace(experiment.env, num_envs=_MANY)
     return dataclasses.replace(
         experiment, agent=agent, env=env, replay=on_policy_replay(_MANY, unroll)
+    )
+
+
+def on_many_environments(experiment: Experiment, topology: Topology) -> Experiment:
+    """Returns PPO on an Atari game with 96 environments, acting and learning on an accelerator.
+
+    With 8 environments most cores of such a machine wait. Minibatches are larger than theirs, and
+    the learning rate is larger by the square root of that.
+
+    Args:
+      experiment: PPO of a single process.
+      topology: the actors of heavy_env act on the accelerator, each on its own environments. In
+        light_env a service acts for all of them. Both run in threads.
+    """
+    agent, replay = experiment.agent, experiment.replay
+    assert isinstance(agent, PPOConfig)
+    before = replay.batch_size * replay.unroll_length // agent.num_minibatches
+    steps = MANY_ATARI * _ATARI_UNROLL
+    minibatches = steps // _ATARI_MINIBATCH
+    optimizer = dataclasses.replace(
+        agent.optimizer,
+        learning_rate=agent.optimizer.learning_rate * math.sqrt(_ATARI_MINIBATCH / before),
+        anneal_steps=experiment.frames // steps * agent.num_epochs * minibatches,
+    )
+    actors = _ACTORS[topology]
+    return dataclasses.replace(
+        experiment,
+        agent=dataclasses.replace(agent, optimizer=optimizer, num_minibatches=minibatches),
+        env=dataclasses.replace(experiment.env, num_envs=MANY_ATARI // actors),
+        replay=on_policy_replay(MANY_ATARI, _ATARI_UNROLL),
+        topology=topology,
+        program=dataclasses.replace(experiment.program, launch="threads", num_actors=actors),
+        inferencer=dataclasses.replace(experiment.inferencer, devices=(0,)),
     )
 
 

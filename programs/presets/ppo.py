@@ -80,9 +80,9 @@ def pendulum_ppo(name: str) -> Experiment:
     )
 
 
-def _pong(name: str, learning_rate: float, frames: int, **options: int) -> Experiment:
-    """Returns PPO on Pong, with the constants of Huang et al. (2022) for Atari."""
-    env = atari("Pong-v5", num_envs=8)
+def _atari(name: str, game: str, learning_rate: float, frames: int, **options: int) -> Experiment:
+    """Returns PPO on an Atari game, with the constants of Huang et al. (2022)."""
+    env = atari(game, num_envs=8)
     return on_policy(
         name,
         PPOConfig(clip_ratio=0.1, optimizer=OptimizerConfig(learning_rate=learning_rate)),
@@ -96,13 +96,19 @@ def _pong(name: str, learning_rate: float, frames: int, **options: int) -> Exper
 @preset
 def pong_ppo(name: str) -> Experiment:
     """Pong on pixels, with the constants of Huang et al. (2022) for Atari."""
-    return _pong(name, 2.5e-4, frames=10_000_000)
+    return _atari(name, "Pong-v5", 2.5e-4, frames=10_000_000)
+
+
+@preset
+def breakout_ppo(name: str) -> Experiment:
+    """Breakout on pixels, with the constants of Huang et al. (2022) for Atari."""
+    return _atari(name, "Breakout-v5", 2.5e-4, frames=10_000_000)
 
 
 @preset
 def pong_small_ppo(name: str) -> Experiment:
     """Pong on images of 42x42, at three times the speed of pong-ppo on CPUs."""
-    return _pong(name, 5e-4, frames=2_000_000, img_height=42, img_width=42)
+    return _atari(name, "Pong-v5", 5e-4, frames=2_000_000, img_height=42, img_width=42)
 
 
 def _mujoco(name: str, env: str, **changes: Any) -> Experiment:
