@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accelerator.parts import FULL, QUICK, Part
+from benchmarks.accelerator.parts import FULL, MORE, QUICK, Part
 from programs.tracking.result import git_commit
 from rlstack.storage import files
 
@@ -31,14 +31,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator")
     parser.add_argument("--quick", action="store_true", help="all parts in small form, as a test")
     parser.add_argument("--out", type=Path, help="the JSON file; default runs/accelerator.json")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts; again if done")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="PART",
+        help="these parts, again if they are done; some parts run only if they are named",
+    )
     parser.add_argument("--minutes", type=float, default=8.5, help="begin no part after so long")
     parser.add_argument("--list", action="store_true", help="list the parts and end")
     chosen = parser.parse_args()
     parts = QUICK if chosen.quick else FULL
+    by_name = () if chosen.quick else MORE
     if chosen.list:
-        print("\n".join(part.name for part in parts))
+        print("\n".join(part.name for part in (*parts, *by_name)))
         return
+    parts = (*parts, *by_name) if chosen.only else parts
     unknown = set(chosen.only or ()) - {part.name for part in parts}
     if unknown:
         names = ", ".join(part.name for part in parts)

@@ -105,13 +105,19 @@ def heavy_env(name: str, quick: bool) -> Found:
     return _many(name, "heavy_env", quick)
 
 
+def heavy_env_half(name: str, quick: bool) -> Found:
+    """The same, and each actor acts as soon as half of its environments are ready."""
+    return _many(name, "heavy_env", quick, share=0.5)
+
+
 def light_env(name: str, quick: bool) -> Found:
-    """The same with actors in threads, and an inference service that acts for all."""
+    """Steps per second with actors in threads, and an inference service that acts for all."""
     return _many(name, "light_env", quick)
 
 
-def _many(name: str, topology: Topology, quick: bool) -> Found:
-    return _trained(on_many_environments(experiment_of(name), topology), 0.5 if quick else 12)
+def _many(name: str, topology: Topology, quick: bool, share: float = 1.0) -> Found:
+    experiment = on_many_environments(experiment_of(name), topology, share)
+    return _trained(experiment, 0.5 if quick else 12)
 
 
 def fused(name: str, quick: bool) -> Found:
@@ -124,7 +130,7 @@ def fused(name: str, quick: bool) -> Found:
 
 def run(name: str, quick: bool) -> Found:
     """Steps per second of a run with EnvPool in a single process, without compilation."""
-    return _trained(experiment_of(name), seconds=0.5 if quick else 25)
+    return _trained(experiment_of(name), seconds=0.5 if quick else 12)
 
 
 def pool(name: str, quick: bool) -> Found:
@@ -155,11 +161,15 @@ def _stepped(cfg: EnvConfig, num_envs: int, wait_num: int, seconds: float) -> fl
         return steps / (time.monotonic() - begun)
 
 
+_WAITS = ("wait_seconds", "draw_seconds", "device_seconds")
+
+
 class _Meter:
     """A stop rule that measures a run for some seconds, once the learner has been compiled."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._made = time.monotonic()
         self._seen: list[tuple[float, int]] = []
         self._logs: list[Mapping[str, Any]] = []
 
@@ -174,11 +184,15 @@ class _Meter:
         (start, first), (end, last) = self._seen[0], self._seen[-1]
         return (last - first) / (end - start)
 
+    def seconds_to_first_update(self) -> float:
+        """Most of them are compilation."""
+        return self._seen[0][0] - self._made
+
     def shares(self) -> dict[str, float]:
-        """Fractions of the time in which a node waited, or a part of its work ran."""
+        """Fractions of the time in which the learner drew batches, or a node waited."""
         seconds = self._seen[-1][0] - self._seen[0][0]
         first, last = self._logs[0], self._logs[-1]
-        names = [name for name in last if name.endswith("_seconds") and name in first]
+        names = [name for name in last if name.endswith(_WAITS) and name in first]
         return {name: round((last[name] - first[name]) / seconds, 4) for name in names}
 
 
@@ -198,6 +212,7 @@ def _trained(experiment: Experiment, seconds: float) -> Found:
         result = train.run(experiment, Path(folder) / "run", stream=stream)
     return {
         "frames_per_second": round(meter.frames_per_second(), 1),
+        "seconds_to_first_update": round(meter.seconds_to_first_update(), 1),
         "frames": result.env_frames,
         "updates": result.learner_steps,
         "shares_of_time": meter.shares(),
@@ -227,7 +242,7 @@ def _missing(kind: str, name: str) -> str:
     return ""
 
 
-_WITH_ENVPOOL = ("run", "pool", "single_process", "heavy_env", "light_env")
+_WITH_ENVPOOL = ("run", "pool", "single_process", "heavy_env", "heavy_env_half", "light_env")
 _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "updates": correctness.updates,
     "acting": correctness.acting,
@@ -239,6 +254,7 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "pool": pool,
     "single_process": single_process,
     "heavy_env": heavy_env,
+    "heavy_env_half": heavy_env_half,
     "light_env": light_env,
     "service": service.latency,
 }

@@ -53,10 +53,15 @@ AGENTS = (
 _FEW = ("cartpole-dqn", "pendulum-sac")
 
 
+def devices() -> tuple[jax.Device, jax.Device]:
+    """Returns the first CPU, and the last of JAX's default devices, which may be the same one."""
+    return jax.local_devices(backend="cpu")[0], jax.local_devices()[-1]
+
+
 def updates(name: str, quick: bool) -> dict[str, Any]:
     """Makes the same update of each agent on the CPU and on the default device."""
     del name
-    found = {preset: _update_errors(preset) for preset in (_FEW if quick else AGENTS)}
+    found = {preset: update_errors(preset) for preset in (_FEW if quick else AGENTS)}
     wrong = [
         preset
         for preset, (update, loss) in found.items()
@@ -72,7 +77,7 @@ def updates(name: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def _update_errors(name: str) -> tuple[float, float]:
+def update_errors(name: str) -> tuple[float, float]:
     """Returns the relative error of the change of the params, and that of the loss."""
     experiment = experiment_of(name)
     spec, agent = _made(experiment)
@@ -81,24 +86,24 @@ def _update_errors(name: str) -> tuple[float, float]:
     if name.startswith("pong"):
         length = 9
     batch = random_batch(transition_spec(agent, spec), length, size)
-    cpu = jax.local_devices(backend="cpu")[0]
+    cpu, default = devices()
     with jax.default_device(cpu):
         params = jax.jit(agent.initial_params)(jax.random.PRNGKey(_KEY))
         state = jax.jit(agent.initial_learner_state)(jax.random.PRNGKey(_KEY + 1), params)
     results = []
     with jax.default_matmul_precision("highest"):
-        for device in (cpu, jax.local_devices()[0]):
+        for device in (cpu, default):
             with jax.default_device(device):
                 step = jax.jit(lambda *args: agent.learner_step(*args))
                 after, _, output = step(*jax.device_put((params, state, batch), device))
-                logs = {k: np.mean(v) for k, v in output.logs.items()}
-                results.append((jax.tree.leaves(jax.device_get(after)), logs))
-    (expected, its_logs), (got, logs) = results
+                leaves, logs = jax.device_get((jax.tree.leaves(after), output.logs))
+                results.append((leaves, float(np.mean(logs["loss"]))))
+    (expected, its_loss), (got, loss) = results
     before = jax.tree.leaves(jax.device_get(params))
     change = sum(float(np.abs(a - b).sum()) for a, b in zip(expected, before, strict=True))
     error = sum(float(np.abs(a - b).sum()) for a, b in zip(expected, got, strict=True))
-    loss_error = abs(its_logs["loss"] - logs["loss"]) / max(1.0, abs(its_logs["loss"]))
-    return round(error / max(change, 1e-12), 7), round(float(loss_error), 7)
+    loss_error = abs(its_loss - loss) / max(1.0, abs(its_loss))
+    return round(error / max(change, 1e-12), 7), round(loss_error, 7)
 
 
 def acting(name: str, quick: bool) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def acting(name: str, quick: bool) -> dict[str, Any]:
         batch = random_batch(transition_spec(agent, spec), 2, 64)
         timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
         actions = []
-        for device in (jax.local_devices(backend="cpu")[0], jax.local_devices()[0]):
+        for device in devices():
             with jax.default_device(device):
                 inferencer = Inferencer(
                     experiment.inferencer,
@@ -136,7 +141,7 @@ def checkpoint_moves(name: str, quick: bool) -> dict[str, Any]:
     params = jax.jit(agent.initial_params)(jax.random.PRNGKey(_KEY))
     state = jax.jit(agent.initial_learner_state)(jax.random.PRNGKey(1), params)
     tree = {"params": params, "learner_state": state}
-    cpu, device = jax.local_devices(backend="cpu")[0], jax.local_devices()[0]
+    cpu, device = devices()
     passed = True
     for source, target in ((device, cpu), (cpu, device)):
         with tempfile.TemporaryDirectory() as folder:

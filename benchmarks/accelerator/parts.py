@@ -20,8 +20,8 @@ class Part(NamedTuple):
 
 
 LEARNED = ("pong-ppo", "pong-impala", "breakout-dqn", "breakout-rainbow", "pong-r2d2")
-PLAYED = ("pong-ppo", "breakout-ppo", "halfcheetah-ppo", "halfcheetah-sac")
-FUSED = ("catch-ppo", "gymnax-cartpole-ppo", "gymnax-cartpole-pqn", "gymnax-cartpole-sac")
+PLAYED = ("halfcheetah-ppo", "halfcheetah-sac")
+FUSED = ("gymnax-cartpole-ppo", "gymnax-cartpole-pqn", "gymnax-cartpole-sac")
 
 FULL = (
     Part("updates", seconds=60, limit=150),
@@ -29,11 +29,18 @@ FULL = (
     Part("checkpoint", seconds=10),
     *(Part("learner", name, 25) for name in LEARNED),
     Part("bfloat16", "pong-ppo", 25),
-    *(Part("fused", name, 25) for name in FUSED),
-    *(Part("run", name, 35) for name in PLAYED),
+    *(Part("fused", name, 40) for name in FUSED),
+    *(Part("run", name, 25) for name in PLAYED),
     Part("service", seconds=20),
-    Part("pool", "pong-ppo", 15),
-    *(Part(kind, "pong-ppo", 30) for kind in ("single_process", "heavy_env", "light_env")),
+    Part("pool", "pong-ppo", 20),
+    Part("heavy_env_half", "pong-ppo", 45),
+)
+# Parts that run only if they are named.
+MORE = (
+    *(Part(kind, "pong-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
+    Part("heavy_env_half", "breakout-ppo", 45),
+    *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
+    Part("fused", "catch-ppo", 40),
 )
 # One of each kind that a CPU does in a second or two; the others need minutes there.
 QUICK = (

@@ -55,7 +55,9 @@ def for_many_cores(experiment: Experiment) -> Experiment:
     )
 
 
-def on_many_environments(experiment: Experiment, topology: Topology) -> Experiment:
+def on_many_environments(
+    experiment: Experiment, topology: Topology, share: float = 1.0
+) -> Experiment:
     """Returns PPO on an Atari game with 96 environments, acting and learning on an accelerator.
 
     With 8 environments most cores of such a machine wait. Minibatches are larger than theirs, and
@@ -65,6 +67,7 @@ def on_many_environments(experiment: Experiment, topology: Topology) -> Experime
       experiment: PPO of a single process.
       topology: the actors of heavy_env act on the accelerator, each on its own environments. In
         light_env a service acts for all of them. Both run in threads.
+      share: of the environments of an actor, which acts on those that are ready first.
     """
     agent, replay = experiment.agent, experiment.replay
     assert isinstance(agent, PPOConfig)
@@ -76,14 +79,18 @@ def on_many_environments(experiment: Experiment, topology: Topology) -> Experime
         learning_rate=agent.optimizer.learning_rate * math.sqrt(_ATARI_MINIBATCH / before),
         anneal_steps=experiment.frames // steps * agent.num_epochs * minibatches,
     )
-    actors = _ACTORS[topology]
+    num_envs = MANY_ATARI // _ACTORS[topology]
+    wait_num = round(share * num_envs) if share < 1 else 0
+    env = dataclasses.replace(experiment.env, num_envs=num_envs, wait_num=wait_num)
     return dataclasses.replace(
         experiment,
         agent=dataclasses.replace(agent, optimizer=optimizer, num_minibatches=minibatches),
-        env=dataclasses.replace(experiment.env, num_envs=MANY_ATARI // actors),
+        env=env,
         replay=on_policy_replay(MANY_ATARI, _ATARI_UNROLL),
         topology=topology,
-        program=dataclasses.replace(experiment.program, launch="threads", num_actors=actors),
+        program=dataclasses.replace(
+            experiment.program, launch="threads", num_actors=_ACTORS[topology]
+        ),
         inferencer=dataclasses.replace(experiment.inferencer, devices=(0,)),
     )
 

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fused
-from benchmarks.accelerator.parts import FULL, QUICK
-from benchmarks.accelerator.settings import experiment_of, for_many_cores
+from benchmarks.accelerator.parts import FULL, MORE, QUICK
+from benchmarks.accelerator.settings import (
+    experiment_of,
+    for_many_cores,
+    on_many_environments,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,9 +38,9 @@ def run(out, *args, code=0):
 
 
 def test_parts_have_presets_and_fit_into_nine_minutes():
-    names = [part.name for part in FULL]
+    names = [part.name for part in (*FULL, *MORE)]
     assert len(set(names)) == len(names)
-    for part in (*FULL, *QUICK):
+    for part in (*FULL, *MORE, *QUICK):
         if part.preset:
             assert experiment_of(part.preset).preset == part.preset
     assert sum(part.seconds for part in FULL) < 510
@@ -49,6 +53,44 @@ def test_compiled_ppo_has_the_constants_of_the_comparison_with_a_bare_loop(name)
     other = fused.experiment(fused.Setting("CartPole-v1", made.env.num_envs, 1, 1))
     assert (made.agent, made.network, made.replay) == (other.agent, other.network, other.replay)
     assert made.env.num_envs >= 1024
+
+
+@pytest.mark.timeout(120)
+def test_an_update_is_compared_between_two_devices():
+    two = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    code = (
+        "from benchmarks.accelerator import correctness\n"
+        "cpu, device = correctness.devices()\n"
+        "assert cpu != device\n"
+        "print(correctness.update_errors('cartpole-dqn'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=two,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(0.0, 0.0)\n"
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("topology", ["single_process", "heavy_env", "light_env"])
+def test_many_environments_make_batches_of_the_same_size(topology, share):
+    experiment = on_many_environments(experiment_of("breakout-ppo"), topology, share)
+    env, replay = experiment.env, experiment.replay
+    assert env.num_envs * experiment.num_actors == replay.batch_size == 96
+    assert env.wait_num == (0 if share == 1 else env.num_envs // 2)
+    minibatch = replay.batch_size * replay.unroll_length // experiment.agent.num_minibatches
+    assert minibatch == 512
+    assert experiment.agent.optimizer.learning_rate == pytest.approx(2.5e-4 * 2**0.5)
+    updates = experiment.frames // (replay.batch_size * replay.unroll_length)
+    assert experiment.agent.optimizer.anneal_steps == updates * 4 * 12
 
 
 @pytest.mark.slow
