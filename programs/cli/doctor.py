@@ -167,6 +167,11 @@ def how_to_fix(module: str, error: str, version: tuple[int, int] = sys.version_i
         )
     if "No module named" in error:
         return f"The package is not installed: {features.reinstall()}."
+    if module == "envpool" and "shared object" in error:
+        return (
+            "It needs libraries of the system. On Debian and Ubuntu: "
+            "`apt install libegl1 libopengl0`."
+        )
     if sys.platform != "linux" and module in SERVICES:
         return "The package has wheels for Linux only."
     return (

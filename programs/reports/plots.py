@@ -46,7 +46,7 @@ def of_group(name: str, runs: Sequence[Run]) -> Lines:
     """Returns the learning curve of runs that differ in their seeds, with each run behind it."""
     shown = [run for run in runs if len(run.frames) > 1]
     curve = learning_curve(name, [runs])
-    title = f"{name}, {len(shown)} seeds"
+    title = f"{name}, {len(shown)} {'seed' if len(shown) == 1 else 'seeds'}"
     return Lines(title, "frames", "episode return", [curve] if curve else [], shown)
 
 

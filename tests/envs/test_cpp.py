@@ -266,6 +266,17 @@ def test_options_are_checked():
         SyncEnv("CartPole-v1", 2, options={"no_such": 3})
 
 
+def test_a_missing_library_of_the_system_is_named(tmp_path, monkeypatch):
+    missing = "libEGL.so.1: cannot open shared object file: No such file or directory"
+    (tmp_path / "envpool.py").write_text(f"raise ImportError({missing!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "envpool", raising=False)
+    with pytest.raises(OSError, match=r"libEGL\.so\.1: .* apt install libegl1"):
+        SyncEnv("CartPole-v1", 1)
+    with SyncEnv("CartPole-v1", 1, "for_loop") as env:
+        assert env.reset().first().all()
+
+
 def test_import_prints_nothing():
     code = "import numpy as np; from rlstack.envs import SyncEnv; SyncEnv('CartPole-v1', 1).reset()"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

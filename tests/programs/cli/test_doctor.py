@@ -79,6 +79,12 @@ def test_a_package_that_crashes_or_hangs_does_not_end_the_report(tmp_path, monke
             ["apt install libpython3.10", "uv python install 3.10"],
         ),
         ("optax", "No module named 'optax'", (3, 12), ["not installed", "`make venv`"]),
+        (
+            "envpool",
+            "ImportError: libEGL.so.1: cannot open shared object file",
+            (3, 12),
+            ["apt install libegl1"],
+        ),
         ("jax", "RuntimeError: odd", (3, 12), ["make clean venv"]),
     ],
 )
