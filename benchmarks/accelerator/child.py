@@ -19,12 +19,11 @@ import numpy as np
 from benchmarks import learners
 from benchmarks.accelerator import correctness, service
 from benchmarks.accelerator.settings import (
-    MANY_ATARI,
     atari_spec,
     experiment_of,
     for_many_cores,
+    in_topology,
     is_atari,
-    on_many_environments,
 )
 from benchmarks.report import alternate, rate
 from programs.components import xla
@@ -116,7 +115,7 @@ def light_env(name: str, quick: bool) -> Found:
 
 
 def _many(name: str, topology: Topology, quick: bool, share: float = 1.0) -> Found:
-    experiment = on_many_environments(experiment_of(name), topology, share)
+    experiment = in_topology(experiment_of(name), topology, share)
     return _trained(experiment, 0.5 if quick else 12)
 
 
@@ -135,7 +134,9 @@ def run(name: str, quick: bool) -> Found:
 
 def pool(name: str, quick: bool) -> Found:
     """Steps per second of environments with random actions, a limit of every run with them."""
-    cfg, num_envs = experiment_of(name).env, 8 if quick else MANY_ATARI
+    experiment = experiment_of(name)
+    cfg = experiment.env
+    num_envs = 8 if quick else cfg.num_envs * experiment.num_actors
     seconds = 0.2 if quick else 5.0
     return {
         "frames_per_second": round(_stepped(cfg, num_envs, num_envs, seconds), 1),

@@ -32,13 +32,13 @@ FULL = (
     *(Part("fused", name, 40) for name in FUSED),
     *(Part("run", name, 25) for name in PLAYED),
     Part("service", seconds=20),
-    Part("pool", "pong-ppo", 20),
-    Part("heavy_env_half", "pong-ppo", 45),
+    Part("pool", "pong-gpu-ppo", 20),
+    Part("heavy_env_half", "pong-gpu-ppo", 45),
 )
 # Parts that run only if they are named.
 MORE = (
-    *(Part(kind, "pong-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
-    Part("heavy_env_half", "breakout-ppo", 45),
+    *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
+    Part("heavy_env_half", "breakout-gpu-ppo", 45),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 from dm_env import specs
@@ -16,12 +15,8 @@ from programs.presets.registry import on_policy_replay
 from programs.program_config import Topology
 from rlstack.types import EnvSpec
 
-MANY_ATARI = 96  # environments
-
 _MANY = 4096  # environments of compiled programs
 _UNROLL = 128  # steps
-_ATARI_UNROLL = 64
-_ATARI_MINIBATCH = 512  # steps
 _ACTORS: dict[Topology, int] = {"single_process": 1, "heavy_env": 2, "light_env": 4}
 
 
@@ -55,43 +50,22 @@ def for_many_cores(experiment: Experiment) -> Experiment:
     )
 
 
-def on_many_environments(
-    experiment: Experiment, topology: Topology, share: float = 1.0
-) -> Experiment:
-    """Returns PPO on an Atari game with 96 environments, acting and learning on an accelerator.
-
-    With 8 environments most cores of such a machine wait. Minibatches are larger than theirs, and
-    the learning rate is larger by the square root of that.
+def in_topology(experiment: Experiment, topology: Topology, share: float = 1.0) -> Experiment:
+    """Returns an experiment of heavy_env in another topology, with as many environments in all.
 
     Args:
-      experiment: PPO of a single process.
-      topology: the actors of heavy_env act on the accelerator, each on its own environments. In
-        light_env a service acts for all of them. Both run in threads.
+      experiment: with actors in threads that act on an accelerator.
+      topology: in light_env a service acts for all actors.
       share: of the environments of an actor, which acts on those that are ready first.
     """
-    agent, replay = experiment.agent, experiment.replay
-    assert isinstance(agent, PPOConfig)
-    before = replay.batch_size * replay.unroll_length // agent.num_minibatches
-    steps = MANY_ATARI * _ATARI_UNROLL
-    minibatches = steps // _ATARI_MINIBATCH
-    optimizer = dataclasses.replace(
-        agent.optimizer,
-        learning_rate=agent.optimizer.learning_rate * math.sqrt(_ATARI_MINIBATCH / before),
-        anneal_steps=experiment.frames // steps * agent.num_epochs * minibatches,
-    )
-    num_envs = MANY_ATARI // _ACTORS[topology]
+    actors = _ACTORS[topology]
+    num_envs = experiment.env.num_envs * experiment.num_actors // actors
     wait_num = round(share * num_envs) if share < 1 else 0
-    env = dataclasses.replace(experiment.env, num_envs=num_envs, wait_num=wait_num)
     return dataclasses.replace(
         experiment,
-        agent=dataclasses.replace(agent, optimizer=optimizer, num_minibatches=minibatches),
-        env=env,
-        replay=on_policy_replay(MANY_ATARI, _ATARI_UNROLL),
+        env=dataclasses.replace(experiment.env, num_envs=num_envs, wait_num=wait_num),
         topology=topology,
-        program=dataclasses.replace(
-            experiment.program, launch="threads", num_actors=_ACTORS[topology]
-        ),
-        inferencer=dataclasses.replace(experiment.inferencer, devices=(0,)),
+        program=dataclasses.replace(experiment.program, num_actors=actors),
     )
 
 

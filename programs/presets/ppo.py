@@ -8,7 +8,9 @@ from typing import Any
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig, Experiment
 from programs.presets.registry import atari, find, on_policy, on_policy_replay, preset
+from programs.program_config import ProgramConfig
 from rlstack.acting.evaluator import EvaluatorConfig
+from rlstack.acting.inference import InferencerConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -80,6 +82,9 @@ def pendulum_ppo(name: str) -> Experiment:
     )
 
 
+_NATURE = NetworkConfig(torso="nature", hidden_sizes=(512,), shared=True)
+
+
 def _atari(name: str, game: str, learning_rate: float, frames: int, **options: int) -> Experiment:
     """Returns PPO on an Atari game, with the constants of Huang et al. (2022)."""
     env = atari(game, num_envs=8)
@@ -89,7 +94,7 @@ def _atari(name: str, game: str, learning_rate: float, frames: int, **options: i
         dataclasses.replace(env, options={**env.options, **options}),
         unroll_length=128,
         frames=frames,
-        network=NetworkConfig(torso="nature", hidden_sizes=(512,), shared=True),
+        network=_NATURE,
     )
 
 
@@ -103,6 +108,45 @@ def pong_ppo(name: str) -> Experiment:
 def breakout_ppo(name: str) -> Experiment:
     """Breakout on pixels, with the constants of Huang et al. (2022) for Atari."""
     return _atari(name, "Breakout-v5", 2.5e-4, frames=10_000_000)
+
+
+def _atari_on_gpu(name: str, game: str, frames: int) -> Experiment:
+    """Returns PPO on an Atari game with enough environments for a GPU beside 16 cores.
+
+    Two actors, in threads, step 48 environments each and act on the GPU. Minibatches have twice as
+    many steps as those of `_atari`, and the learning rate is larger by about the square root of 2.
+    """
+    actors, num_envs = 2, 96
+    optimizer = OptimizerConfig(learning_rate=3.5e-4)
+    experiment = on_policy(
+        name,
+        PPOConfig(clip_ratio=0.1, num_minibatches=12, optimizer=optimizer),
+        atari(game, num_envs),
+        unroll_length=64,
+        frames=frames,
+        network=_NATURE,
+        topology="heavy_env",
+        program=ProgramConfig(launch="threads", num_actors=actors),
+        inferencer=InferencerConfig(devices=(0,)),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10, period="off"),
+        log_period=20_000,
+        checkpoint_period=1_000_000,
+        checkpoint_replay=False,  # up to 1.2 GB
+    )
+    env = dataclasses.replace(experiment.env, num_envs=num_envs // actors)
+    return dataclasses.replace(experiment, env=env)
+
+
+@preset
+def pong_gpu_ppo(name: str) -> Experiment:
+    """Pong on pixels with 96 environments, for a GPU and many cores."""
+    return _atari_on_gpu(name, "Pong-v5", frames=5_400_000)
+
+
+@preset
+def breakout_gpu_ppo(name: str) -> Experiment:
+    """Breakout on pixels with 96 environments, for a GPU and many cores."""
+    return _atari_on_gpu(name, "Breakout-v5", frames=10_000_000)
 
 
 @preset
