@@ -114,6 +114,17 @@ def light_env(name: str, quick: bool) -> Found:
     return _many(name, "light_env", quick)
 
 
+def layouts(name: str, quick: bool) -> Found:
+    """Steps per second of heavy_env with several numbers of actors, and shares of their batches."""
+    experiment, found = experiment_of(name), {}
+    for actors in (1, 2) if quick else (2, 3, 4, 6):
+        for share in (1.0, 0.5):
+            chosen = in_topology(experiment, "heavy_env", share, actors)
+            run = _trained(chosen, 0.5 if quick else 8)
+            found[f"actors {actors}, share {share:g}"] = run["frames_per_second"]
+    return found
+
+
 def _many(name: str, topology: Topology, quick: bool, share: float = 1.0) -> Found:
     experiment = in_topology(experiment_of(name), topology, share)
     return _trained(experiment, 0.5 if quick else 12)
@@ -243,7 +254,15 @@ def _missing(kind: str, name: str) -> str:
     return ""
 
 
-_WITH_ENVPOOL = ("run", "pool", "single_process", "heavy_env", "heavy_env_half", "light_env")
+_WITH_ENVPOOL = (
+    "run",
+    "pool",
+    "single_process",
+    "heavy_env",
+    "heavy_env_half",
+    "layouts",
+    "light_env",
+)
 _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "updates": correctness.updates,
     "acting": correctness.acting,
@@ -256,6 +275,7 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "single_process": single_process,
     "heavy_env": heavy_env,
     "heavy_env_half": heavy_env_half,
+    "layouts": layouts,
     "light_env": light_env,
     "service": service.latency,
 }

@@ -50,15 +50,18 @@ def for_many_cores(experiment: Experiment) -> Experiment:
     )
 
 
-def in_topology(experiment: Experiment, topology: Topology, share: float = 1.0) -> Experiment:
+def in_topology(
+    experiment: Experiment, topology: Topology, share: float = 1.0, actors: int = 0
+) -> Experiment:
     """Returns an experiment of heavy_env in another topology, with as many environments in all.
 
     Args:
       experiment: with actors in threads that act on an accelerator.
       topology: in light_env a service acts for all actors.
       share: of the environments of an actor, which acts on those that are ready first.
+      actors: their number, which divides that of the environments; 0 for a usual one.
     """
-    actors = _ACTORS[topology]
+    actors = actors or _ACTORS[topology]
     num_envs = experiment.env.num_envs * experiment.num_actors // actors
     wait_num = round(share * num_envs) if share < 1 else 0
     return dataclasses.replace(
