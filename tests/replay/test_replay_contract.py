@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -64,6 +64,15 @@ def step_types(model: Model, envs, rng):
 
 @settings(max_examples=200, deadline=None)
 @given(history=histories())
+# A step of all environments, then one of the same environments in another order.
+@example(
+    (
+        config("fifo", batch_size=1, unroll_length=1, max_size=1),
+        2,
+        [("add", None, 2), ("add", [1, 0], 1)],
+        0,
+    )
+)
 def test_any_history_agrees_with_the_model(make, waits, history):
     cfg, num_envs, calls, seed = history
     rng, model = np.random.default_rng(seed), Model(cfg, num_envs, waits)

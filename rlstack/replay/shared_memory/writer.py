@@ -152,12 +152,15 @@ class SharedMemWriter:
         return self._limiter.blocking_rule(ids, self._steps[ids] if step is None else step)
 
     def _common_step(self, ids: Ids) -> int | None:
-        """Returns the step that consecutive environments are all at, None if they differ."""
-        if not isinstance(ids, slice):
-            return None
-        if self._in_step == ids:
+        """Returns the step that consecutive environments are all at; else None.
+
+        After None, `_steps` holds the next step of each claimed environment.
+        """
+        if isinstance(ids, slice) and self._in_step == ids:
             return self._step
         self._separate()
+        if not isinstance(ids, slice):
+            return None
         steps = self._steps[ids]
         if not len(steps) or np.count_nonzero(steps == steps[0]) < len(steps):
             return None
@@ -233,7 +236,6 @@ class SharedMemWriter:
             columns.steps.fill(step + 1)
             self._step = step + 1
             return
-        self._separate()
         numbers, envs, steps = self._numbers, self._ids.envs[ids], self._steps[ids]
         numbers.reserved[ids] = steps + 1
         memory_fence()
