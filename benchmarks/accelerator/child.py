@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -94,26 +95,6 @@ def _updates(experiment: Experiment) -> Callable[[int], None]:
     return run
 
 
-def single_process(name: str, quick: bool) -> Found:
-    """Steps per second of a run of many environments, in a single process."""
-    return _many(name, "single_process", quick)
-
-
-def heavy_env(name: str, quick: bool) -> Found:
-    """The same with actors in threads, each of which acts on the device."""
-    return _many(name, "heavy_env", quick)
-
-
-def heavy_env_half(name: str, quick: bool) -> Found:
-    """The same, and each actor acts as soon as half of its environments are ready."""
-    return _many(name, "heavy_env", quick, share=0.5)
-
-
-def light_env(name: str, quick: bool) -> Found:
-    """Steps per second with actors in threads, and an inference service that acts for all."""
-    return _many(name, "light_env", quick)
-
-
 def layouts(name: str, quick: bool) -> Found:
     """Steps per second of heavy_env with several numbers of actors, and shares of their batches."""
     experiment, found = experiment_of(name), {}
@@ -125,7 +106,8 @@ def layouts(name: str, quick: bool) -> Found:
     return found
 
 
-def _many(name: str, topology: Topology, quick: bool, share: float = 1.0) -> Found:
+def many(name: str, quick: bool, topology: Topology, share: float = 1.0) -> Found:
+    """Steps per second of a run of many environments; the arguments are those of `in_topology`."""
     experiment = in_topology(experiment_of(name), topology, share)
     return _trained(experiment, 0.5 if quick else 12)
 
@@ -182,18 +164,16 @@ class _Meter:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._made = time.monotonic()
-        self._seen: list[tuple[float, int]] = []
-        self._logs: list[Mapping[str, Any]] = []
+        self._seen: list[tuple[float, int, Mapping[str, Any]]] = []  # the first and the last
 
     def __call__(self, frames: int, logs: Mapping[str, Any]) -> bool:
         if logs.get("learner/steps", 0) >= 1:  # evaluations have no such number
-            self._seen.append((time.monotonic(), frames))
-            self._logs.append(dict(logs))
+            self._seen[1:] = [(time.monotonic(), frames, dict(logs))]
         return bool(self._seen) and self._seen[-1][0] - self._seen[0][0] >= self._seconds
 
     def frames_per_second(self) -> float:
         """From the first line of logs that has an update to the last line."""
-        (start, first), (end, last) = self._seen[0], self._seen[-1]
+        (start, first, _), (end, last, _) = self._seen[0], self._seen[-1]
         return (last - first) / (end - start)
 
     def seconds_to_first_update(self) -> float:
@@ -202,10 +182,9 @@ class _Meter:
 
     def shares(self) -> dict[str, float]:
         """Fractions of the time in which the learner drew batches, or a node waited."""
-        seconds = self._seen[-1][0] - self._seen[0][0]
-        first, last = self._logs[0], self._logs[-1]
+        (start, _, first), (end, _, last) = self._seen[0], self._seen[-1]
         names = [name for name in last if name.endswith(_WAITS) and name in first]
-        return {name: round((last[name] - first[name]) / seconds, 4) for name in names}
+        return {name: round((last[name] - first[name]) / (end - start), 4) for name in names}
 
 
 def _trained(experiment: Experiment, seconds: float) -> Found:
@@ -272,11 +251,11 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "fused": fused,
     "run": run,
     "pool": pool,
-    "single_process": single_process,
-    "heavy_env": heavy_env,
-    "heavy_env_half": heavy_env_half,
+    "single_process": functools.partial(many, topology="single_process"),
+    "heavy_env": functools.partial(many, topology="heavy_env"),
+    "heavy_env_half": functools.partial(many, topology="heavy_env", share=0.5),
     "layouts": layouts,
-    "light_env": light_env,
+    "light_env": functools.partial(many, topology="light_env"),
     "service": service.latency,
 }
 

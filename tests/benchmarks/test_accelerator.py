@@ -10,11 +10,7 @@ import pytest
 
 from benchmarks import fused
 from benchmarks.accelerator.parts import FULL, MORE, QUICK
-from benchmarks.accelerator.settings import (
-    experiment_of,
-    for_many_cores,
-    in_topology,
-)
+from benchmarks.accelerator.settings import experiment_of, for_many_cores, in_topology
 
 ROOT = Path(__file__).resolve().parents[2]
 
