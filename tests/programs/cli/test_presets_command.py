@@ -27,7 +27,7 @@ def test_all_presets_are_listed(capsys):
             | {"brax-inverted-double-pendulum-sac", "brax-halfcheetah-sac"},
         ),
         (["--agent", "SAC", "--env", "pendulum-v"], {"pendulum-sac"}),
-        (["--env", "pong", "--agent", "ppo"], {"pong-ppo", "pong-small-ppo"}),
+        (["--env", "pong", "--agent", "ppo"], {"pong-ppo", "pong-small-ppo", "pong-gpu-ppo"}),
         (["--env", "acrobot"], {"acrobot-ppo", "acrobot-dqn"}),
         (
             ["--topology", "fused", "--env", "cartpole"],
