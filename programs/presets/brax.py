@@ -15,6 +15,7 @@ from programs.presets.registry import on_policy, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
+from rlstack.networks.dense import Norm
 from rlstack.optimizers import OptimizerConfig
 
 _EVALUATOR = EvaluatorConfig(episodes=32, num_envs=32)
@@ -39,16 +40,25 @@ def _ppo(name: str, env: str, frames: int, **changes: Any) -> Experiment:
     )
 
 
-def _sac(name: str, env: str, frames: int) -> Experiment:
+def _sac(
+    name: str,
+    env: str,
+    frames: int,
+    *,
+    learning_rate: float = 1e-3,
+    batch_size: int = 128,
+    norm: Norm = "none",
+    reward_scale: float = 1.0,
+) -> Experiment:
     """Returns SAC with an update for each frame, as in its paper, and normalised observations."""
     return Experiment(
         preset=name,
-        agent=SACConfig(target_rate=0.01, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        agent=SACConfig(target_rate=0.01, optimizer=OptimizerConfig(learning_rate=learning_rate)),
         env=_env(env, num_envs=16),
         topology="fused",
-        network=NetworkConfig(hidden_sizes=(256, 256), activation="relu"),
-        normalisation=NormalisationConfig(observations=True),
-        replay=transitions(128, max_size=300_000, min_size=5_000, updates_per_frame=1.0),
+        network=NetworkConfig(hidden_sizes=(256, 256), activation="relu", norm=norm),
+        normalisation=NormalisationConfig(observations=True, reward_scale=reward_scale),
+        replay=transitions(batch_size, max_size=300_000, min_size=5_000, updates_per_frame=1.0),
         evaluator=_EVALUATOR,
         frames=frames,
         checkpoint_replay=False,
@@ -75,8 +85,20 @@ def brax_ant_ppo(name: str) -> Experiment:
 
 @preset
 def brax_inverted_double_pendulum_sac(name: str) -> Experiment:
-    """Brax's inverted double pendulum by SAC, in one compiled program."""
-    return _sac(name, "inverted_double_pendulum", frames=200_000)
+    """Brax's inverted double pendulum by SAC, in one compiled program.
+
+    Rewards of 10 a step give values near 1,000, hence their scale. With a learning rate of 1e-3 and
+    batches of 128, with or without layer normalisation, returns stayed at 2,000.
+    """
+    return _sac(
+        name,
+        "inverted_double_pendulum",
+        frames=200_000,
+        learning_rate=3e-4,
+        batch_size=256,
+        norm="layer",
+        reward_scale=0.1,
+    )
 
 
 @preset
