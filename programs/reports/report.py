@@ -22,7 +22,8 @@ _HEAD = """\
 # Results
 
 Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
-directories alone; a run is repeated by `rlstack train PRESET --seed SEED`.
+directories alone. `rlstack train PRESET --seed SEED` repeats a run, with the options that differ from
+the preset, if any are listed below.
 
 """
 _INTERVALS = (
@@ -134,6 +135,7 @@ def _sections(report: Report) -> list[tuple[str, tables.Table]]:
     """Returns the titles and tables below the first one."""
     found = report.statistics
     sections = [
+        ("Options that differ from the preset", tables.of_options(report.groups)),
         ("Nodes that were lost", tables.of_faults(report.groups)),
         ("Returns with intervals", tables.of_tasks(found)),
     ]

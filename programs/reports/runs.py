@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from programs.components.restored import read_config
-from programs.experiment import Experiment
+from programs.experiment import Experiment, to_json
+from programs.presets import PRESETS, preset
 from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir
+from programs.tracking.run_dir import RunDir, option_values
 from rlstack.storage import jsonl
 
 By = Literal["preset", "agent", "directory"]
@@ -46,6 +48,23 @@ class Run(NamedTuple):
         """The environment with its options."""
         options = ", ".join(f"{k}={v}" for k, v in sorted(self.experiment.env.options.items()))
         return f"{self.environment} ({options})" if options else self.environment
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options, other than the seed, whose values are not those of the preset.
+
+        They are named as in `programs.run.compare`. Without a preset of this name there are none.
+        """
+        if self.result.preset not in PRESETS:
+            return {}
+        usual, own = (
+            option_values(json.loads(to_json(experiment)))
+            for experiment in (preset(self.result.preset), self.experiment)
+        )
+        usual["seed"] = own["seed"]
+        return {
+            name: value for name, value in own.items() if name not in usual or usual[name] != value
+        }
 
 
 class Group(NamedTuple):

@@ -25,6 +25,7 @@ _COLUMNS = (
     "frames/s",
     "commit",
 )
+_OPTIONS = ("preset", "option", "value")
 _FAULTS = ("preset", "seed", "topology", "launched as", "restarts", "frames lost")
 _CSV = ("method", "other", "task", "scale", "statistic", "estimate", "low", "high", "runs")
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -35,6 +36,23 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # the columns' names, and
 def of_groups(groups: Mapping[str, Sequence[Run]]) -> Table:
     """Returns a row for each group of runs that differ in their seeds."""
     return _COLUMNS, [_row(name, runs) for name, runs in groups.items()]
+
+
+def of_options(groups: Mapping[str, Sequence[Run]]) -> Table:
+    """Returns a row for each option of a group that differs from the preset's.
+
+    If runs of the group have several values, the row has all of them.
+    """
+    rows = []
+    for name, runs in groups.items():
+        values: dict[str, list[str]] = {}
+        for run in runs:
+            for option, value in run.changes.items():
+                text = str(value)
+                if text not in values.setdefault(option, []):
+                    values[option].append(text)
+        rows += [[name, option, ", ".join(texts)] for option, texts in values.items()]
+    return _OPTIONS, rows
 
 
 def of_faults(groups: Mapping[str, Sequence[Run]]) -> Table:

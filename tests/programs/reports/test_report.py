@@ -4,12 +4,14 @@ import dataclasses
 import io
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from programs.cli.commands import main
 from programs.reports.runs import read
 from programs.run import train
+from tests.programs.reports.made_runs import make_runs
 from tests.programs.run.test_train import small
 
 
@@ -55,6 +57,27 @@ def test_lost_nodes_are_counted(runs, tmp_path):
         file.write(json.dumps({"env_frames": 10, "learner/loss": 0.5}) + "\n")
     assert main("report", [str(faulty), str(runs[1]), "--out", str(out)]) == 0
     assert f"| {small().preset} | 1 | single_process | processes | 3 | 1,066 |" in out.read_text()
+
+
+def test_options_that_differ_from_the_preset_are_listed(tmp_path):
+    paths = [str(path) for path in make_runs(tmp_path / "runs", [500.0, 400.0])]
+    out = tmp_path / "results.md"
+    command = ["--out", str(out), "--pictures", "none"]
+    assert main("report", [*paths, *command]) == 0
+    assert "Options that differ" not in out.read_text()
+    for path, frames in zip(paths, (2_000, 3_000), strict=True):
+        config = json.loads((Path(path) / "config.json").read_text())
+        config["topology"], config["frames"] = "heavy_env", frames
+        config["agent"]["discount"] = 0.9
+        (Path(path) / "config.json").write_text(json.dumps(config))
+    assert main("report", [*paths, *command]) == 0
+    section = out.read_text().split("## Options that differ from the preset")[1].split("##")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| cartpole-ppo")]
+    assert sorted(rows) == [
+        "| cartpole-ppo | agent.discount | 0.9 |",
+        "| cartpole-ppo | frames | 2000, 3000 |",
+        "| cartpole-ppo | topology | heavy_env |",
+    ]
 
 
 def test_unfinished_runs_and_repeated_seeds_are_refused(runs, tmp_path, capsys):
