@@ -1,7 +1,8 @@
-"""Reports on finished runs: tables, statistics, pictures and pages from their files alone.
+"""Reports on finished runs: tables, statistics, pictures and pages from their files.
 
 `runs` reads runs, `normalisation` puts scores of different tasks on one scale, and `statistics`
 has the numbers of a report. `tables`, `figures` and `page` show them; `report` writes the files.
 
-May import: programs, programs.components, programs.tracking, rlstack.math, rlstack.storage.
+May import: programs, programs.components, programs.presets, programs.tracking, rlstack.math,
+rlstack.storage.
 """
