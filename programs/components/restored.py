@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.experiment import Experiment, from_json
-from programs.tracking.run_dir import RunDir
+from programs.experiment import Experiment, from_json, to_json
+from programs.tracking.run_dir import RunDir, option_values
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Params
 
@@ -36,6 +37,11 @@ def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
             "rlstack.load(run_dir, policy=NAME) loads one."
         )
     return experiment
+
+
+def options_of(experiment: Experiment) -> dict[str, Any]:
+    """Returns the options of an experiment by name, such as agent.discount, as in its JSON."""
+    return option_values(json.loads(to_json(experiment)))
 
 
 def newest_checkpoint(directory: RunDir, experiment: Experiment) -> Path:

@@ -1,7 +1,7 @@
 """Presets of Brax (Freeman et al. 2021, arXiv:2106.13281): its robots, in one program.
 
-The backend is ``spring``, which is the fastest on CPUs, unless a preset says why not. Returns of
-different backends are not comparable.
+The backend is ``spring``, which is the fastest on CPUs. A preset that needs another backend says
+why. Returns of different backends are not comparable.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def _ppo(name: str, env: str, frames: int, **changes: Any) -> Experiment:
 
 def _sac(
     name: str,
-    env: str,
+    env: EnvConfig,
     frames: int,
     *,
-    backend: str = "spring",
     learning_rate: float = 1e-3,
     batch_size: int = 128,
     norm: Norm = "none",
@@ -55,7 +54,7 @@ def _sac(
     return Experiment(
         preset=name,
         agent=SACConfig(target_rate=0.01, optimizer=OptimizerConfig(learning_rate=learning_rate)),
-        env=_env(env, num_envs=16, backend=backend),
+        env=env,
         topology="fused",
         network=NetworkConfig(hidden_sizes=(256, 256), activation="relu", norm=norm),
         normalisation=NormalisationConfig(observations=True, reward_scale=reward_scale),
@@ -88,14 +87,13 @@ def brax_ant_ppo(name: str) -> Experiment:
 def brax_inverted_double_pendulum_sac(name: str) -> Experiment:
     """Brax's inverted double pendulum by SAC, in one compiled program.
 
-    Rewards of 10 a step give values near 1,000, hence their scale. With the backend spring the cart
-    swings more and more until it hits the end of its rail, and returns stayed below 9,000.
+    Rewards are scaled because 10 a step give values near 1,000. With the backend spring returns did
+    not stay high: the cart swings more and more, until it hits the end of its rail.
     """
     return _sac(
         name,
-        "inverted_double_pendulum",
+        _env("inverted_double_pendulum", num_envs=16, backend="generalized"),
         frames=50_000,
-        backend="generalized",
         learning_rate=3e-4,
         batch_size=256,
         norm="layer",
@@ -106,4 +104,4 @@ def brax_inverted_double_pendulum_sac(name: str) -> Experiment:
 @preset
 def brax_halfcheetah_sac(name: str) -> Experiment:
     """Brax's half cheetah by SAC, in one compiled program."""
-    return _sac(name, "halfcheetah", frames=300_000)
+    return _sac(name, _env("halfcheetah", num_envs=16), frames=300_000)

@@ -22,8 +22,8 @@ _HEAD = """\
 # Results
 
 Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
-directories alone. `rlstack train PRESET --seed SEED` repeats a run, with the options that differ
-from the preset, if any are listed below.
+directories. `rlstack train PRESET --seed SEED` repeats a run. If options are listed below, give
+them too.
 
 """
 _INTERVALS = (

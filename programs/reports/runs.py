@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from programs.components.restored import read_config
-from programs.experiment import Experiment, to_json
+from programs.components.restored import options_of, read_config
+from programs.experiment import Experiment
 from programs.presets import PRESETS, preset
 from programs.tracking.result import Result, read_result
-from programs.tracking.run_dir import RunDir, option_values
+from programs.tracking.run_dir import RunDir
 from rlstack.storage import jsonl
 
 By = Literal["preset", "agent", "directory"]
@@ -51,16 +50,13 @@ class Run(NamedTuple):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The options, other than the seed, whose values are not those of the preset.
+        """The run's options that differ from its preset, by name; the seed is not compared.
 
-        They are named as in `programs.run.compare`. Without a preset of this name there are none.
+        It is empty if there is no preset of this name.
         """
         if self.result.preset not in PRESETS:
             return {}
-        usual, own = (
-            option_values(json.loads(to_json(experiment)))
-            for experiment in (preset(self.result.preset), self.experiment)
-        )
+        usual, own = options_of(preset(self.result.preset)), options_of(self.experiment)
         usual["seed"] = own["seed"]
         return {
             name: value for name, value in own.items() if name not in usual or usual[name] != value

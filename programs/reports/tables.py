@@ -45,12 +45,10 @@ def of_options(groups: Mapping[str, Sequence[Run]]) -> Table:
     """
     rows = []
     for name, runs in groups.items():
-        values: dict[str, list[str]] = {}
+        values: dict[str, dict[str, None]] = {}  # ordered sets
         for run in runs:
             for option, value in run.changes.items():
-                text = str(value)
-                if text not in values.setdefault(option, []):
-                    values[option].append(text)
+                values.setdefault(option, {})[str(value)] = None
         rows += [[name, option, ", ".join(texts)] for option, texts in values.items()]
     return _OPTIONS, rows
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, NamedTuple
 
-from programs.components.restored import read_config
-from programs.experiment import to_json
+from programs.components.restored import options_of, read_config
 from programs.tracking.result import read_result
-from programs.tracking.run_dir import RunDir, option_values
+from programs.tracking.run_dir import RunDir
 
 # Results that say how a run went; the others repeat the config or the machine's clock.
 _RESULTS = (
@@ -49,10 +47,7 @@ def compare(left: str | os.PathLike[str], right: str | os.PathLike[str]) -> Comp
       ValueError: one of them is not a run.
     """
     directories = RunDir.open(left), RunDir.open(right)
-    configs = [
-        option_values(json.loads(to_json(read_config(directory, several=True))))
-        for directory in directories
-    ]
+    configs = [options_of(read_config(directory, several=True)) for directory in directories]
     names = list(dict.fromkeys(name for config in configs for name in config))
     fields = [Row(name, *(config.get(name) for config in configs)) for name in names]
     found = [read_result(directory) for directory in directories]
