@@ -38,7 +38,7 @@ FULL = (
 # Parts that run only if they are named.
 MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
-    Part("layouts", "pong-gpu-ppo", 160, limit=300),
+    Part("layouts", "pong-gpu-ppo", 80, limit=200),
     Part("heavy_env_half", "breakout-gpu-ppo", 45),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
