@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks import learners
 from benchmarks.accelerator import correctness, service
+from benchmarks.accelerator.actor import actor
 from benchmarks.accelerator.settings import (
     atari_spec,
     experiment_of,
@@ -95,17 +96,31 @@ def _updates(experiment: Experiment) -> Callable[[int], None]:
     return run
 
 
-_LAYOUTS = ((2, 1.0), (2, 0.5), (3, 0.5), (4, 0.5))  # numbers of actors, shares of their batches
-
-
 def layouts(name: str, quick: bool) -> Found:
-    """Steps per second of heavy_env with several numbers of actors, and shares of their batches."""
-    experiment, found = experiment_of(name), {}
-    for actors, share in _LAYOUTS[:2] if quick else _LAYOUTS:
-        chosen = in_topology(experiment, "heavy_env", share, actors)
+    """Steps per second of heavy_env with several numbers of actors, and pools of other settings.
+
+    A pool has as many threads as there are cores, or its part of the cores, and its batches have
+    all of its environments or a share of them.
+    """
+    experiment, found, cores = experiment_of(name), {}, os.cpu_count() or 1
+    for actors, share, divided in _LAYOUTS[:2] if quick else _LAYOUTS:
+        workers = max(1, cores // actors) if divided else 0
+        chosen = in_topology(experiment, "heavy_env", share, actors, workers)
         run = _trained(chosen, 0.5 if quick else 8)
-        found[f"actors {actors}, share {share:g}"] = run["frames_per_second"]
+        threads = workers or cores
+        found[f"actors {actors}, threads {threads}, share {share:g}"] = run["frames_per_second"]
     return found
+
+
+# Numbers of actors, shares of their environments in a batch, whether pools divide the cores.
+_LAYOUTS = (
+    (2, 1.0, False),
+    (2, 0.5, False),
+    (2, 1.0, True),
+    (2, 0.5, True),
+    (3, 0.5, False),
+    (4, 0.5, True),
+)
 
 
 def many(name: str, quick: bool, topology: Topology, share: float = 1.0) -> Found:
@@ -248,6 +263,7 @@ _KINDS: dict[str, Callable[[str, bool], Found]] = {
     "updates": correctness.updates,
     "acting": correctness.acting,
     "checkpoint": correctness.checkpoint_moves,
+    "actor": actor,
     "learner": learner,
     "bfloat16": bfloat16,
     "fused": fused,

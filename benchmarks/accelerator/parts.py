@@ -32,13 +32,14 @@ FULL = (
     *(Part("fused", name, 40) for name in FUSED),
     *(Part("run", name, 25) for name in PLAYED),
     Part("service", seconds=20),
+    Part("actor", "pong-gpu-ppo", 30),
     Part("pool", "pong-gpu-ppo", 20),
     Part("heavy_env_half", "pong-gpu-ppo", 45),
 )
 # Parts that run only if they are named.
 MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
-    Part("layouts", "pong-gpu-ppo", 80, limit=200),
+    Part("layouts", "pong-gpu-ppo", 140, limit=250),
     Part("heavy_env_half", "breakout-gpu-ppo", 45),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
@@ -49,6 +50,7 @@ QUICK = (
     Part("acting", "", 0),
     Part("checkpoint", "", 0),
     Part("learner", "cartpole-dqn", 0),
+    Part("actor", "cartpole-ppo", 0),
     Part("fused", "catch-ppo", 0),
     Part("service", "", 0),
 )

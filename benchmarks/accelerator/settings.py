@@ -51,7 +51,11 @@ def for_many_cores(experiment: Experiment) -> Experiment:
 
 
 def in_topology(
-    experiment: Experiment, topology: Topology, share: float = 1.0, actors: int = 0
+    experiment: Experiment,
+    topology: Topology,
+    share: float = 1.0,
+    actors: int = 0,
+    workers: int = 0,
 ) -> Experiment:
     """Returns an experiment of heavy_env in another topology, with as many environments in all.
 
@@ -60,13 +64,16 @@ def in_topology(
       topology: in light_env a service acts for all actors.
       share: of the environments of an actor, which acts on those that are ready first.
       actors: their number, which divides that of the environments; 0 for a usual one.
+      workers: threads of each actor's pool; 0 for as many as there are cores.
     """
     actors = actors or _ACTORS[topology]
     num_envs = experiment.env.num_envs * experiment.num_actors // actors
     wait_num = round(share * num_envs) if share < 1 else 0
     return dataclasses.replace(
         experiment,
-        env=dataclasses.replace(experiment.env, num_envs=num_envs, wait_num=wait_num),
+        env=dataclasses.replace(
+            experiment.env, num_envs=num_envs, wait_num=wait_num, num_workers=workers
+        ),
         topology=topology,
         program=dataclasses.replace(experiment.program, num_actors=actors),
     )

@@ -99,6 +99,8 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path):
     assert parts["acting"]["seconds"] == 123.0
     assert parts["updates"]["passed"] and parts["updates"]["largest_update_error"] == 0
     assert 0.1 < parts["learner/cartpole-dqn"]["ratio"] < 10
+    assert 0.1 < parts["actor/cartpole-ppo"]["ratio"] < 10
+    assert parts["actor/cartpole-ppo"]["calls_per_second_of_two_threads"] > 0
     assert 0 < parts["service"]["latency_ms_p50"] <= parts["service"]["latency_ms_p99"]
     assert parts["fused/catch-ppo"]["frames_per_second"] > 0
 
