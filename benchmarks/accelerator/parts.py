@@ -34,13 +34,12 @@ FULL = (
     Part("service", seconds=20),
     Part("actor", "pong-gpu-ppo", 30),
     Part("pool", "pong-gpu-ppo", 20),
-    Part("heavy_env_half", "pong-gpu-ppo", 45),
 )
 # Parts that run only if they are named.
 MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
     Part("layouts", "pong-gpu-ppo", 140, limit=250),
-    Part("heavy_env_half", "breakout-gpu-ppo", 45),
+    *(Part("heavy_env_half", name, 45) for name in ("pong-gpu-ppo", "breakout-gpu-ppo")),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
 )

@@ -82,6 +82,9 @@ def test_each_topology_has_as_many_environments_as_a_batch_has_unrolls(topology,
     env = experiment.env
     assert env.num_envs * experiment.num_actors == experiment.replay.batch_size == 96
     assert env.wait_num == (0 if share == 1 else env.num_envs // 2)
+    assert env.num_workers == 0
+    divided = in_topology(experiment_of("breakout-gpu-ppo"), topology, share, actors=4, workers=3)
+    assert (divided.env.num_envs, divided.env.num_workers) == (24, 3)
 
 
 @pytest.mark.slow
