@@ -198,7 +198,7 @@ class _Meter:
         return self._seen[0][0] - self._made
 
     def shares(self) -> dict[str, float]:
-        """Fractions of the time in which the learner drew batches, or a node waited."""
+        """Fractions of the time in which batches were drawn or nodes waited; sums over nodes."""
         (start, _, first), (end, _, last) = self._seen[0], self._seen[-1]
         names = [name for name in last if name.endswith(_WAITS) and name in first]
         return {name: round((last[name] - first[name]) / (end - start), 4) for name in names}
