@@ -44,7 +44,7 @@ from rlstack.families.policy_gradient import PolicyGradientAgent
 from rlstack.families.q_learning import QLearning
 from rlstack.learning.learner import Learner
 from rlstack.optimizers import component_optimizer
-from rlstack.types import Batch, EnvSpec, Params, PyTree, Transition
+from rlstack.types import Batch, EnvSpec, Params, PyTree, TimeStep, Transition
 
 TARGET = 1 / 1.2
 PRESETS = (
@@ -141,6 +141,12 @@ def random_batch(spec: Transition, length: int, size: int) -> Batch:
     mid = np.ones((length, size), np.int32)
     timestep = trajectory.timestep._replace(step_type=mid)
     return Batch(trajectory._replace(timestep=timestep), np.ones(size, np.float32))
+
+
+def random_timestep(spec: Transition, num_envs: int) -> TimeStep:
+    """Returns one step of such a batch, ``[num_envs, ...]``."""
+    timestep = random_batch(spec, 1, num_envs).trajectory.timestep
+    return jax.tree.map(lambda x: np.ascontiguousarray(x[0]), timestep)
 
 
 def _inline(agent: Agent, cfg: Any) -> tuple[Begin, Step]:

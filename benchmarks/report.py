@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Rate = Callable[[], float]  # runs a piece of work and returns steps per second
@@ -73,6 +74,15 @@ def rate(steps: int, work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return steps / (time.perf_counter() - start)
+
+
+def at_once(works: Sequence[Callable[[], object]]) -> None:
+    """Runs each piece of work in a thread of its own; returns when all have ended."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Timed(NamedTuple):

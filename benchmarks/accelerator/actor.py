@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
-from benchmarks.learners import random_batch
-from benchmarks.report import alternate, rate
+from benchmarks.accelerator.settings import experiment_of, spec_of
+from benchmarks.learners import random_timestep
+from benchmarks.report import alternate, at_once, rate
 from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
@@ -28,11 +26,10 @@ Act = Callable[[], Any]  # acts once and waits for the actions
 def actor(name: str, quick: bool) -> dict[str, Any]:
     """Calls per second for the environments of one actor, and how long their observations move."""
     experiment = experiment_of(name)
-    spec = atari_spec() if is_atari(experiment) else environment_spec(experiment)
+    spec = spec_of(experiment)
     agent, num_envs = make_agent(experiment, spec), experiment.env.num_envs
     params = jax.jit(agent.initial_params)(jax.random.PRNGKey(0))
-    batch = random_batch(transition_spec(agent, spec), 1, num_envs)
-    timestep = jax.tree.map(lambda x: np.ascontiguousarray(x[0]), batch.trajectory.timestep)
+    timestep = random_timestep(transition_spec(agent, spec), num_envs)
     ours = [_ours(agent, params, timestep, num_envs) for _ in range(2)]
     bare = _bare(agent, params, timestep, num_envs)
     for act in (*ours, bare):
@@ -44,11 +41,13 @@ def actor(name: str, quick: bool) -> dict[str, Any]:
         2 if quick else 5,
     )
     moved = rate(calls, lambda: _repeat(calls, lambda: _move(timestep)))
+    works = [functools.partial(_repeat, calls, act) for act in ours]
+    together = rate(calls * len(works), lambda: at_once(works))
     return {
         "calls_per_second": round(comparison.medians["ours"], 1),
         "bare_calls_per_second": round(comparison.medians["reference"], 1),
         "ratio": round(comparison.ratio, 4),
-        "calls_per_second_of_two_threads": round(_together(ours, calls), 1),
+        "calls_per_second_of_two_threads": round(together, 1),
         "moves_per_second": round(moved, 1),
         "num_envs": num_envs,
     }
@@ -74,14 +73,3 @@ def _move(timestep: TimeStep) -> None:
 def _repeat(calls: int, act: Act) -> None:
     for _ in range(calls):
         act()
-
-
-def _together(acts: list[Act], calls: int) -> float:
-    """Returns the calls per second of all, each in a thread of its own."""
-    threads = [threading.Thread(target=_repeat, args=(calls, act), daemon=True) for act in acts]
-    begun = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return calls * len(acts) / (time.monotonic() - begun)

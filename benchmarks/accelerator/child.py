@@ -21,16 +21,14 @@ from benchmarks import learners
 from benchmarks.accelerator import correctness, service
 from benchmarks.accelerator.actor import actor
 from benchmarks.accelerator.settings import (
-    atari_spec,
     experiment_of,
     for_many_cores,
     in_topology,
-    is_atari,
+    spec_of,
 )
 from benchmarks.report import alternate, rate
 from programs.components import xla
 from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
 from programs.program_config import Topology
@@ -40,7 +38,6 @@ from rlstack.acting.actor import transition_spec
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.envs import AsyncEnv
 from rlstack.learning.learner import Learner
-from rlstack.types import EnvSpec
 
 Found = dict[str, Any]
 
@@ -49,7 +46,7 @@ def learner(name: str, quick: bool) -> Found:
     """The learner's updates per second against those of a bare jitted loop."""
     experiment = experiment_of(name)
     repeats, seconds = (2, 0.1) if quick else (5, 1.0)
-    comparison = learners.compare(experiment, _spec(experiment), repeats, seconds)
+    comparison = learners.compare(experiment, spec_of(experiment), repeats, seconds)
     ours, bare = comparison.medians["ours"], comparison.medians["reference"]
     return {
         "updates_per_second": round(ours, 2),
@@ -83,7 +80,7 @@ def bfloat16(name: str, quick: bool) -> Found:
 
 
 def _updates(experiment: Experiment) -> Callable[[int], None]:
-    spec = _spec(experiment)
+    spec = spec_of(experiment)
     agent = make_agent(experiment, spec)
     cfg, step = experiment.replay, transition_spec(agent, spec)
     sample = learners.random_sample(step, cfg.unroll_length + 1, cfg.batch_size)
@@ -227,10 +224,6 @@ def _trained(experiment: Experiment, seconds: float) -> Found:
         "num_envs": experiment.env.num_envs * experiment.num_actors,
         **_memory(),
     }
-
-
-def _spec(experiment: Experiment) -> EnvSpec:
-    return atari_spec() if is_atari(experiment) else environment_spec(experiment)
 
 
 def _memory() -> Found:

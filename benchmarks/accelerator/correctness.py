@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
+from benchmarks.accelerator.settings import experiment_of, spec_of
 from benchmarks.learners import random_batch
 from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
 from programs.experiment import Experiment
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inferencer import Inferencer
@@ -158,5 +157,5 @@ def _equal(left: PyTree, right: PyTree) -> bool:
 
 
 def _made(experiment: Experiment, *, greedy: bool = False) -> tuple[EnvSpec, Agent]:
-    spec = atari_spec() if is_atari(experiment) else environment_spec(experiment)
+    spec = spec_of(experiment)
     return spec, make_agent(experiment, spec, greedy=greedy)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.accelerator.settings import atari_spec, experiment_of, is_atari
-from benchmarks.learners import random_batch
+from benchmarks.accelerator.settings import experiment_of, spec_of
+from benchmarks.learners import random_timestep
+from benchmarks.report import at_once
 from programs.components.agent import make_agent
-from programs.components.environments import environment_spec
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference_service import InferenceService, ServiceConfig
@@ -26,14 +26,13 @@ def latency(name: str, quick: bool) -> dict[str, Any]:
     del name
     callers, num_envs = (2, 4) if quick else (8, 16)
     experiment = experiment_of("cartpole-ppo" if quick else "pong-ppo")
-    spec = atari_spec() if is_atari(experiment) else environment_spec(experiment)
+    spec = spec_of(experiment)
     agent = make_agent(experiment, spec)
     params = jax.jit(agent.initial_params)(jax.random.PRNGKey(0))
     total = callers * num_envs
     cfg = ServiceConfig(max_batch=total)
     inferencer = Inferencer(cfg, agent, FixedParams(params), total, jax.random.PRNGKey(1))
-    batch = random_batch(transition_spec(agent, spec), 1, total)
-    timesteps = jax.tree.map(lambda x: np.ascontiguousarray(x[0]), batch.trajectory.timestep)
+    timesteps = random_timestep(transition_spec(agent, spec), total)
     _compile(inferencer, timesteps, cfg.max_batch)
     timestep = _rows(timesteps, slice(num_envs))
     service = InferenceService(cfg, inferencer)
@@ -48,14 +47,9 @@ def latency(name: str, quick: bool) -> dict[str, Any]:
 
     def run(seconds: float, *, measured: bool) -> float:
         begun = time.perf_counter()
-        threads = [
-            threading.Thread(target=call, args=(rank, begun + seconds, measured), daemon=True)
-            for rank in range(callers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(
+            [functools.partial(call, rank, begun + seconds, measured) for rank in range(callers)]
+        )
         return time.perf_counter() - begun
 
     try:

@@ -8,6 +8,7 @@ import numpy as np
 from dm_env import specs
 
 from agents.ppo import PPOConfig
+from programs.components.environments import environment_spec
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
 from programs.presets import preset
@@ -79,12 +80,9 @@ def in_topology(
     )
 
 
-def is_atari(experiment: Experiment) -> bool:
-    """Whether the environment is a game of Atari on pixels."""
-    return experiment.env.name in ("Pong-v5", "Breakout-v5")
-
-
-def atari_spec() -> EnvSpec:
-    """Returns the spec of Atari games in EnvPool, for parts that need no environment."""
+def spec_of(experiment: Experiment) -> EnvSpec:
+    """Returns the spec of the environment; for Atari games on pixels it needs no EnvPool."""
+    if experiment.env.name not in ("Pong-v5", "Breakout-v5"):
+        return environment_spec(experiment)
     frames = specs.BoundedArray((4, 84, 84), np.uint8, 0, 255)
     return EnvSpec(frames, specs.DiscreteArray(6))
