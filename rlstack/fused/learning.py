@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ class Updates(NamedTuple):
     logs: Array  # [number of logs] float32, sums over the updates
     failed: Array  # [] bool, whether the last update was dropped
     failed_logs: Array  # [number of logs] float32, of the update that was dropped
-    batch: Batch | tuple[()]  # of the newest update; () without the check
+    batch: Batch | tuple[()]  # of the update that was dropped, or zeros; () without the check
 
 
 class Updater:
@@ -66,33 +67,36 @@ class Updater:
         return Updates(zeros, jnp.zeros((), bool), zeros, kept)
 
     def update(
-        self, learning: Learning, updates: Updates, batch: Batch, active: Array | bool | None = None
+        self,
+        learning: Learning,
+        updates: Updates,
+        make_batch: Callable[[], Batch],
+        active: Array | bool | None = None,
     ) -> tuple[Learning, Updates, Array | None]:
         """Makes one update, unless an earlier one failed.
 
         Args:
           learning: the state.
           updates: what the call has learned so far.
-          batch: trajectory ``[T+1, B, ...]`` and weights ``[B]``.
-          active: whether to make it, [] bool.
+          make_batch: returns the batch, trajectory ``[T+1, B, ...]`` and weights ``[B]``; pure.
+          active: whether to make the update, [] bool.
 
         Returns:
           The new state, the new result, and the priorities of the items, if the agent gives them.
         """
-        batch = Batch(
-            self._devices.divided(batch.trajectory, 1), self._devices.divided(batch.weights, 0)
-        )
-        after, logs, priorities = self._step(learning, batch)
+        after, logs, priorities = self._step(learning, self._divided(make_batch()))
         fails = jnp.zeros((), bool)
-        kept: Any = ()
         if self._check_finite:
-            fails, kept = ~jnp.isfinite(logs).all(), batch
+            fails = ~jnp.isfinite(logs).all()
         learned = ~fails
         if active is not None:
             active = jnp.asarray(active) & ~updates.failed
             fails, learned = active & fails, active & learned
-            if self._check_finite:
-                kept = _where(active, batch, updates.batch)
+        kept: Any = ()
+        if self._check_finite:
+            # Made again, and not kept in each update: learning reads only a part of a batch, and to
+            # gather the rest from replay takes a tenth of the time.
+            kept = jax.lax.cond(fails, lambda: self._divided(make_batch()), lambda: updates.batch)
         updates = Updates(
             updates.logs + jnp.where(learned, logs, 0.0),
             updates.failed | fails,
@@ -100,6 +104,11 @@ class Updater:
             kept,
         )
         return _where(learned, after, learning), updates, priorities
+
+    def _divided(self, batch: Batch) -> Batch:
+        return Batch(
+            self._devices.divided(batch.trajectory, 1), self._devices.divided(batch.weights, 0)
+        )
 
     def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
         params, learner_state, output = self._agent.learner_step(

@@ -58,14 +58,14 @@ class _Unrolls:
         weights = jnp.ones(self._batch_size, jnp.float32)
         if self._parts == 1:
             learning, updates, _ = self._updater.update(
-                learning, updates, Batch(trajectory, weights), good
+                learning, updates, lambda: Batch(trajectory, weights), good
             )
             return learning, updates
 
         def learn(carry: Any, part: PyTree) -> tuple[Any, None]:
             learning, updates = carry
             active = good & (learning.version < most)
-            after = self._updater.update(learning, updates, Batch(part, weights), active)
+            after = self._updater.update(learning, updates, lambda: Batch(part, weights), active)
             return after[:2], None
 
         parts = jax.tree.map(self._split, trajectory)

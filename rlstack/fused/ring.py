@@ -185,8 +185,12 @@ class Ring:
 
         def learn(carry: Any) -> Any:
             learning, part, updates = carry
-            ring, batch, cells = self.sample(whole(part))
-            learning, updates, priorities = self._updater.update(learning, updates, batch)
+            ring, cells, weights = self.draw(whole(part))
+
+            def make_batch() -> Batch:
+                return Batch(self.gather(ring, cells), weights)
+
+            learning, updates, priorities = self._updater.update(learning, updates, make_batch)
             if self._tree is not None and priorities is not None:
                 ring = self.update_priorities(ring, cells, priorities)
             return learning, changing(ring), updates
@@ -251,32 +255,41 @@ class Ring:
         allowed = ring.credit >= self.unit * cfg.batch_size
         return allowed & (ring.inserts >= cfg.min_size) & (ring.held > 0)
 
-    def sample(self, ring: RingState) -> tuple[RingState, Batch, Array]:
-        """Draws a batch with replacement.
+    def draw(self, ring: RingState) -> tuple[RingState, Array, Array]:
+        """Draws the items of a batch with replacement.
 
         Returns:
-          The new state, the batch, and the cells of its items, ``[B]`` int32.
+          The new state, the cells of the items, ``[B]`` int32, and their weights, ``[B]``.
         """
         cfg, num_envs = self._cfg, self._actors.num_envs
         next_key, key, other_key = jax.random.split(ring.rng_key, 3)
-        newest = (ring.steps_added - 1 - cfg.unroll_length) // cfg.step_period
         if self._tree is None:
+            newest = self._newest(ring)
             filled = jnp.minimum(newest + 1, self._items) * num_envs
             cells = self._uniform(key, other_key, ring.valid.reshape(-1), filled)
             weights: Array = jnp.ones(cfg.batch_size, jnp.float32)
         else:
             cells = self._tree.draw(ring.masses, key, cfg.batch_size)
             weights = self._weights(ring, cells)
-        index, env_ids = cells // num_envs, cells % num_envs
-        starts = (newest - (newest - index) % self._items) * cfg.step_period
-        rows = (starts + jnp.arange(cfg.unroll_length + 1)[:, None]) % self._rows
-        trajectory = jax.tree.map(lambda x: x[rows, env_ids], ring.steps)
         ring = ring._replace(
             rng_key=next_key,
             credit=ring.credit - self.unit * cfg.batch_size,
             drawn=ring.drawn + cfg.batch_size,
         )
-        return ring, Batch(trajectory, weights), cells
+        return ring, cells, weights
+
+    def gather(self, ring: RingState, cells: Array) -> Transition:
+        """Returns the items in cells ``[B]``: their steps, ``[T+1, B, ...]``."""
+        cfg, num_envs = self._cfg, self._actors.num_envs
+        index, env_ids = cells // num_envs, cells % num_envs
+        newest = self._newest(ring)
+        starts = (newest - (newest - index) % self._items) * cfg.step_period
+        rows = (starts + jnp.arange(cfg.unroll_length + 1)[:, None]) % self._rows
+        return jax.tree.map(lambda x: x[rows, env_ids], ring.steps)
+
+    def _newest(self, ring: RingState) -> Array:
+        """Returns the number of the newest item of each environment, [] int32."""
+        return (ring.steps_added - 1 - self._cfg.unroll_length) // self._cfg.step_period
 
     def update_priorities(self, ring: RingState, cells: Array, priorities: Array) -> RingState:
         """Sets the priorities of the items that were drawn last."""

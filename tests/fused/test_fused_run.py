@@ -17,6 +17,7 @@ from programs.fused_config import FusedConfig
 from programs.run import train
 from programs.run.fused import Fused
 from programs.run.fused_run import Keys, begin, make_parts
+from programs.tracking import failed_update
 from programs.tracking.signals import Interrupted
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.checks import EnvError
@@ -65,7 +66,7 @@ def dqn(**changes):
         min_size=40,
         samples_per_insert=2.0,
     )
-    return ppo(agent=DQNConfig(epsilon_frames=200), replay=replay, **changes)
+    return ppo(**{"agent": DQNConfig(epsilon_frames=200), "replay": replay, **changes})
 
 
 def run(experiment, directory):
@@ -175,15 +176,33 @@ def test_logs_evaluations_and_checkpoints_are_those_of_other_runs(tmp_path):
     assert last["replay/samples"] == 8 * last["learner/steps"]
 
 
+_TOO_LARGE = OptimizerConfig(learning_rate=1e30)
+
+
 @pytest.mark.slow
 @pytest.mark.chosen
-def test_an_update_that_gives_nan_is_saved_and_can_be_repeated(tmp_path):
-    experiment = ppo(agent=PPOConfig(optimizer=OptimizerConfig(learning_rate=1e30)))
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        ppo(agent=PPOConfig(optimizer=_TOO_LARGE)),
+        dqn(agent=DQNConfig(optimizer=_TOO_LARGE, huber_delta=0.0)),
+    ],
+    ids=["ppo", "dqn"],
+)
+def test_an_update_that_gives_nan_is_saved_and_can_be_repeated(experiment, tmp_path):
     with pytest.raises(NonFiniteError, match="rlstack rerun"):
         run(experiment, tmp_path / "run")
     (dump,) = (tmp_path / "run").glob("dump-*")
     logs = train.rerun(dump)
     assert not np.isfinite(list(logs.values())).all()
+    saved_update = failed_update.load(dump)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved_update["params"]))
+    # Its batch has boards, with a ball and a paddle, and weights; what was never stored has zeros.
+    batch = saved_update["batch"]
+    shape = (experiment.replay.unroll_length + 1, experiment.replay.batch_size)
+    assert batch.trajectory.timestep.observation.shape[:2] == shape
+    assert (batch.trajectory.timestep.observation.max(axis=(2, 3)) == 1).all()
+    assert (batch.weights > 0).all()
 
 
 class Failing:

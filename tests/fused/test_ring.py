@@ -88,7 +88,7 @@ def test_it_holds_and_releases_the_same_items(name):
     rng = np.random.default_rng(3)
     other = InProcessReplay(cfg, NUM_ENVS, seed=0)
     ring, state = make(cfg)
-    add, sample = jax.jit(ring.add), jax.jit(ring.sample)
+    add, draw, gather = (jax.jit(f) for f in (ring.add, ring.draw, ring.gather))
     step_type = np.zeros(NUM_ENVS, np.int32)
     drawn = set()
     for number in range(60):
@@ -106,8 +106,8 @@ def test_it_holds_and_releases_the_same_items(name):
         while other.can_sample():
             assert bool(ring.can_sample(state))
             other.sample()
-            state, batch, _ = sample(state)
-            reward = np.asarray(batch.trajectory.timestep.reward)  # [T+1, B]
+            state, cells, _ = draw(state)
+            reward = np.asarray(gather(state, cells).timestep.reward)  # [T+1, B]
             assert reward.shape == (cfg.unroll_length + 1, 4)
             assert (np.diff(reward, axis=0) == 10).all()
             starts = {(int(r // 10), int(r % 10)) for r in reward[0]}
@@ -126,10 +126,10 @@ def test_uniform_draws_are_uniform():
         last = StepType.LAST if number % 2 else StepType.FIRST
         state = ring.add(state, step_of(number, [StepType.MID, last, StepType.MID]))
     valid = np.asarray(state.valid).ravel()
-    sample = jax.jit(ring.sample)
+    draw = jax.jit(ring.draw)
     counts = np.zeros(len(valid))
     for _ in range(300):
-        state, _, cells = sample(state)
+        state, cells, _ = draw(state)
         np.add.at(counts, np.asarray(cells), 1)
     assert not counts[~valid].any()
     assert 0 < (~valid[:18]).sum() < 6 < valid.sum()
@@ -147,16 +147,16 @@ def test_priorities_decide_what_is_drawn():
     masses = np.asarray(state.masses[0])
     assert masses[1] == pytest.approx(3.0**0.6)
     assert 0 < masses[4] < 1e-3
-    sample = jax.jit(ring.sample)
+    draw = jax.jit(ring.draw)
     counts = np.zeros(len(masses))
     for _ in range(300):
-        state, batch, found = sample(state)
+        state, found, weights = draw(state)
         np.add.at(counts, np.asarray(found), 1)
     assert abs(counts / counts.sum() - masses / masses.sum()).max() < 0.03
     # The weights are those of the other buffers, with beta at its end.
     relative = masses[np.asarray(found)] * np.asarray(state.valid).sum() / masses.sum()
     wanted = importance_weights(cfg, relative, drawn=20)
-    np.testing.assert_allclose(batch.weights, wanted, rtol=1e-4)
+    np.testing.assert_allclose(weights, wanted, rtol=1e-4)
     # New items get the largest priority so far.
     for number in range(20, 23):
         state = ring.add(state, step_of(number, [1] * NUM_ENVS))
