@@ -94,9 +94,7 @@ class Updater:
             fails, learned = active & fails, active & learned
         kept: Any = ()
         if self._check_finite:
-            # Made again, and not kept in each update: learning reads only a part of a batch, and to
-            # gather the rest from replay takes a tenth of the time.
-            kept = jax.lax.cond(fails, lambda: self._divided(make_batch()), lambda: updates.batch)
+            kept = self._failed_batch(fails, make_batch, updates.batch)
         updates = Updates(
             updates.logs + jnp.where(learned, logs, 0.0),
             updates.failed | fails,
@@ -104,6 +102,22 @@ class Updater:
             kept,
         )
         return _where(learned, after, learning), updates, priorities
+
+    def _failed_batch(self, fails: Array, make_batch: Callable[[], Batch], old: Any) -> Any:
+        """Returns the batch if an update with it fails, else the one that was kept before."""
+
+        def make() -> Batch:
+            return self._divided(make_batch())
+
+        def make_if_needed() -> Batch:
+            # Learning reads only a part of a batch, and to gather the rest from replay takes a
+            # tenth of the time of a small network.
+            return jax.lax.cond(fails, make, lambda: old)
+
+        # An accelerator's branch would wait for its condition on the host.
+        return jax.lax.platform_dependent(
+            cpu=make_if_needed, default=lambda: _where(fails, make(), old)
+        )
 
     def _divided(self, batch: Batch) -> Batch:
         return Batch(
