@@ -10,8 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
+# JAX 0.5 damages memory, or waits for ever, when it runs collectives that its persistent cache has
+# loaded.
+_LOADS_COLLECTIVES = jax.__version_info__ >= (0, 6)
 MORE_ON_A_CPU = "On a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N gives N of them."
 
 
@@ -41,7 +45,19 @@ def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
       ValueError: there is no device with one of the indices.
     """
     found = local(indices, field)
+    if len(found) > 1:
+        compile_collectives_anew()
     return Mesh(np.array(found), ("batch",)) if found else None
+
+
+def compile_collectives_anew() -> None:
+    """Turns JAX's persistent cache off in this process, where loaded collectives would fail.
+
+    Call it before functions that run on several devices are compiled.
+    """
+    if not _LOADS_COLLECTIVES:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # the first compilation has decided for all others
 
 
 def check(indices: Sequence[int], count: int, field: str) -> None:

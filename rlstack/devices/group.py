@@ -21,9 +21,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rlstack import devices
+
 _LEAVE_SECONDS = 2.0  # for the others to leave too
-# JAX 0.5 damages memory when it runs collectives of gloo that its persistent cache has loaded.
-_LOADS_COLLECTIVES = jax.__version_info__ >= (0, 6)
 # What the messages of collectives contain when another process has ended.
 _OF_LOSS = ("Gloo", "NCCL", "coordination service")
 
@@ -77,8 +77,7 @@ def join(
       timeout: in seconds, for all to join.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if not _LOADS_COLLECTIVES:
-        jax.config.update("jax_enable_compilation_cache", False)
+    devices.compile_collectives_anew()
     with _gloo_listens_at(host), _without_handlers_of_signals():
         jax.distributed.initialize(
             address,

@@ -52,6 +52,8 @@ class Placement:
             self._devices = [found[index] for found in everyone for index in indices]
         mesh = Mesh(np.array(self._devices or jax.local_devices()[:1]), (AXIS,))
         self.mesh = mesh
+        if mesh.size > 1:
+            devices.compile_collectives_anew()
         own = jax.process_index() if processes > 1 else None
         self._local = [d for d in mesh.devices.flat if own in (None, d.process_index)]
         self._first = list(mesh.devices.flat).index(self._local[0])  # position of own shares

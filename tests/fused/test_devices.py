@@ -23,6 +23,7 @@ _LINES = ["ppo", "dqn", "resumed", "moved"]
 
 
 @pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(400)
 def test_four_devices_learn_what_one_learns():
     flags = f"--xla_force_host_platform_device_count={_DEVICES} --xla_backend_optimization_level=0"
