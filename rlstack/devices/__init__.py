@@ -13,8 +13,8 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-# JAX 0.5 damages memory, or waits for ever, when it runs collectives that its persistent cache has
-# loaded.
+# JAX 0.5 loads functions with collectives from its persistent cache, but they then damage memory or
+# never end.
 _LOADS_COLLECTIVES = jax.__version_info__ >= (0, 6)
 MORE_ON_A_CPU = "On a CPU, XLA_FLAGS=--xla_force_host_platform_device_count=N gives N of them."
 
@@ -51,13 +51,13 @@ def mesh_of(indices: Sequence[int], field: str) -> Mesh | None:
 
 
 def compile_collectives_anew() -> None:
-    """Turns JAX's persistent cache off in this process, where loaded collectives would fail.
+    """Turns off JAX's persistent cache in this process if collectives from it would fail.
 
-    Call it before functions that run on several devices are compiled.
+    Call it before compiling a function that runs on several devices.
     """
     if not _LOADS_COLLECTIVES:
         jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # the first compilation has decided for all others
+        compilation_cache.reset_cache()  # else JAX keeps what it read at the first compilation
 
 
 def check(indices: Sequence[int], count: int, field: str) -> None:

@@ -78,13 +78,20 @@ class Updater:
         Args:
           learning: the state.
           updates: what the call has learned so far.
-          make_batch: returns the batch, trajectory ``[T+1, B, ...]`` and weights ``[B]``; pure.
+          make_batch: returns the batch, trajectory ``[T+1, B, ...]`` and weights ``[B]``. It is
+            pure, and is called again to keep the batch of an update that fails.
           active: whether to make the update, [] bool.
 
         Returns:
           The new state, the new result, and the priorities of the items, if the agent gives them.
         """
-        after, logs, priorities = self._step(learning, self._divided(make_batch()))
+
+        def make() -> Batch:
+            batch = make_batch()
+            divided = self._devices.divided
+            return Batch(divided(batch.trajectory, 1), divided(batch.weights, 0))
+
+        after, logs, priorities = self._step(learning, make())
         fails = jnp.zeros((), bool)
         if self._check_finite:
             fails = ~jnp.isfinite(logs).all()
@@ -94,7 +101,7 @@ class Updater:
             fails, learned = active & fails, active & learned
         kept: Any = ()
         if self._check_finite:
-            kept = self._failed_batch(fails, make_batch, updates.batch)
+            kept = _where_made(fails, make, updates.batch)
         updates = Updates(
             updates.logs + jnp.where(learned, logs, 0.0),
             updates.failed | fails,
@@ -102,27 +109,6 @@ class Updater:
             kept,
         )
         return _where(learned, after, learning), updates, priorities
-
-    def _failed_batch(self, fails: Array, make_batch: Callable[[], Batch], old: Any) -> Any:
-        """Returns the batch if an update with it fails, else the one that was kept before."""
-
-        def make() -> Batch:
-            return self._divided(make_batch())
-
-        def make_if_needed() -> Batch:
-            # Learning reads only a part of a batch, and to gather the rest from replay takes a
-            # tenth of the time of a small network.
-            return jax.lax.cond(fails, make, lambda: old)
-
-        # An accelerator's branch would wait for its condition on the host.
-        return jax.lax.platform_dependent(
-            cpu=make_if_needed, default=lambda: _where(fails, make(), old)
-        )
-
-    def _divided(self, batch: Batch) -> Batch:
-        return Batch(
-            self._devices.divided(batch.trajectory, 1), self._devices.divided(batch.weights, 0)
-        )
 
     def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
         params, learner_state, output = self._agent.learner_step(
@@ -136,3 +122,17 @@ class Updater:
 
 def _where(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def _where_made(condition: Array, make: Callable[[], Any], old: Any) -> Any:
+    """Returns ``make()`` where the condition, [] bool, holds, and else ``old``."""
+
+    def make_if_needed() -> Any:
+        # An update reads only a part of its batch. To gather the rest from replay in each update
+        # takes a tenth of the time of a small network.
+        return jax.lax.cond(condition, make, lambda: old)
+
+    # An accelerator's branch would wait for its condition on the host.
+    return jax.lax.platform_dependent(
+        cpu=make_if_needed, default=lambda: _where(condition, make(), old)
+    )

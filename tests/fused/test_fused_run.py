@@ -197,7 +197,7 @@ def test_an_update_that_gives_nan_is_saved_and_can_be_repeated(experiment, tmp_p
     assert not np.isfinite(list(logs.values())).all()
     saved_update = failed_update.load(dump)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved_update["params"]))
-    # Its batch has boards, with a ball and a paddle, and weights; what was never stored has zeros.
+    # The saved batch is the one that failed. An empty batch would have only zeros.
     batch = saved_update["batch"]
     shape = (experiment.replay.unroll_length + 1, experiment.replay.batch_size)
     assert batch.trajectory.timestep.observation.shape[:2] == shape
