@@ -38,6 +38,7 @@ FULL = (
 # Parts that run only if they are named.
 MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
+    Part("heavy_env", "pong-gpu-impala", 45),
     Part("layouts", "pong-gpu-ppo", 140, limit=250),
     *(Part("heavy_env_half", name, 45) for name in ("pong-gpu-ppo", "breakout-gpu-ppo")),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),

@@ -22,13 +22,23 @@ _ACTORS: dict[Topology, int] = {"single_process": 1, "heavy_env": 2, "light_env"
 
 
 def experiment_of(name: str) -> Experiment:
-    """Returns a preset, or one of these: gymnax-cartpole-sac and catch-ppo."""
+    """Returns a preset, or one of these: gymnax-cartpole-sac, catch-ppo and pong-gpu-impala."""
     if name == "catch-ppo":  # which needs no package
         env = EnvConfig("rlstack.jax_envs.toy:Catch", num_envs=8, type="jax")
         return dataclasses.replace(preset("cartpole-ppo"), preset=name, env=env, topology="fused")
     if name == "gymnax-cartpole-sac":
         env = EnvConfig("CartPole-v1", num_envs=8, type="jax")
         return dataclasses.replace(preset("cartpole-sac"), preset=name, env=env, topology="fused")
+    if name == "pong-gpu-impala":  # the agent of pong-impala, in the layout of pong-gpu-ppo
+        layout, impala = preset("pong-gpu-ppo"), preset("pong-impala")
+        num_envs, unroll_length = layout.replay.batch_size, impala.replay.unroll_length
+        return dataclasses.replace(
+            layout,
+            preset=name,
+            agent=impala.agent,
+            network=impala.network,
+            replay=on_policy_replay(num_envs, unroll_length),
+        )
     return preset(name)
 
 
