@@ -286,7 +286,8 @@ class ParamsPuller:
             self._pull_seconds += now - start
             self._errors += error is not None
             self._error = error
-            self._failing_since = math.inf if error is None else min(self._failing_since, start)
+            # From the end of the call: a process that was stopped fails late, and only once.
+            self._failing_since = math.inf if error is None else min(self._failing_since, now)
             if published is not None and published[0] > held:
                 if held >= 0:
                     self._skipped += published[0] - held - 1

@@ -203,6 +203,26 @@ def test_errors_are_told_after_patience_and_forgotten_when_it_works_again():
     params.close()
 
 
+def test_one_pull_that_fails_late_does_not_use_up_the_patience():
+    """As when all processes were stopped for a while: the pull fails, and the next ones work."""
+    source = Source()
+    params = ParamsPuller(source, interval=0.002, patience=0.3)
+    answer = source.get_params
+
+    def late(newer_than):
+        source.get_params = answer
+        time.sleep(0.6)
+        raise TimeoutError("late")
+
+    source.get_params = late
+    while not params.stats()["params/errors"]:
+        params.get_params()
+    assert params.get_params() == (0, "p0")
+    source.published = (1, "p1")
+    until(lambda: params.get_params(newer_than=0) == (1, "p1"))
+    params.close()
+
+
 def test_a_pull_that_does_not_end_is_named_at_close():
     gate = threading.Event()
     source = Source()
