@@ -51,6 +51,13 @@ def pytest_addoption(parser):
         metavar="K/N",
         help="only the K-th of N parts of the files",
     )
+    parser.addoption(
+        "--always",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="with --part: also all files of a folder, such as tests/programs",
+    )
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -64,10 +71,11 @@ def _part(text: str) -> tuple[int, int]:
 def pytest_collection_modifyitems(config, items):
     """Leaves out the files of the other parts; a file stays in its part when others are added."""
     part, parts = config.option.part
+    always = tuple(f"{folder.rstrip('/')}/" for folder in config.option.always)
     kept, left_out = [], []
     for item in items:
-        is_kept = zlib.crc32(item.nodeid.split("::")[0].encode()) % parts == part - 1
-        (kept if is_kept else left_out).append(item)
+        in_part = zlib.crc32(item.nodeid.split("::")[0].encode()) % parts == part - 1
+        (kept if in_part or item.nodeid.startswith(always) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
