@@ -113,7 +113,7 @@ def run(
       setup: of the program.
       display: shows its progress.
     """
-    with StopSignals() as signals:
+    with StopSignals(display.write_line) as signals:
         prepared = prepare()
         _send(prepared, process)
         asked = _supervise(setup.directory, process, prepared.coordinator, signals, display)

@@ -45,7 +45,10 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     restarts = RestartPolicy(limit, *timing.RESTARTS)
     incarnations: collections.Counter[str] = collections.Counter()
     policies, processes = len(setup.learning), setup.experiment.learner.processes
-    with StopSignals() as signals, ray_cluster.joined(program, policies, processes) as ray:
+    with (
+        StopSignals(display.write_line) as signals,
+        ray_cluster.joined(program, policies, processes) as ray,
+    ):
         while True:
             started = time.monotonic()
             with _token(setup.directory.path) as token_file:

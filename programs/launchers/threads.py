@@ -31,7 +31,7 @@ class _Ended(NamedTuple):
 def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
     graph = graph_of(setup)
-    with StopSignals() as signals, wiring.on_this_host(graph, setup) as program:
+    with StopSignals(display.write_line) as signals, wiring.on_this_host(graph, setup) as program:
         stop, ends = threading.Event(), queue.SimpleQueue[_Ended]()
         threads = [
             threading.Thread(

@@ -77,7 +77,7 @@ def train(
     """
     with together.begun(runs, _by_name(lineage), display) as (group, kept):
         members = _Members(population, lineage, root, runs, group, kept)
-        with StopSignals(has_progress=lambda: group.called) as signals:
+        with StopSignals(display.write_line, has_progress=lambda: group.called) as signals:
             with display.phase("compiling the loops"):
                 members.call()
             while members.go_on and signals.received is None:

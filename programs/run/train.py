@@ -321,7 +321,9 @@ def _train(
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
-    with StopSignals(has_progress=lambda: loop.learner.version > before) as stop_signals:
+    with StopSignals(
+        display.write_line, has_progress=lambda: loop.learner.version > before
+    ) as stop_signals:
 
         def stop() -> bool:
             profile.observe(loop.learner.version)

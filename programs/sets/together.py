@@ -50,7 +50,7 @@ def train(
       Interrupted: SIGINT or SIGTERM was received; checkpoints are saved.
     """
     with begun(runs, values, display) as (group, kept):
-        with StopSignals(has_progress=lambda: group.called) as signals:
+        with StopSignals(display.write_line, has_progress=lambda: group.called) as signals:
             with display.phase("compiling the loops"):
                 group.call(kept)
             while any(one.goes_on for one in kept) and signals.received is None:

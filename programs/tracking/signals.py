@@ -26,6 +26,8 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _NOTHING, _EVERYTHING = "there was nothing to save yet", "everything is saved"
 # Seconds for the main thread to notice a request. It notices at once, except in a long call of C.
 _NOTICE = 2.0
+# Seconds after which a program that has not ended says why. Most end, or are killed, before.
+_EXPLAINED = 4.0
 _WAKE = b"\0"  # is no signal
 _CLEAN_UP = 2.0  # seconds for all functions of `at_sudden_end`
 
@@ -47,16 +49,23 @@ class StopSignals:
     """
 
     def __init__(
-        self, *, has_progress: Callable[[], bool] = lambda: True, sets_handlers: bool = True
+        self,
+        tell: Callable[[str], object] | None = None,
+        *,
+        has_progress: Callable[[], bool] = lambda: True,
+        sets_handlers: bool = True,
     ) -> None:
         """Does nothing yet.
 
         Args:
+          tell: in a command of `rlstack`, it gets a line for the user if the program has not ended
+              4 s after the request; a thread calls it, once.
           has_progress: whether there is something to save. If there is nothing, and the main thread
             does not notice the request within 2 s, because it compiles, the command ends at once.
           sets_handlers: False if the handlers of another library make the program stop.
         """
         self.has_progress = has_progress
+        self._tell = tell
         self._sets_handlers = sets_handlers
         self._received: int | None = None
         self._is_noticed = False
@@ -76,6 +85,15 @@ class StopSignals:
     def is_ignored(self) -> bool:
         """Whether a signal has come, the program has not noticed it, and nothing is to be saved."""
         return self._received is not None and not self._is_noticed and not self.has_progress()
+
+    def explain(self) -> None:
+        """Tells the user, once, what the program does since a signal has come."""
+        tell, self._tell = self._tell, None
+        if tell is not None and self._received is not None:
+            tell(
+                f"{signal.Signals(self._received).name} was received: the update in progress ends, "
+                "then everything is saved. A second signal ends the command at once."
+            )
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
@@ -172,17 +190,25 @@ class _Watch:
                 self._stop, self._note = None, note
 
     def _run(self) -> None:
-        timeout = None  # while no request is unnoticed
+        waits: list[tuple[float, Callable[[], None]]] = []  # what to do if no signal comes
         while True:
-            if select.select([self._pipe], [], [], timeout)[0]:
+            if select.select([self._pipe], [], [], waits[0][0] if waits else None)[0]:
                 self._read()
-                timeout = _NOTICE
-                continue
-            timeout = None
-            with self._lock:
-                stop = self._stop
-                if stop is not None and stop.is_ignored():
-                    self._end(stop.received or signal.SIGINT, f"; {_NOTHING}")
+                waits = [(_NOTICE, self._end_if_ignored), (_EXPLAINED - _NOTICE, self._explain)]
+            else:
+                _, act = waits.pop(0)
+                act()
+
+    def _end_if_ignored(self) -> None:
+        with self._lock:
+            stop = self._stop
+            if stop is not None and stop.is_ignored():
+                self._end(stop.received or signal.SIGINT, f"; {_NOTHING}")
+
+    def _explain(self) -> None:
+        stop = self._stop  # without the lock: a second signal must not wait for the output
+        if stop is not None:
+            stop.explain()
 
     def _read(self) -> None:
         """Acts on the signals that have come and that the other thread has not read."""

@@ -71,6 +71,14 @@ def test_within_stop_signals_the_first_is_a_request_and_the_second_ends_at_once(
     assert "the second signal" in said
 
 
+def test_a_request_that_takes_its_time_is_explained_once():
+    body = "import sys, time\nwith signals.StopSignals(tell=lambda text: sys.stderr.write(text)):\n"
+    with command(f"{body}  {READY}\n  time.sleep(7.0)") as process:
+        process.send_signal(signal.SIGTERM)
+        code, said = end(process, 10.0)
+    assert (code, said.count("SIGTERM was received: the update in progress ends")) == (0, 1)
+
+
 def test_a_request_that_a_compilation_ignores_ends_a_command_that_has_nothing_to_save():
     body = f"with signals.StopSignals(has_progress=lambda: False):\n  {READY}\n  {IN_C}"
     with command(body) as process:
