@@ -55,8 +55,8 @@ def pytest_addoption(parser):
         "--always",
         action="append",
         default=[],
-        metavar="FOLDER",
-        help="with --part: also all files of a folder, such as tests/programs",
+        metavar="PATH",
+        help="with --part: also this file, or all files of this folder",
     )
 
 
@@ -71,7 +71,7 @@ def _part(text: str) -> tuple[int, int]:
 def pytest_collection_modifyitems(config, items):
     """Leaves out the files of the other parts; a file stays in its part when others are added."""
     part, parts = config.option.part
-    always = tuple(f"{folder.rstrip('/')}/" for folder in config.option.always)
+    always = tuple(path.rstrip("/") + end for path in config.option.always for end in ("/", "::"))
     kept, left_out = [], []
     for item in items:
         in_part = zlib.crc32(item.nodeid.split("::")[0].encode()) % parts == part - 1

@@ -133,7 +133,9 @@ def test_each_loss_moves_its_own_part_and_weights_count_for_the_critics():
     assert all(np.all(x == 0) for x in jax.tree.leaves(gradients(agent, params, nothing)))
 
 
-@pytest.mark.parametrize("learn", [True, False])
+@pytest.mark.parametrize(
+    "learn", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 def test_temperature_and_target_critics_follow_their_formulas_for_three_steps(learn):
     agent = make(learn_temperature=learn, target_entropy=-0.7, target_rate=0.25)
     params = agent.initial_params(KEY)
@@ -181,6 +183,8 @@ def discrete(**config):
     return SAC(cfg, MASKED, ONE_OF_4, factory, Greedy)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_discrete_losses_by_enumeration_of_the_legal_actions():
     agent = discrete(target_entropy=0.3)
     params = agent.initial_params(KEY)

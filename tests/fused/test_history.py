@@ -56,6 +56,8 @@ def test_earlier_versions_play_as_in_a_single_process(tmp_path):
     assert played.names[0] == "learner@0"
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_each_place_plays_the_params_of_its_version():
     loop = called(FusedSet(throws()), 3)
     player = loop._parts.loop._actors._players["past"]

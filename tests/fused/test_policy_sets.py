@@ -43,6 +43,8 @@ def lines_of(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").open()]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_policies_learn_what_they_learn_in_a_single_process():
     single = SeveralPolicies(on_policy(topology="single_process"))
     try:

@@ -113,6 +113,8 @@ def test_the_evaluators_node_makes_them(tmp_path, gif):
     assert [found[1] for found in Films.found] == [name]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_compiled_loop_makes_them_between_its_calls(tmp_path, gif):
     experiment = fused_ppo(updates=4)
     evaluator = dataclasses.replace(experiment.evaluator, video=1, period=128)

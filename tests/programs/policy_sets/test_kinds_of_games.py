@@ -99,7 +99,7 @@ def single(tmp_path_factory):
 @pytest.mark.parametrize(
     ("env", "topology"),
     [
-        (COVER, "heavy_env"),
+        pytest.param(COVER, "heavy_env", marks=_LATER),
         pytest.param(COVER, "light_env", marks=_LATER),
         pytest.param(COVER, "distributed", marks=_LATER),
         pytest.param(ECHO, "heavy_env", marks=_LATER),

@@ -40,6 +40,8 @@ def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
         of_one.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_policies_of_different_algorithms_learn_side_by_side():
     loop = SeveralPolicies(chain())
     try:

@@ -127,6 +127,8 @@ def test_rounds_of_one_policy_and_one_actor_equal_a_single_process_bit_for_bit(t
     assert same_policies(learned(tmp_path / "run"), its_params)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_set_of_one_policy_is_the_program_of_that_policy(tmp_path):
     one = ppo("heavy_env", frames=1600, program=LOCK_STEP)
     of_one = dataclasses.replace(one, policies={"all": MemberConfig()})
@@ -174,6 +176,8 @@ def test_asynchronous_programs_leave_the_logs_and_results_of_each_policy(
     assert judged.returns.mean() == pytest.approx(result.eval_return_mean)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_resumes_with_the_updates_of_each_policy(tmp_path):
     first = run(chains("heavy_env", frames=300, checkpoint_period=150), tmp_path / "run")
     before = learned(tmp_path / "run")
