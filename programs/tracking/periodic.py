@@ -17,7 +17,7 @@ from programs.callbacks import Events
 from programs.experiment import Experiment
 from programs.tracking.endings import StopRules, spent_budget
 from programs.tracking.progress import Progress
-from programs.tracking.result import Result, git_commit
+from programs.tracking.result import Result, commit_at_start
 from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
 from rlstack.storage.loggers import Logger
 
@@ -69,6 +69,7 @@ class PeriodicActions:
             self._rules.replay(earlier)
         self._ended_by = ""
         self._events = events
+        self._commit = commit_at_start()
         self._start = start
         start_frames = start.env_frames
         now = time.monotonic()
@@ -172,7 +173,7 @@ class PeriodicActions:
             seed=experiment.seed,
             topology=experiment.topology,
             preset=experiment.preset,
-            git_commit=git_commit(),
+            git_commit=self._commit.result(),
             eval_return_by_opponent=by_opponent(evaluation),
             ended_by=self.ended_by(env_frames, learner_steps),
             policies={

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import subprocess
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -56,6 +60,23 @@ def git_commit() -> str:
     return _commit_of(Path(__file__).resolve().parents[2])
 
 
+@functools.cache
+def commit_at_start() -> Future[str]:
+    """Returns the `git_commit` at the first call in this process, which a thread asks for.
+
+    During a long run the files, and the commit, may change; the source that runs does not.
+    """
+    found: Future[str] = Future()
+    threading.Thread(
+        target=lambda: found.set_result(git_commit()), name="commit", daemon=True
+    ).start()
+    return found
+
+
+# A forked child has no such thread.
+os.register_at_fork(after_in_child=commit_at_start.cache_clear)
+
+
 def _commit_of(root: Path) -> str:
     def git(*args: str) -> str:
         command = ["git", "-C", str(root), *args]
@@ -67,5 +88,5 @@ def _commit_of(root: Path) -> str:
             return "unknown"
         commit = git("rev-parse", "HEAD")
         return f"{commit}-dirty" if git("status", "--porcelain") else commit
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, ValueError):  # ValueError: no text
         return "unknown"

@@ -2,9 +2,13 @@
 
 import subprocess
 
+import numpy as np
 import pytest
 
+from programs.presets import preset
 from programs.tracking import result
+from programs.tracking.periodic import PeriodicActions
+from rlstack.acting.evaluator import Evaluation
 
 
 def _git(root, *args):
@@ -31,3 +35,15 @@ def test_the_commit_is_marked_dirty_or_unknown(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert result._commit_of(tmp_path) == "unknown"
     assert result.git_commit() == "unknown"
+
+
+def test_a_result_names_the_commit_at_the_start_of_the_run(monkeypatch):
+    result.commit_at_start.cache_clear()
+    monkeypatch.setattr(result, "git_commit", lambda: "first")
+    experiment = preset("cartpole-ppo")
+    actions = PeriodicActions(experiment, [].append, evaluate=list.append, checkpoint=list.append)
+    assert result.commit_at_start().result(10) == "first"
+    monkeypatch.setattr(result, "git_commit", lambda: "second")
+    evaluation = Evaluation(np.ones(1), np.ones(1, int))
+    assert actions.result(evaluation, 10, 1).git_commit == "first"
+    result.commit_at_start.cache_clear()
