@@ -286,7 +286,7 @@ class ParamsPuller:
             self._pull_seconds += now - start
             self._errors += error is not None
             self._error = error
-            # From the end of the call: a process that was stopped fails late, and only once.
+            # From the end of the call: after a stop of the process, one call fails late.
             self._failing_since = math.inf if error is None else min(self._failing_since, now)
             if published is not None and published[0] > held:
                 if held >= 0:
