@@ -165,6 +165,8 @@ def without_noise(params):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("agent", "cfg", "network"),
     [(C51, C51Config(), distributional_q_network), (DQN, DQNConfig(), q_network)],

@@ -9,7 +9,7 @@ import pytest
 
 from agents import AGENTS
 from rlstack.optimizers import OptimizerConfig, catalogue, component_fields
-from tests.agent_cases import Case, settings
+from tests.agent_cases import Case, quick_jit, settings
 from tests.docs.pages import text_of
 
 NAMES = ["ppo-separate", "ppo-lstm", "ppo-entities", "dqn-duelling", "iqn", "r2d2", "sac", "td3"]
@@ -56,9 +56,13 @@ def test_the_log_of_a_learning_rate_has_the_name_of_the_component(name):
     components = component_fields(type(setting.cfg))
     rates = {component: 0.1 + 0.1 * i for i, component in enumerate(components)}
     own = {f"{name}_optimizer": OptimizerConfig(learning_rate=rate) for name, rate in rates.items()}
-    case = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, **own)))
-    zeros = jax.tree.map(np.zeros_like, case.params)
-    *_, logs = jax.jit(case.agent.apply_gradients)(case.params, case.learner_state, zeros)
+    agent = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, **own))).agent
+    key = jax.random.PRNGKey(0)
+    params = jax.eval_shape(agent.initial_params, key)
+    state = jax.eval_shape(agent.initial_learner_state, key, params)
+    # Rates do not depend on params. To compile the drawing of params would take most of the time.
+    params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, state))
+    *_, logs = quick_jit(agent.apply_gradients)(params, state, params)
     found = {log: float(rate) for log, rate in logs.items() if log.startswith("learning_rate/")}
     assert found == pytest.approx({f"learning_rate/{name}": rate for name, rate in rates.items()})
 

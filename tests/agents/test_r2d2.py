@@ -268,6 +268,8 @@ def test_the_gradient_is_that_of_a_sequence_that_begins_after_the_burn_in():
     assert_close(grads, quick_jit(jax.grad(loss))(c.params, *cores), atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_replayed_sequence_gives_the_actors_own_outputs():
     network = functools.partial(q_network, cfg=NetworkConfig(core="lstm", core_size=8))
     with SyncEnv("rlstack.envs.toy:MemoryCue", 4, seed=3) as env:

@@ -118,6 +118,8 @@ def gradients(agent, params, batch):
     return quick_jit(agent.compute_gradients)(params, learner_state, batch)[0]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_each_loss_moves_its_own_part_and_weights_count_for_the_critics():
     agent = make()
     params = agent.initial_params(KEY)
@@ -229,6 +231,8 @@ def test_the_discrete_losses_by_enumeration_of_the_legal_actions():
     np.testing.assert_allclose(loss, critic_loss + policy_loss + temperature_loss, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_entropies_to_keep_are_the_papers_unless_said():
     def surplus(agent):
         """The target entropy, computed from the temperature's gradient."""

@@ -20,10 +20,9 @@ def learned(made, batch, minibatches="scan"):
     return jax.tree.leaves((learner.params, learner.learner_state)), logs
 
 
-@pytest.mark.parametrize(
-    "normalisation",
-    [None, pytest.param(NORMALISED, marks=[pytest.mark.slow, pytest.mark.chosen])],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("normalisation", [None, NORMALISED])
 def test_the_epochs_end_at_the_target(normalisation):
     free = Setting(CFG, VECTOR, ONE_OF_4)
     if normalisation is not None:

@@ -90,6 +90,8 @@ def dqn():
     return c, c.learn(c.params, c.learner_state, c.batch)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_learner_updates_weights_and_state_and_the_target_follows_both(dqn):
     c, (params, learner_state, _) = dqn
     assert leaves_differ(weights_of(params), weights_of(c.params))
@@ -100,6 +102,8 @@ def test_the_learner_updates_weights_and_state_and_the_target_follows_both(dqn):
     assert_close(counters[1]["torso/batch_norm"], counters[0])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_running_statistics_are_those_of_the_first_steps_that_are_learned(dqn):
     c, (params, _, _) = dqn
     first = c.batch.trajectory.timestep.observation[0]
@@ -111,6 +115,8 @@ def test_the_running_statistics_are_those_of_the_first_steps_that_are_learned(dq
     assert_close(found, features.mean(axis=0), atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_dropout_differs_from_update_to_update_and_evaluation_does_not(dqn):
     c, (_, learner_state, output) = dqn
     other = c.learn(c.params, c.learner_state._replace(rng_key=learner_state.rng_key), c.batch)

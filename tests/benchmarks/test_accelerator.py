@@ -51,6 +51,8 @@ def test_compiled_ppo_has_the_constants_of_the_comparison_with_a_bare_loop(name)
     assert made.env.num_envs >= 1024
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120)
 def test_an_update_is_compared_between_two_devices():
     two = os.environ | {

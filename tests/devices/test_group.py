@@ -192,6 +192,8 @@ def lost(index, count, addresses, directory):
     (directory / "named").touch()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_each_listener_is_at_the_address_that_was_given_and_its_thread_preempts_no_other(tmp_path):
     assert children(listeners, tmp_path) == [0, 0], (tmp_path / "stderr0").read_text()[-3000:]
 

@@ -140,6 +140,8 @@ def test_categorical_by_enumeration_with_mask():
     assert 1e7 < got.kl(dist.categorical(logits, [True, False, False, True])) < np.inf
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_masked_gradient_equals_that_of_the_smaller_distribution():
     small = jnp.array([0.5, -1.0, 0.3])
     other = dist.categorical(jnp.array([0.0, 1.0, 0.0, -1.0]), jnp.array([1, 1, 0, 1]))
@@ -289,6 +291,8 @@ def test_joint_sums_over_its_components_and_draws_them_independently():
     assert 400 < np.sum(twins[0] == twins[1]) < 600
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_from_parameters_builds_what_the_spec_asks_for():
     n = dist.num_parameters(ACTION_SPEC)
     assert n == 3 + (4 + 2) + 2 * 2

@@ -34,6 +34,8 @@ def _begin(env, cells):
     return env.codec.encode(game._observe([0.0], over=False))[0]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     "options",
     [

@@ -71,6 +71,8 @@ class WideDm(dm_env.Environment):
         return dm_env.transition(1.0, 4)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", SYNC)
 def test_observations_have_the_dtypes_of_jax(kind):
     with SyncEnv(Wide, 2, kind) as env:

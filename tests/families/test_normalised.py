@@ -76,6 +76,8 @@ def by_hand(timestep):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 def test_the_agent_inside_learns_from_what_is_shown_to_it(kind):
     inside = plain(kind)
@@ -113,6 +115,8 @@ def test_acting_sees_the_statistics_of_its_params_and_counts_returns():
     np.testing.assert_allclose(after.discounted_return, kept, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_after():
     agent = normalised(plain("ppo"), ALL)
     assert isinstance(agent, NormalisedEpochs)

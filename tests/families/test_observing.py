@@ -32,6 +32,8 @@ def by_hand(timestep):
     return timestep._replace(observation=np.asarray(timestep.observation)[..., [0, 2]])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 def test_acting_and_learning_see_the_same(kind):
     inner = plain(kind, KEPT)

@@ -88,6 +88,8 @@ def test_members_of_an_ensemble_draw_noise_of_their_own():
     assert leaves_differ(values[:, 0], values[:, 1])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("obs_spec", [VECTOR, NESTED, IMAGE], ids=["vector", "nested", "image"])
 @pytest.mark.parametrize(
     ("factory", "action_spec", "outputs"),

@@ -298,6 +298,8 @@ class ImageCatch(Catch):
         return super()._board(state)[..., None]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("call", ["run", "run_all"])
 def test_convolutions_in_a_loop_are_products_of_matrices(call):
     """XLA's convolution is 10 times slower in a loop, and slower still under vmap."""

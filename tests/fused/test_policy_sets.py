@@ -121,6 +121,8 @@ def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
     assert leaves_equal(unbroken.save(), resumed.save())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_loop_is_compiled_once_and_a_restart_breaks_the_streams():
     loop = called(FusedSet(mixed()), 5)
     before = loop.learner.version, loop.env_frames
@@ -142,6 +144,8 @@ def run_dir(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_leaves_the_logs_and_results_of_each_policy(run_dir):
     result = read_result(RunDir.open(run_dir))
     assert (result.ended_by, result.topology) == ("frames", "fused")

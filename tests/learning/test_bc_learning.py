@@ -32,6 +32,8 @@ def cloned(experiment, data, directory, **changes):
     return train.run(resolve_dataset(experiment), directory, stream=io.StringIO())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_rule_for_catch_is_cloned(tmp_path):
     rule = ScriptedConfig("tests.learning.test_bc_learning:catch")
     expert = train.run(toy("Catch", rule, frames=256), tmp_path / "expert", stream=io.StringIO())

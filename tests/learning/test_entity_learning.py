@@ -90,6 +90,8 @@ def test_entity_games_are_learned_on_every_seed(name, least, seed):
     assert _learned(name, seed) >= least
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("entity-")])
 def test_every_preset_fits_its_game(name):
     """Checks that the network's config uses the game's names of features and types."""

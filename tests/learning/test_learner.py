@@ -88,6 +88,8 @@ def test_a_non_finite_update_leaves_all_as_it_was_and_holds_the_batch(name, mini
     assert np.isfinite(learner.step(sample(name))["loss"]) and learner.version == 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", ["dqn", "ppo-lstm", "sac", "r2d2"])
 def test_it_begins_with_what_the_agent_gives_bit_for_bit_in_memory_of_its_own(name):
     agent = case(name).agent

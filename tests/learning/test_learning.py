@@ -75,6 +75,8 @@ def toy(name, agent, *, frames, num_envs=16, unroll_length=16, seed=1, options=N
 FAST_PPO = PPOConfig(entropy_cost=0.003, optimizer=OptimizerConfig(learning_rate=2e-3))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_ppo_learns_catch():
     assert learned_return(toy("Catch", FAST_PPO, frames=25_000)) > 0.9
 

@@ -44,6 +44,8 @@ def learn_both(name):
     assert_close(whole, divided, atol=2e-5, rtol=2e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", QUICK)
 def test_parts_learn_what_the_whole_batch_does(name):
     learn_both(name)

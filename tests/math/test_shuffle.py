@@ -10,6 +10,8 @@ from rlstack.math.shuffle import permutations
 _permutations = jax.jit(permutations, static_argnums=(1, 2))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.one_lane
 @settings(max_examples=50, deadline=None)
 @given(  # sorted ones below 64; at, next to and far from a power of two

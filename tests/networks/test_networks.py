@@ -185,6 +185,8 @@ def test_noisy_layers_draw_factorised_noise_from_the_key_and_none_without():
     np.testing.assert_allclose(np.mean(draws, 0), x @ w + b, atol=0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_noise_is_chosen_by_config_and_refused_where_nobody_draws_it():
     cfg = NetworkConfig(hidden_sizes=(8, 8), noisy_sigma=0.5, duelling=True)
     for network in (q_network, distributional_q_network):

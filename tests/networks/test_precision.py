@@ -36,6 +36,8 @@ def _has_equations(value):
     return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("make", "spec", "options"),
     [

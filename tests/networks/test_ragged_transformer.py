@@ -141,13 +141,9 @@ def test_plans_are_made_where_they_pay_and_say_where_everybody_stands():
     assert (flat < 512 * SLOTS.total).sum() == 512 * len(slots)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen] * (name != "grid"))
-        for name in CONFIGS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_order_of_entities_does_not_matter(name):
     apply = case(name)[2]
     batch = observations(4, seed=1, counts={"Ship": 2, "Rock": 5, "Ghost": 2})
@@ -170,6 +166,8 @@ def test_the_order_of_entities_does_not_matter(name):
     np.testing.assert_allclose(here["aim"].logits, aim, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", CONFIGS)
 def test_hidden_entities_reach_the_value_and_never_the_policy(name):
     apply = case(name)[2]
@@ -196,6 +194,8 @@ def test_hidden_entities_reach_the_value_and_never_the_policy(name):
     assert np.abs(move[0] - move[1]).max() > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_absent_types_and_zero_actors_give_finite_gradients():
     made, params, _ = case("grid")
     nobody = observations(3, counts={"Ship": 0, "Rock": 0, "Ghost": 0})
@@ -212,6 +212,8 @@ def test_absent_types_and_zero_actors_give_finite_gradients():
     assert np.asarray(grads["policy_head_mode"]["w"]).any()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_first_policy_is_near_uniform_and_the_first_value_is_0():
     made, params = network(CONFIGS["plain"], perturbed=False)
     batch = observations(4)
@@ -222,6 +224,8 @@ def test_the_first_policy_is_near_uniform_and_the_first_value_is_0():
     np.testing.assert_allclose(move.categorical().entropy(), np.log(legal), atol=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_any_actor_critic_agent_takes_entities_and_pickles():
     cfg = NetworkConfig(entities=RaggedTransformerConfig(d_model=8, num_layers=1))
     factory = functools.partial(actor_critic, cfg=cfg)

@@ -120,6 +120,8 @@ def test_dqn_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, single, 
     assert result.learner_steps >= 100
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_last_round_of_lock_step_is_learned_however_soon_its_frames_are_reported(
     tmp_path, single, monkeypatch
 ):
@@ -199,6 +201,8 @@ def test_rounds_take_from_both_actors(tmp_path, topology):
     assert series(tmp_path / "run", "replay/round_actors")[-1] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", HEAVY_FIRST)
 def test_asynchronous_pools_work(tmp_path, topology):
     env = {"wait_num": 4, "num_workers": 2}

@@ -100,6 +100,8 @@ def test_stacks_come_back_exactly(backend, sampler, padding):
     buffer.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), length=st.integers(1, 4), data=st.data())
 def test_any_history_of_some_environments_comes_back_exactly(seed, length, data):

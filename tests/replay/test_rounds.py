@@ -176,6 +176,8 @@ def test_an_actor_knows_of_its_own_report_what_the_learner_knows():
     assert buffer.stats()["inserts"] == 4
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_a_report_is_what_makes_a_round_ready(data):

@@ -69,6 +69,8 @@ def test_a_patient_caller_gets_the_answer_of_the_call_that_took_too_long(transpo
         node.gate.set()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 def test_a_patient_caller_waits_for_a_node_that_starts_but_repeats_nothing_after_a_restart(
     processes, tmp_path

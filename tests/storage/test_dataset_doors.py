@@ -97,7 +97,9 @@ def test_dtypes_without_numbers_are_refused(tmp_path, dtype):
         Dataset(tmp_path / "d")
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    "compressed", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((5, 2), "|O"), ((5, 2), "<f8"), ((10**15, 2), "<f4"), ((5, 2), "<U4")]
 )

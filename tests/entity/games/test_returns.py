@@ -47,6 +47,8 @@ CHANCE = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("name", "options", "episodes", "figure", "open_"), CHANCE)
 def test_returns_of_random_policies(name, options, episodes, figure, open_):
     found, _ = returns(name, None, episodes, **options)

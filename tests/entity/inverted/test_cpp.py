@@ -28,6 +28,8 @@ def count(tmp_path_factory):
     return program
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("address", ["", "unix:{}/socket"])
 def test_the_game_plays(count, tmp_path, address):
     options = {"command": str(count), "address": address.format(tmp_path)}

@@ -116,6 +116,8 @@ def test_the_agent_plays_in_the_loop_as_the_evaluation_plays_it(run_dir):
     np.testing.assert_allclose(agent.scores, wanted.returns)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(100)
 def test_sampled_agents_are_reproducible_and_checked(run_dir):
     def scores(seed):
@@ -141,6 +143,8 @@ def test_sampled_agents_are_reproducible_and_checked(run_dir):
         from_run(run_dir, other, games.ACTIONS)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("how", ["all", "sparse"])
 def test_recurrent_state_is_the_same_as_in_training(tmp_path, how):

@@ -15,6 +15,8 @@ from tests.entity.rust_crate import examples as examples  # a fixture
 pytestmark = [NEEDS_CARGO, pytest.mark.one_lane, pytest.mark.timeout(180)]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_crates_own_tests_pass():
     assert "24 passed" in cargo("test", "--lib")
 

@@ -217,7 +217,7 @@ def test_strangers_do_not_end_a_game_nor_the_wait_for_one():
             pool.reset()
             for _ in range(2):
                 assert pool.step(bids(pool)).reward.all()
-            game_process().kill()
+            kill_game()
             while not pool.step(bids(pool)).last():
                 pass
             assert pool.step(bids(pool)).first()

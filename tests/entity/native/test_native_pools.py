@@ -47,6 +47,8 @@ def beans(path, size, seed, workers):
     return np.stack(found)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @NEEDS_CARGO
 def test_environments_have_seeds_of_their_own(examples):
     """Numbers that the threads do not divide; each row depends only on its environment's seed."""

@@ -44,6 +44,8 @@ def test_a_pool_restarts_workers_without_end_if_they_fail_rarely():
         assert env.stats() == {"restarts": 3}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_pool_whose_worker_hangs_again_and_again_fails():
     """The time of the hangs is longer than the window, and does not count."""
     with SyncEnv(
@@ -70,6 +72,8 @@ def test_each_restart_logs_one_line_with_its_reason(caplog, tmp_path):
         assert part in record.getMessage()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_environment_that_hangs_in_a_thread_ends_the_pool():
     options = {"fault": "sleep", "env": 1, "seconds": 5.0}
     with SyncEnv(Faulty, 2, "thread", options=options, step_timeout=0.3) as env:

@@ -95,6 +95,8 @@ def test_list_shows_every_preset(capsys):
     assert {"cartpole-ppo", "cartpole-dqn", "pong-ppo", "cartpole-bc"} <= set(PRESETS)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("args", "hint"),
     [

@@ -8,6 +8,8 @@ from programs.cli import doctor
 from programs.cli.doctor import Check
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(200)
 def test_this_machine_can_run_a_single_process(capsys):
     found = []
@@ -43,6 +45,8 @@ def test_the_services_import_in_the_reference_lane():
     assert [(f["version"], f["error"]) for f in found] == [("0.5.2", "")] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 def test_a_package_that_crashes_or_hangs_does_not_end_the_report(tmp_path, monkeypatch):
     modules = {

@@ -64,6 +64,8 @@ def test_directories_that_hide_the_stack_come_last(tmp_path, monkeypatch):
     assert module_path.arranged(["", mine, other]) == [root, other, mine]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_module_named_as_the_stacks_does_not_end_a_command(tmp_path, installed):
     """Neither for `python -m programs` nor for the installed script, which starts elsewhere."""
@@ -74,6 +76,8 @@ def test_a_module_named_as_the_stacks_does_not_end_a_command(tmp_path, installed
     assert "cartpole-ppo" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_entry_points_add_agents_and_presets(tmp_path):
     hide_everything(tmp_path / "here")
     site = tmp_path / "site"

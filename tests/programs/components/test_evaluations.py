@@ -147,13 +147,9 @@ def catch(topology, period):
     )
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        "single_process",
-        pytest.param("fused", marks=[pytest.mark.slow, pytest.mark.chosen]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["single_process", "fused"])
 def test_evaluations_come_by_default_and_change_nothing(tmp_path, monkeypatch, topology):
     monkeypatch.setattr(books, "_SHARE", 10.0)  # also on a busy machine
     seen = Seen()

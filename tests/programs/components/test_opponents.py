@@ -140,6 +140,8 @@ def test_a_run_tells_its_returns_by_opponent_and_resumes(runs, tmp_path, capsys)
     assert line["eval_return_by_opponent"] == {"old@7": line["eval_return_mean"]}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_what_opponents_do_is_the_same_for_the_same_seed_and_sampled_or_best(runs):
     def played(greedy, seed=3):
         cfg = dataclasses.replace(GAME, opponents=met(runs, greedy=greedy))
@@ -220,6 +222,8 @@ def test_actors_in_processes_play_against_opponents(runs, tmp_path, topology):
     assert len(result.eval_return_by_opponent) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 def test_asynchronous_actors_play_against_opponents(runs):
     env = dataclasses.replace(GAME, wait_num=2, opponents=met(runs))

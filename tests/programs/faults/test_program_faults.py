@@ -139,6 +139,8 @@ def test_an_actor_whose_environment_raises_is_started_again(tmp_path, topology, 
     assert series(tmp_path / "run", "program/restarts")[-1] in (1, 2)  # both may fail at once
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_actor_that_always_fails_ends_the_program_with_its_traceback(tmp_path, launch):
     experiment = faulty("heavy_env", num_actors=1, launch=launch, max_restarts=0)
@@ -157,6 +159,8 @@ def test_an_actor_that_fails_again_and_again_is_given_up(tmp_path):
     assert [f["restarts"] for f in failures(tmp_path / "run")] == [True, True, False]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_path, launch):
     experiment, out = faulty("heavy_env", num_actors=2, launch=launch), io.StringIO()
@@ -170,6 +174,8 @@ def test_an_error_that_comes_back_at_once_ends_the_program_with_its_text(tmp_pat
     assert all(re.search(reason, line) for line in said)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_a_recovered_failure_is_not_blamed_for_a_later_one(tmp_path, launch):
     """An actor fails once and is started again; then an update of the learner gives NaN."""
@@ -182,6 +188,8 @@ def test_a_recovered_failure_is_not_blamed_for_a_later_one(tmp_path, launch):
     assert [f["restarts"] for f in found if "told to fail" in f["reason"]] == [True]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_actor_whose_environment_exits_with_code_0_is_started_again(tmp_path, launch):
     flag = tmp_path / "flag"

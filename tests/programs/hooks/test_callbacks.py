@@ -60,13 +60,9 @@ def check(seen, result, directory):
 
 
 # Nodes find out what is due a few times in a second, in which they may make thousands of frames.
-@pytest.mark.parametrize(
-    ("topology", "frames"),
-    [
-        ("single_process", 3000),
-        pytest.param("heavy_env", 15_000, marks=[pytest.mark.slow, pytest.mark.chosen]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize(("topology", "frames"), [("single_process", 3000), ("heavy_env", 15_000)])
 def test_callbacks_see_updates_episodes_evaluations_and_checkpoints(topology, frames, tmp_path):
     seen = Recorder()
     made = experiment(topology, frames)
@@ -93,6 +89,8 @@ class Stopper:
         return f"update {update} of three" if update >= 3 else None
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["single_process", "heavy_env"])
 def test_a_callback_ends_training(topology, tmp_path):
     made = running.ppo(topology, frames=200_000)

@@ -73,6 +73,8 @@ def written(run_dir):
     return [json.loads(line) for line in (run_dir / "own.jsonl").open()]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_updates_end_a_run_and_loggers_of_ones_own_see_every_line(tmp_path):
     told = io.StringIO()
     loggers = ("jsonl", own.Lines, f"{OWN}:Failing")

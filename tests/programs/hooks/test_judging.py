@@ -36,6 +36,8 @@ def run_dir(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_ones_own_evaluator_judges_and_its_numbers_are_logged(run_dir):
     judged = [line for line in metrics(run_dir) if "evaluator/episode_return" in line]
     assert len(judged) == 2

@@ -141,6 +141,8 @@ def test_the_other_hooks_of_the_page_run(modules, tmp_path, topology):
     assert width_of_input(tmp_path / "run") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_callbacks_of_the_page_are_called(modules, tmp_path, capsys):
     watcher = importlib.import_module("my_callbacks").Watcher()
     experiment = dataclasses.replace(running.ppo("single_process"), frames=3000)

@@ -43,6 +43,8 @@ def entry(folder, name, data, seconds_ago=3600.0):
     return path
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(240)
 def test_a_second_command_compiles_nothing_and_learns_the_same(home, tmp_path):
     def run():

@@ -135,6 +135,8 @@ class Program:
         return found.pid if of_supervisor else found.children()[0].pid
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("code", LAUNCHERS)
 @pytest.mark.parametrize(
     "of_supervisor",

@@ -80,6 +80,8 @@ def test_a_program_whose_coordinator_was_never_heard_is_over_when_interrupted(tm
     monitor.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("learns", "phase"), [(True, SAVING), pytest.param(False, OVER, marks=_LATER)]
 )
@@ -109,6 +111,8 @@ def test_a_note_is_shown_once(coordinator, tmp_path):
     assert display.stream.getvalue().count("actor/0: one") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("told", [pytest.param("", marks=_LATER), "launched\n"])
 def test_what_has_nothing_to_save_is_killed_if_it_does_not_end(tmp_path, told):
     launcher = subprocess.Popen(

@@ -66,6 +66,8 @@ def test_only_nodes_with_environments_wait_for_the_import_of_envpool(tmp_path, m
     assert not any(processes._described(node, index, setup).imports for node, index in nodes)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_launcher_imports_for_a_node_when_the_nodes_before_it_have_started(tmp_path):
     """An import that ends the launcher shows that the node before it had been started."""
     (tmp_path / "ends_here.py").write_text("raise SystemExit(7)")

@@ -91,6 +91,8 @@ def expected(run, steps=5, rows=3):
     return seen, np.stack([policy.act(observation) for observation in seen])
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_stablehlo_acts_as_the_policy_in_a_process_without_rlstack(runs, tmp_path):
     pytest.importorskip("flatbuffers")
     wanted = {}

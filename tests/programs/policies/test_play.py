@@ -227,6 +227,8 @@ def test_an_entity_agent_plays_with_other_numbers_of_entities(monkeypatch, run_d
     assert re.search(r"Move of Robot 0: \d \w+ [\d.]+%", shown)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_normalised_agent_is_shown_too(monkeypatch, tmp_path):
     normalisation = NormalisationConfig(rewards="return")
     running.run(sweeper(normalisation=normalisation), tmp_path / "run")

@@ -61,6 +61,8 @@ def cues(experiment, count=2):
     return [MemoryCue(seed=seed + i, **experiment.env.options) for i in range(count)]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_loop_of_ones_own_gives_the_returns_of_the_evaluation(remembering):
     policy = rlstack.load(remembering)
     expected = evaluate(remembering).returns
@@ -78,6 +80,8 @@ def test_a_loop_of_ones_own_gives_the_returns_of_the_evaluation(remembering):
     assert policy.env_frames >= 3000
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_state_lasts_until_a_reset(remembering):
     policy = rlstack.load(remembering)
     seen = np.random.default_rng(0).normal(size=(3, *policy.spec.observation.shape))
@@ -98,6 +102,8 @@ def test_the_state_lasts_until_a_reset(remembering):
     assert single.action.shape == () and single.action_values == {}
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_it_takes_the_observations_of_gymnasium_and_gives_its_actions(valuing):
     policy = rlstack.load(valuing, params="best")
     assert policy.env_frames <= 1000
@@ -151,6 +157,8 @@ def test_wrong_observations_are_named(valuing, tmp_path):
         rlstack.load(tmp_path / "none")
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_games_are_played_by_their_arrays(tmp_path):
     running.run(sweeper(), tmp_path / "run")
     policy = rlstack.load(tmp_path / "run")

@@ -78,6 +78,8 @@ class Films:
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_every_second_evaluation_leaves_a_video_and_training_learns_the_same(tmp_path, gif):
     experiment = filmed("single_process", every=2, env=DRAWN, loggers=("jsonl", Films))
     running.run(experiment, tmp_path / "filmed")
@@ -104,6 +106,8 @@ def test_all_videos_show_the_same_episode(tmp_path):
     assert np.abs(starts[0].astype(int) - starts[1]).max() < 40  # compression
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_evaluators_node_makes_them(tmp_path, gif):
     experiment = filmed("heavy_env", env=DRAWN, loggers=("jsonl", Films))
     evaluator = dataclasses.replace(experiment.evaluator, period=0)

@@ -37,6 +37,8 @@ def images(path):
         yield np.asarray(image.convert("RGB"))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_gif_shows_the_environment_and_the_policy(balancing, tmp_path, capsys):
     path = tmp_path / "out.gif"
     args = ["--video", str(path), "--episodes", "2", "--max-steps", "6", "--seed", "3"]

@@ -43,6 +43,8 @@ def _nothing_left():
         yield
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_policy_learns_a_game_of_turns_against_another_one(tmp_path):
     """Who takes two of five stones can win whatever the other seat does."""
     env = EnvConfig(f"{games.HERE}:TakeStones", num_envs=16)
@@ -62,6 +64,8 @@ def against_random(env, seat, frames, **changes):
     return dataclasses.replace(experiment, evaluator=EvaluatorConfig(episodes=40, num_envs=8))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_policies_share_a_game_in_jax(tmp_path):
     policies = {
         "pair": MemberConfig(seats=("agent_0", "agent_2")),
@@ -96,6 +100,8 @@ def single(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("env", "topology"),
     [

@@ -16,8 +16,9 @@ from tests.programs.policy_sets.cases import chain, leaves_equal, selfplay, trai
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cartpole-ppo", pytest.param("cartpole-dqn", marks=pytest.mark.slow)]
+    "name", [pytest.param("cartpole-ppo", marks=pytest.mark.chosen), "cartpole-dqn"]
 )
 def test_a_set_of_one_policy_is_the_run_of_that_policy(name):
     experiment = preset(name)
@@ -73,7 +74,8 @@ def loop_firsts(steps, rows):
     return rows * -(-steps // 9)
 
 
-@pytest.mark.parametrize("make", [selfplay, pytest.param(chain, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [pytest.param(selfplay, marks=pytest.mark.chosen), chain])
 def test_a_resumed_set_equals_an_uninterrupted_one(tmp_path, make):
     unbroken, broken, resumed = (SeveralPolicies(make()) for _ in range(3))
     try:

@@ -241,6 +241,8 @@ def test_a_learner_that_was_restarted_is_asked_again(tmp_path, monkeypatch):
 # Whole programs.
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("topology", "trainers"),
     [

@@ -36,6 +36,8 @@ def lines_of(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_leaves_the_logs_and_results_of_each_policy(run_dir):
     result = read_result(RunDir.open(run_dir))
     assert result.ended_by == "frames"
@@ -53,6 +55,8 @@ def test_a_run_leaves_the_logs_and_results_of_each_policy(run_dir):
     assert any("retailer/learner/loss" in line for line in training)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_evaluation_of_the_run_gives_the_returns_again(run_dir, capsys):
     result = read_result(RunDir.open(run_dir))
     for params in ("last", "best"):
@@ -63,6 +67,8 @@ def test_an_evaluation_of_the_run_gives_the_returns_again(run_dir, capsys):
     assert set(json.loads(capsys.readouterr().out)["eval_return_by_policy"]) == set(found)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_resumes_to_a_new_budget(tmp_path):
     first = train.run(selfplay(frames=150), tmp_path / "run", stream=io.StringIO())
     second = train.resume(tmp_path / "run", frames=300, stream=io.StringIO())
@@ -82,6 +88,8 @@ def test_a_run_resumes_to_a_new_budget(tmp_path):
         assert rating["low"] <= rating["elo"] <= rating["high"]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_version_of_the_last_frame_is_no_player_beside_the_newest_params(tmp_path):
     result = train.run(
         selfplay(frames=8 * PAST.history.period), tmp_path / "run", stream=io.StringIO()
@@ -92,6 +100,8 @@ def test_a_version_of_the_last_frame_is_no_player_beside_the_newest_params(tmp_p
     assert len(set(played.names)) == len(played.names) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_one_of_the_policies_can_be_loaded(run_dir):
     for name in ("retailer", "distributor"):
         policy = rlstack.load(run_dir, policy=name)
@@ -102,6 +112,8 @@ def test_one_of_the_policies_can_be_loaded(run_dir):
         rlstack.load(run_dir)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_frozen_policies_play_the_agents_of_runs(run_dir, tmp_path):
     policies = {
         "retailer": MemberConfig(seats=(0,)),
@@ -114,6 +126,8 @@ def test_frozen_policies_play_the_agents_of_runs(run_dir, tmp_path):
     assert any("others/actor/episode_return" in line for line in lines_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("member", "words"),
     [
@@ -129,6 +143,8 @@ def test_frozen_policies_that_do_not_exist_are_named(run_dir, tmp_path, member, 
         train.run(experiment, tmp_path / "run", stream=io.StringIO())
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_update_that_gives_nan_can_be_repeated(tmp_path):
     experiment = chain()
     scale = NormalisationConfig(reward_scale=float("inf"))
@@ -166,6 +182,8 @@ def test_a_plan_lists_the_nodes_of_each_policy(tmp_path, topology, trainers, nod
     assert nodes in str(plan.plan(experiment, tmp_path / "run"))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_commands_that_need_one_policy_say_so(run_dir, tmp_path, capsys):
     assert commands.main("record", [str(run_dir), "--out", str(tmp_path / "data")]) == 1
     assert "must be a run of one policy; it trained several" in capsys.readouterr().err

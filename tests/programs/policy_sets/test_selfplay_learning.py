@@ -77,15 +77,10 @@ def exploiter_of(run_dir, topology="single_process", program=None):
     return dataclasses.replace(experiment, evaluator=evaluator)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(120, method="thread")
-@pytest.mark.parametrize(
-    "topology",
-    [
-        "single_process",
-        pytest.param("heavy_env", marks=[pytest.mark.slow, pytest.mark.chosen]),
-        pytest.param("distributed", marks=[pytest.mark.slow, pytest.mark.chosen]),
-    ],
-)
+@pytest.mark.parametrize("topology", ["single_process", "heavy_env", "distributed"])
 def test_an_exploiter_finds_the_best_answer_to_a_mixed_policy(tmp_path, topology):
     env = dataclasses.replace(cases.THROWS, options={"rock": 2.0})
     running.run(dataclasses.replace(cases.selfplay(frames=40), env=env), tmp_path / "mixed")

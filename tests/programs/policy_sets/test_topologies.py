@@ -192,6 +192,8 @@ def test_a_run_resumes_with_the_updates_of_each_policy(tmp_path):
     assert frames == sorted(frames)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("pacing", [pytest.param("asynchronous", marks=_LATER), "lock_step"])
 def test_updates_are_a_budget_of_each_learner(tmp_path, pacing):
     """The distributor learns three times as often; the actors then go on for the retailer."""
@@ -203,6 +205,8 @@ def test_updates_are_a_budget_of_each_learner(tmp_path, pacing):
     } == dict.fromkeys(LEARNING, 12)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("trainers", ["one_each", pytest.param("one", marks=_LATER)])
 def test_a_learner_that_fails_is_named_and_its_update_can_be_made_again(tmp_path, trainers):
     experiment = chains("heavy_env", program={"trainers": trainers})
@@ -323,6 +327,8 @@ def versions_in(directory, name="past", of="learner"):
     return read_versions(path, division.members[name], own).save()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", HEAVY_FIRST)
 def test_self_play_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, topology):
     expected = run(selfplays("single_process"), tmp_path / "single")

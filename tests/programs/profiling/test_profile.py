@@ -77,14 +77,9 @@ def profiled(topology, run_dir, updates, *options):
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    "topology",
-    ["single_process"]
-    + [
-        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.chosen])
-        for name in ("fused", "heavy_env", "light_env")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["single_process", "fused", "heavy_env", "light_env"])
 def test_each_node_of_a_run_is_measured(topology, tmp_path):
     catch = ("--env.type", "jax", "--env.name", "rlstack.jax_envs.toy:Catch")
     options = catch if topology == "fused" else ()

@@ -172,6 +172,8 @@ if (!tip.hidden) throw new Error("the numbers stay");
 """
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_pictures_are_png_or_svg(root, tmp_path):
     pytest.importorskip("matplotlib")
     for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):

@@ -35,6 +35,8 @@ def faulty(frames=2000, **options):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [

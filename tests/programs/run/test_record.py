@@ -158,6 +158,8 @@ def test_a_run_from_data_writes_the_files_of_every_run(expert, tmp_path):
     assert again.returns.mean() == result.eval_return_mean
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_resumed_run_equals_an_uninterrupted_one(expert, tmp_path, monkeypatch, relative):
     experiment = cloning(expert)

@@ -72,6 +72,8 @@ def flip(path):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("frames", [None, 1000])
 def test_resuming_a_finished_run_changes_nothing(run_dir, caplog, frames):
     before = files(run_dir)
@@ -87,6 +89,8 @@ def test_resuming_a_finished_run_changes_nothing(run_dir, caplog, frames):
     assert "has finished" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
     first = json.loads((run_dir / "result.json").read_text())
     started = time.monotonic()
@@ -97,13 +101,9 @@ def test_seconds_add_up_over_the_commands_of_a_run(run_dir):
     assert second.frames_per_second == pytest.approx(second.env_frames / second.wall_seconds)
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        "single_process",
-        pytest.param("fused", marks=[pytest.mark.slow, pytest.mark.chosen]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.parametrize("topology", ["single_process", "fused"])
 def test_seconds_begin_when_the_parts_are_made_and_compiled(tmp_path, monkeypatch, topology):
     make = train._make_loop
 

@@ -44,6 +44,8 @@ def leaves_equal(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_writes_its_config_logs_checkpoint_and_result(tmp_path):
     experiment = small()
     stream = io.StringIO()
@@ -172,6 +174,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name, env_type, opt
             program.close()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_run_resumes_to_a_new_budget(tmp_path):
     first = train.run(small(), tmp_path / "run", stream=io.StringIO())
     second = train.resume(tmp_path / "run", frames=3000, stream=io.StringIO())
@@ -267,6 +271,8 @@ def members_of_session(session):
     return members
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_config_of_a_run_can_be_run_again_as_it_is(tmp_path):
     experiment = small(frames=600)
     first = train.run(experiment, tmp_path / "a", stream=io.StringIO())

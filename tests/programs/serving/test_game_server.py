@@ -84,6 +84,8 @@ def wanted(run_dir, num_games=3, how="sparse"):
     return [player.scores for player in players]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_many_games_are_played_as_by_the_runs_agent(run_dir, tmp_path, kind):
     address = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/games"
@@ -125,6 +127,8 @@ def test_a_game_that_is_lost_frees_its_players(run_dir):
         assert play(server.address) == wanted(run_dir)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_games_are_told_when_the_command_ends(run_dir):
     arguments = [sys.executable, "-m", "programs", "serve", str(run_dir), "--games"]
     started = subprocess.Popen(

@@ -96,6 +96,8 @@ def test_actions_are_those_of_the_policy(balancing):
         assert np.allclose(found["probabilities"]["action"], chances)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_each_player_has_a_state_of_its_own(remembering):
     policy = rlstack.load(remembering)
     shape = policy.spec.observation.shape
@@ -138,6 +140,8 @@ def test_each_player_has_a_state_of_its_own(remembering):
         assert status == 400 and "player must name whose step it is" in text
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_threads_may_ask_at_the_same_time(remembering):
     policy = rlstack.load(remembering)
     rows = np.random.default_rng(2).normal(size=(8, *policy.spec.observation.shape))
@@ -152,6 +156,8 @@ def test_threads_may_ask_at_the_same_time(remembering):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_step_that_does_not_fit_is_refused_and_leaves_nothing_behind(balancing, remembering):
     good = [0.0] * 4
     with serving(Players(rlstack.load(balancing))) as port:
@@ -249,6 +255,8 @@ def test_structures_go_through_json(monkeypatch):
     assert json.loads(json.dumps(shown))["observation"]["b"][0][0]["dtype"] == "int32"
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_command_ends_with_ctrl_c_and_frees_its_port(balancing):
     arguments = [sys.executable, "-m", "programs", "serve", str(balancing), "--port", "0"]
     started = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

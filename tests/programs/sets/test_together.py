@@ -72,6 +72,8 @@ def test_each_run_learns_what_it_learns_alone(trained, tmp_path):
     assert len({float(np.sum(params(one.path)[0])) for one in ended}) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_report_has_intervals_for_each_value(trained):
     _, root, ended, text = trained
     assert "one program trains those that differ in the seed, agent.optimizer.learning_rate" in text

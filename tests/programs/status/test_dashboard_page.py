@@ -20,6 +20,8 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_page_shows_runs_that_grow_appear_and_are_compared(tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()

@@ -57,6 +57,8 @@ def go(root, **options):
     return rows, out.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_best_trial_is_found_and_reported(begin):
     root = begin(seeds=(1, 2), trials=6)
     rows, text = go(root, jobs=2)
@@ -93,6 +95,8 @@ def test_the_value_is_the_mean_over_the_seeds(begin):
     assert row.evaluations == pytest.approx({k: score * k / 3 for k in (1, 2, 3)})
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_failed_trial_is_reported_and_does_not_end_the_rest(begin):
     root = begin({"0": "fail", "2": "nan"})
     rows, text = go(root)
@@ -133,6 +137,8 @@ def test_values_that_do_not_fit_together_fail_their_trial(begin, monkeypatch):
     assert "trial 0: failed: these values do not fit" in text
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_pruned_trial_is_asked_to_end(begin, monkeypatch):
     recorded = Study.report
 
@@ -147,6 +153,8 @@ def test_a_pruned_trial_is_asked_to_end(begin, monkeypatch):
     assert re.search(r"trial 1: pruned after evaluation 1, with return \d", text)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_an_interrupted_sweep_goes_on(begin):
     root = begin({"1": "wait"}, trials=3, prunes=False)
     timer = threading.Thread(target=lambda: (_wait_for_trial(root, 1), _interrupt()))
@@ -167,6 +175,8 @@ search.resume(sys.argv[1])
 """
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_killed_sweep_goes_on_where_it_was(begin):
     root = begin({"1": "wait"}, trials=3, prunes=False)
     command = [sys.executable, "-c", KILLED, str(root), fake_trainer.MAIN]

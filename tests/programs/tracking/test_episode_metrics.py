@@ -40,6 +40,8 @@ def scalars(directory):
     return points
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize(("topology", "env_type"), RUNS)
 @pytest.mark.timeout(120, method="thread")
 def test_the_numbers_of_episodes_are_logged_as_means(tmp_path, topology, env_type):

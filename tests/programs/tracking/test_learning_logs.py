@@ -13,7 +13,6 @@ from tests.programs.running import TOPOLOGIES, nothing_left, ppo, run
 
 # Programs in threads handle signals, so the time limit must not need one.
 pytestmark = pytest.mark.timeout(120, method="thread")
-_LATER = [pytest.mark.slow, pytest.mark.chosen]
 _UPDATES, _RATE = 60, 1e-3  # so many that a program logs more than one line
 
 
@@ -28,11 +27,16 @@ def of_topology(topology):
     return dataclasses.replace(experiment, agent=agent, topology=topology)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology",
-    ["single_process"]
-    + [pytest.param(name, marks=_LATER) for name in ("fused", "heavy_env")]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in TOPOLOGIES[1:]],
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.chosen)
+            for name in ("single_process", "fused", "heavy_env")
+        ),
+        *TOPOLOGIES[1:],
+    ],
 )
 def test_logs_have_the_learning_rate_and_explained_variance_to_the_last_frame(tmp_path, topology):
     with nothing_left():

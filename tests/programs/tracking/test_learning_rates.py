@@ -174,11 +174,16 @@ def test_a_resumed_run_knows_the_lines_of_the_earlier_commands(tmp_path):
     assert lines[0].endswith("a larger --agent.optimizer.anneal-steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology",
-    ["single_process"]
-    + [pytest.param(name, marks=_LATER) for name in ("fused", "heavy_env")]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in TOPOLOGIES[1:]],
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.chosen)
+            for name in ("single_process", "fused", "heavy_env")
+        ),
+        *TOPOLOGIES[1:],
+    ],
 )
 def test_runs_tell_it_once(tmp_path, topology):
     with nothing_left():
@@ -195,10 +200,14 @@ def test_runs_tell_it_once(tmp_path, topology):
     assert rates[0] > 1e-3 > 1e-8 > rates[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_runs_whose_schedule_fits_tell_nothing(tmp_path):
     assert told(run(of_optimizer("single_process", falling(_UPDATES)), tmp_path / "run")) == []
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_finished_run_that_gets_more_frames_is_told_of_the_end_of_its_schedule(tmp_path):
     first = of_optimizer("single_process", falling(8), frames=8 * _UPDATE)
     assert told(run(first, tmp_path / "run")) == []
@@ -218,6 +227,8 @@ def test_seeds_in_one_program_tell_it_once(tmp_path):
     assert len(told(stream.getvalue())) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("topology", ["single_process", pytest.param("heavy_env", marks=_LATER)])
 def test_each_policy_is_told_of_by_its_name(tmp_path, topology):
     agents = [PPOConfig(num_epochs=1, num_minibatches=1, optimizer=falling(n)) for n in (2, 100)]

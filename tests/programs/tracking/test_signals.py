@@ -71,6 +71,8 @@ def test_within_stop_signals_the_first_is_a_request_and_the_second_ends_at_once(
     assert "the second signal" in said
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_a_request_that_takes_its_time_is_explained_once():
     body = "import sys, time\nwith signals.StopSignals(tell=lambda text: sys.stderr.write(text)):\n"
     with command(f"{body}  {READY}\n  time.sleep(7.0)") as process:

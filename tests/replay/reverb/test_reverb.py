@@ -301,6 +301,8 @@ def test_tensorflow_is_not_imported():
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.parametrize("sampler", ["fifo", "uniform", "prioritized"])
 @pytest.mark.parametrize("times", [None, 1, 3])
 @pytest.mark.parametrize("ratio", [None, 0.5, 4.0])

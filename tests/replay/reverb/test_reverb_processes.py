@@ -89,6 +89,8 @@ def processes():
             process.wait(timeout=5)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_two_writers_one_reader(processes):
     fields = {"sampler": "fifo", "max_size": 16}
     _, address = processes.serve(fields, 5)

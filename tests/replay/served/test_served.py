@@ -182,6 +182,8 @@ def test_writers_wait_while_a_fifo_is_full(served):
     assert reader.stats()["dropped"] == 0 and reader.stats()["add_wait_seconds"] > 0.1
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_the_rate_limit_holds_for_writers_and_for_a_reader_that_draws_ahead(served):
     make_service, make_buffer = served
     cfg = config(max_size=64, min_size=4, samples_per_insert=1.0, samples_per_insert_tolerance=4)

@@ -78,6 +78,8 @@ def chaos(buffer, num_actors: int, seconds: float, period: float) -> tuple[float
     return rate, kills
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
 def test_several_threads_read(share, sampler):
@@ -164,6 +166,8 @@ def test_every_fifo_item_of_every_process_comes_once(share):
     assert stats["add_wait_seconds"] > 0 and stats["sample_wait_seconds"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 @pytest.mark.timeout(60)
 def test_an_environment_has_one_writer_and_a_buffer_that_is_written_is_not_loaded(share):
     buffer = share(4, max_size=64)

@@ -174,6 +174,8 @@ def test_seats_of_games_in_jax(tmp_path):
     assert all(total < 0 for total in found.episodes[0].game.returns)
 
 
+@pytest.mark.slow
+@pytest.mark.chosen
 def test_runs_that_cannot_meet_are_refused(fours, tmp_path, capsys):
     throws = games.leave_run(tmp_path / "throws", cases.selfplay())
     with pytest.raises(ValueError, match=r"must be of one game; .*ConnectFour with 2 seats, and"):
