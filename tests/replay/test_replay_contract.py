@@ -121,8 +121,6 @@ def test_any_history_agrees_with_the_model(make, waits, history):
     buffer.close()
 
 
-@pytest.mark.slow
-@pytest.mark.chosen
 @pytest.mark.one_lane
 @settings(max_examples=60, deadline=None)
 @given(history=histories())

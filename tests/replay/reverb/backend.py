@@ -29,7 +29,7 @@ DIFFERENT = {
     "own in test_reverb.py",
     "test_uniform_is_uniform": "holds more items where starts are refused: own in test_reverb.py",
 }
-# Tests that make thousands of calls: with a server they take minutes, with shared memory seconds.
+# Tests that make thousands of calls: with a server they take minutes, in memory ten seconds.
 SLOW = {"test_no_setting_keeps_a_single_process_waiting_for_ever"}
 HISTORIES = {"test_any_history_agrees_with_the_model"}  # also slow where calls are encoded
 
@@ -80,17 +80,14 @@ def no_reverb_server_left():
 @pytest.hookimpl(tryfirst=True)  # runs before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
-        hard = SLOW | HISTORIES if "[served" in item.name else SLOW
-        if ("[shared_memory" in item.name or "[served" in item.name) and item.originalname in hard:
+        if item.originalname in (SLOW | HISTORIES if "[served" in item.name else SLOW):
             item.add_marker(pytest.mark.slow)
-            if "[shared_memory" in item.name:
+            if "[in_process" in item.name or "[shared_memory" in item.name:
                 item.add_marker(pytest.mark.chosen)
         if "[reverb" not in item.name:
             continue
         item.add_marker(pytest.mark.reference)
         item.add_marker(pytest.mark.skipif(not INSTALLED, reason="Reverb is not installed"))
-        if item.originalname in SLOW:
-            item.add_marker(pytest.mark.slow)
         for name, reason in DIFFERENT.items():
             if item.name == name or item.name.split("[")[0] == name:
                 item.add_marker(pytest.mark.skip(reason=f"Reverb: {reason}"))
