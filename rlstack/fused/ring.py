@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from rlstack.fused.acting import Acting, Actors, Tally
 from rlstack.fused.learning import Learning, Updater, Updates
+from rlstack.fused.packed import PackedSteps
 from rlstack.fused.sum_tree import SumTree
 from rlstack.replay import ReplayConfig
 from rlstack.replay.memory import ring_shape
@@ -27,7 +28,7 @@ _FINEST = 1000  # samples_per_insert and its tolerance are taken as fractions of
 class RingState(NamedTuple):
     """The content of a replay."""
 
-    steps: Transition  # [rows, B, ...]
+    steps: PackedSteps  # [rows, B, ...]
     steps_added: Array  # [] int32, of each environment
     unbroken: Array  # [] int32, the first step after the last break of the streams
     valid: Array  # [items, B] bool, where a cell has an item
@@ -101,7 +102,7 @@ class Ring:
         """
         none = jnp.zeros((), jnp.int32)
         return RingState(
-            steps=jax.tree.map(lambda x: jnp.zeros((self._rows, *x.shape), x.dtype), step),
+            steps=PackedSteps.zeros(self._rows, step),
             steps_added=none,
             unbroken=none,
             valid=jnp.zeros((self._items, self._actors.num_envs), bool),
@@ -133,10 +134,8 @@ class Ring:
     def batch_spec(self, ring: RingState) -> Batch:
         """Returns shapes and dtypes of the batches."""
         size = self._cfg.batch_size
-        shape = (self._cfg.unroll_length + 1, size)
-        trajectory = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[2:]), x.dtype), ring.steps
-        )
+        cells = jax.ShapeDtypeStruct((size,), jnp.int32)
+        trajectory = jax.eval_shape(self.gather, ring, cells)
         weights: Any = jax.ShapeDtypeStruct((size,), jnp.float32)
         return Batch(trajectory, weights)
 
@@ -210,13 +209,14 @@ class Ring:
         """
         cfg, num_envs = self._cfg, self._actors.num_envs
         row = ring.steps_added % self._rows
-        steps = jax.tree.map(lambda old, x: old.at[row].set(x), ring.steps, step)
+        steps = ring.steps.with_row(row, step)
         start = ring.steps_added - cfg.unroll_length
         due = (start >= 0) & (start % cfg.step_period == 0) & active
         cell = jnp.maximum(start, 0) // cfg.step_period % self._items
         valid = jnp.full(num_envs, start >= ring.unbroken)
         if cfg.starts == "not_last":
-            valid &= steps.timestep.step_type[(start + cfg.context) % self._rows] != StepType.LAST
+            first = steps[(start + cfg.context) % self._rows]
+            valid &= first.timestep.step_type != StepType.LAST
         inserted = jnp.where(due, valid.sum(dtype=jnp.int32), 0)
         # Read before the row is written, because XLA would copy the whole array to read it later.
         replaced = jax.lax.optimization_barrier(jnp.asarray(ring.valid)[cell])
@@ -285,7 +285,7 @@ class Ring:
         newest = self._newest(ring)
         starts = (newest - (newest - index) % self._items) * cfg.step_period
         rows = (starts + jnp.arange(cfg.unroll_length + 1)[:, None]) % self._rows
-        return jax.tree.map(lambda x: x[rows, env_ids], ring.steps)
+        return ring.steps[rows, env_ids]
 
     def _newest(self, ring: RingState) -> Array:
         """Returns the number of the newest item of each environment, [] int32."""

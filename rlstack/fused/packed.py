@@ -1,0 +1,101 @@
+"""Steps of all environments in few arrays.
+
+A compiled loop writes a step and reads a batch of them in each iteration. On the CPU every array
+that it touches costs microseconds, so the small parts of a step are one array of words.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlstack.types import Array, Transition
+
+# Of a part that is packed. To copy a larger one costs more than an array of its own.
+_MOST_WORDS = 32
+
+
+class _Part(NamedTuple):
+    """Where a part of a step is: words of the first array, or the next array of its own."""
+
+    words: tuple[int, int] | None  # from, to
+    dtype: Any
+    shape: tuple[int, ...]  # of one environment
+
+
+class _Layout(NamedTuple):
+    """How a step is packed."""
+
+    structure: jax.tree_util.PyTreeDef
+    parts: tuple[_Part, ...]
+
+
+@jax.tree_util.register_pytree_node_class
+class PackedSteps:
+    """Steps ``[rows, B, ...]``; a pytree of its arrays, which have these two axes as well."""
+
+    def __init__(self, arrays: tuple[jax.Array, ...], layout: _Layout) -> None:
+        """Use `zeros`."""
+        self._arrays, self._layout = arrays, layout
+
+    @classmethod
+    def zeros(cls, rows: int, step: Transition) -> PackedSteps:
+        """Returns ``rows`` steps of zeros.
+
+        Args:
+          rows: their number.
+          step: shapes and dtypes of one step, ``[B, ...]``.
+        """
+        leaves, structure = jax.tree.flatten(step)
+        parts, end = [], 0
+        for leaf in leaves:
+            size, words = math.prod(leaf.shape[1:]), None
+            if leaf.dtype.itemsize == 4 and size <= _MOST_WORDS:
+                words = end, end + size
+                end += size
+            parts.append(_Part(words, leaf.dtype, leaf.shape[1:]))
+        layout = _Layout(structure, tuple(parts))
+        packed = jax.eval_shape(lambda step: _packed(layout, step), step)
+        return cls(tuple(jnp.zeros((rows, *x.shape), x.dtype) for x in packed), layout)
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array, ...], _Layout]:
+        """Returns the arrays, and the layout."""
+        return self._arrays, self._layout
+
+    @classmethod
+    def tree_unflatten(cls, layout: _Layout, arrays: Any) -> PackedSteps:
+        """Returns the steps with other arrays."""
+        return cls(tuple(arrays), layout)
+
+    def with_row(self, row: Array, step: Transition) -> PackedSteps:
+        """Returns the steps with another one, ``[B, ...]``, in a row."""
+        packed = _packed(self._layout, step)
+        pairs = zip(self._arrays, packed, strict=True)
+        return PackedSteps(tuple(old.at[row].set(new) for old, new in pairs), self._layout)
+
+    def __getitem__(self, index: Any) -> Transition:
+        """Returns the steps at an index of the first axis, or of both axes of all arrays."""
+        arrays = iter([array[index] for array in self._arrays])
+        all_words = next(arrays) if any(part.words for part in self._layout.parts) else None
+        leaves = []
+        for words, dtype, shape in self._layout.parts:
+            if words is None or all_words is None:
+                leaves.append(next(arrays))
+                continue
+            leaf = all_words[..., slice(*words)].reshape(*all_words.shape[:-1], *shape)
+            leaves.append(jax.lax.bitcast_convert_type(leaf, dtype))
+        return self._layout.structure.unflatten(leaves)
+
+
+def _packed(layout: _Layout, step: Transition) -> list[Array]:
+    words, others = [], []
+    for leaf, part in zip(jax.tree.leaves(step), layout.parts, strict=True):
+        if part.words is None:
+            others.append(leaf)
+        else:
+            bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+            words.append(bits.reshape(len(leaf), -1))
+    return [jnp.concatenate(words, -1), *others] if words else others
