@@ -9,7 +9,6 @@ change.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
+from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.math.running_statistics import (
     RunningStatistics,
     initial_statistics,
@@ -34,7 +34,6 @@ from rlstack.types import (
     Batch,
     LearnerOutput,
     LearnerState,
-    Logs,
     Params,
     PRNGKey,
     PyTree,
@@ -97,25 +96,16 @@ class NormalisedState(NamedTuple):
     discounted_return: Array  # [B] float32, of the episode up to the previous step
 
 
-class Normalised(Agent):
+class Normalised(Wrapped):
     """An agent with normalised observations and rewards."""
 
     def __init__(self, agent: Agent, cfg: NormalisationConfig) -> None:
         """Wraps an agent. Call `normalised` instead, which chooses the class."""
-        self.agent, self.normalisation = agent, cfg
-        self.cfg = agent.cfg
-        self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
-        self.network, self.policy = agent.network, agent.policy
+        super().__init__(agent, cfg)
+        self.normalisation = cfg
         self._counts_returns = cfg.rewards == "return"
         own = getattr(agent.network, "standardiser", None)
         self._standardiser = own or _by_entry(agent.obs_spec)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.agent, self.normalisation)
-
-    def with_network(self, change: Callable[[Any], Any]) -> Normalised:
-        """Changes the network of the wrapped agent."""
-        return type(self)(self.agent.with_network(change), self.normalisation)
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's newly initialised parameters, and empty statistics."""
@@ -141,10 +131,6 @@ class Normalised(Agent):
         """Returns the agent's initial learner state, with empty statistics."""
         state = self.agent.initial_learner_state(rng_key, params.agent)
         return NormalisedLearnerState(state, params.statistics)
-
-    def lay_out(self, timestep: TimeStep) -> TimeStep:
-        """Calls the same method of the agent."""
-        return self.agent.lay_out(timestep)
 
     def action_distribution(
         self, rng_key: PRNGKey, params: NormalisedParams, timestep: TimeStep, state: AgentState
@@ -222,22 +208,8 @@ class Normalised(Agent):
         return timestep._replace(observation=observation, reward=reward)
 
 
-class NormalisedEpochs(Normalised, EpochAgent):
+class NormalisedEpochs(Normalised, WrappedEpochs):
     """An epoch agent with observations and rewards that are normalised once per batch."""
-
-    agent: EpochAgent
-
-    def __init__(self, agent: EpochAgent, cfg: NormalisationConfig) -> None:
-        super().__init__(agent, cfg)
-        self.may_stop = agent.may_stop
-
-    def batch_logs(self, rows: PyTree) -> Logs:
-        """Calls the same method of the agent."""
-        return self.agent.batch_logs(rows)
-
-    def stops_at(self, logs: Logs) -> Array:
-        """Calls the same method of the agent."""
-        return self.agent.stops_at(logs)
 
     def prepare(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState, batch: Batch
@@ -259,10 +231,6 @@ class NormalisedEpochs(Normalised, EpochAgent):
             learner_state._replace(agent=agent_state),
             output,
         )
-
-    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Calls the same method of the agent."""
-        return self.agent.lay_out_rows(minibatch)
 
     def finish(
         self, params: NormalisedParams, learner_state: NormalisedLearnerState

@@ -16,6 +16,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.agent import Agent, EpochAgent
+from rlstack.families.wrapped import Wrapped, WrappedEpochs
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import (
     ActionDistribution,
@@ -25,7 +26,6 @@ from rlstack.types import (
     Batch,
     LearnerOutput,
     LearnerState,
-    Logs,
     Params,
     PRNGKey,
     PyTree,
@@ -110,38 +110,13 @@ class View:
         return found[0]
 
 
-class Observing(Agent):
+class Observing(Wrapped):
     """An agent that sees a function of the observations."""
 
     def __init__(self, agent: Agent, view: View) -> None:
         """Wraps an agent. Call `observing` instead, which chooses the class."""
-        self.agent, self.view = agent, view
-        self.cfg = agent.cfg
-        self.obs_spec, self.action_spec = view.obs_spec, agent.action_spec
-        self.network, self.policy = agent.network, agent.policy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.agent, self.view)
-
-    def with_network(self, change: Callable[[Any], Any]) -> Observing:
-        """Changes the network of the wrapped agent."""
-        return type(self)(self.agent.with_network(change), self.view)
-
-    def initial_params(self, rng_key: PRNGKey) -> Params:
-        """Calls the same method of the agent."""
-        return self.agent.initial_params(rng_key)
-
-    def initial_state(self, batch_size: int) -> AgentState:
-        """Calls the same method of the agent."""
-        return self.agent.initial_state(batch_size)
-
-    def reset_state(self, state: AgentState, first: Array) -> AgentState:
-        """Calls the same method of the agent."""
-        return self.agent.reset_state(state, first)
-
-    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> LearnerState:
-        """Calls the same method of the agent."""
-        return self.agent.initial_learner_state(rng_key, params)
+        super().__init__(agent, view)
+        self.view, self.obs_spec = view, view.obs_spec
 
     def lay_out(self, timestep: TimeStep) -> TimeStep:
         """Returns the steps unchanged: only the agent's own observations can be laid out."""
@@ -170,42 +145,14 @@ class Observing(Agent):
         return batch._replace(trajectory=batch.trajectory._replace(timestep=timestep))
 
 
-class ObservingEpochs(Observing, EpochAgent):
+class ObservingEpochs(Observing, WrappedEpochs):
     """An epoch agent that sees a function of the observations, computed once per batch."""
-
-    agent: EpochAgent
-
-    def __init__(self, agent: EpochAgent, view: View) -> None:
-        super().__init__(agent, view)
-        self.may_stop = agent.may_stop
-
-    def batch_logs(self, rows: PyTree) -> Logs:
-        """Calls the same method of the agent."""
-        return self.agent.batch_logs(rows)
-
-    def stops_at(self, logs: Logs) -> Array:
-        """Calls the same method of the agent."""
-        return self.agent.stops_at(logs)
 
     def prepare(
         self, params: Params, learner_state: LearnerState, batch: Batch
     ) -> tuple[LearnerState, PyTree, Array]:
         """Calls the agent's ``prepare`` with what it sees of the batch."""
         return self.agent.prepare(params, learner_state, self._seen(batch))
-
-    def update(
-        self, params: Params, learner_state: LearnerState, minibatch: PyTree
-    ) -> tuple[Params, LearnerState, LearnerOutput]:
-        """Calls the same method of the agent."""
-        return self.agent.update(params, learner_state, minibatch)
-
-    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
-        """Calls the same method of the agent."""
-        return self.agent.lay_out_rows(minibatch)
-
-    def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
-        """Calls the same method of the agent."""
-        return self.agent.finish(params, learner_state)
 
 
 def observing(agent: Agent, view: View) -> Agent:

@@ -1,0 +1,129 @@
+"""An agent around another agent: a base class for wrappers, which change some of its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlstack.agent import Agent, EpochAgent
+from rlstack.types import (
+    ActionDistribution,
+    AgentOut,
+    AgentState,
+    Array,
+    Batch,
+    LearnerOutput,
+    LearnerState,
+    Logs,
+    Params,
+    PRNGKey,
+    PyTree,
+    TimeStep,
+)
+
+
+class Wrapped(Agent):
+    """Calls the same methods of another agent, ``agent``.
+
+    A wrapper is also an `EpochAgent` if the other agent is one: see `WrappedEpochs`.
+    """
+
+    def __init__(self, agent: Agent, *others: Any) -> None:
+        """Takes over the agent's parts.
+
+        Args:
+          agent: the other agent.
+          others: further arguments of the subclass. It is made again from them, when it is pickled
+            and by `with_network`.
+        """
+        self.agent, self._others = agent, others
+        self.cfg = agent.cfg
+        self.obs_spec, self.action_spec = agent.obs_spec, agent.action_spec
+        self.network, self.policy = agent.network, agent.policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.agent, *self._others)
+
+    def with_network(self, change: Callable[[Any], Any]) -> Wrapped:
+        """Changes the network of the agent."""
+        return type(self)(self.agent.with_network(change), *self._others)
+
+    def initial_params(self, rng_key: PRNGKey) -> Params:
+        """Calls the same method of the agent."""
+        return self.agent.initial_params(rng_key)
+
+    def initial_state(self, batch_size: int) -> AgentState:
+        """Calls the same method of the agent."""
+        return self.agent.initial_state(batch_size)
+
+    def reset_state(self, state: AgentState, first: Array) -> AgentState:
+        """Calls the same method of the agent."""
+        return self.agent.reset_state(state, first)
+
+    def initial_learner_state(self, rng_key: PRNGKey, params: Params) -> LearnerState:
+        """Calls the same method of the agent."""
+        return self.agent.initial_learner_state(rng_key, params)
+
+    def lay_out(self, timestep: TimeStep) -> TimeStep:
+        """Calls the same method of the agent."""
+        return self.agent.lay_out(timestep)
+
+    def action_distribution(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> ActionDistribution | None:
+        """Calls the same method of the agent."""
+        return self.agent.action_distribution(rng_key, params, timestep, state)
+
+    def actor_step(
+        self, rng_key: PRNGKey, params: Params, timestep: TimeStep, state: AgentState
+    ) -> tuple[AgentOut, AgentState]:
+        """Calls the same method of the agent."""
+        return self.agent.actor_step(rng_key, params, timestep, state)
+
+    def learner_step(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Calls the same method of the agent."""
+        return self.agent.learner_step(params, learner_state, batch)
+
+
+class WrappedEpochs(Wrapped, EpochAgent):
+    """Calls the same methods of another agent that learns in epochs.
+
+    A subclass that changes one of these, rather than ``learner_step``, needs
+    ``learner_step = EpochAgent.learner_step``.
+    """
+
+    agent: EpochAgent
+
+    def __init__(self, agent: EpochAgent, *others: Any) -> None:
+        super().__init__(agent, *others)
+        self.may_stop = agent.may_stop
+
+    def prepare(
+        self, params: Params, learner_state: LearnerState, batch: Batch
+    ) -> tuple[LearnerState, PyTree, Array]:
+        """Calls the same method of the agent."""
+        return self.agent.prepare(params, learner_state, batch)
+
+    def update(
+        self, params: Params, learner_state: LearnerState, minibatch: PyTree
+    ) -> tuple[Params, LearnerState, LearnerOutput]:
+        """Calls the same method of the agent."""
+        return self.agent.update(params, learner_state, minibatch)
+
+    def batch_logs(self, rows: PyTree) -> Logs:
+        """Calls the same method of the agent."""
+        return self.agent.batch_logs(rows)
+
+    def stops_at(self, logs: Logs) -> Array:
+        """Calls the same method of the agent."""
+        return self.agent.stops_at(logs)
+
+    def lay_out_rows(self, minibatch: PyTree) -> PyTree:
+        """Calls the same method of the agent."""
+        return self.agent.lay_out_rows(minibatch)
+
+    def finish(self, params: Params, learner_state: LearnerState) -> tuple[Params, LearnerState]:
+        """Calls the same method of the agent."""
+        return self.agent.finish(params, learner_state)

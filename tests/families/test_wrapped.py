@@ -1,0 +1,71 @@
+"""A wrapper does what its agent does, in each method that drivers call."""
+
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstack.agent import Agent, EpochAgent
+from rlstack.families.wrapped import Wrapped, WrappedEpochs
+from tests.agent_cases import VECTOR, assert_close, quick_jit, random_timesteps, step_types
+from tests.families.test_normalised import data, plain
+
+# The parts of the default learner_step; no driver calls them on a wrapper.
+PARTS = {"compute_gradients", "apply_gradients", "update_network_state", "update_learner_state"}
+
+
+class Doubled(Wrapped):
+    """An example of a wrapper: its agent learns from a multiple of the rewards."""
+
+    def __init__(self, agent, factor):
+        super().__init__(agent, factor)
+        self.factor = factor
+
+    def learner_step(self, params, learner_state, batch):
+        trajectory = batch.trajectory
+        timestep = trajectory.timestep._replace(reward=self.factor * trajectory.timestep.reward)
+        batch = batch._replace(trajectory=trajectory._replace(timestep=timestep))
+        return super().learner_step(params, learner_state, batch)
+
+
+@pytest.mark.parametrize("wrapper, kind", [(Wrapped, Agent), (WrappedEpochs, EpochAgent)])
+def test_every_method_that_drivers_call_is_passed_on(wrapper, kind):
+    names = {name for name, _ in inspect.getmembers(kind, inspect.isfunction)}
+    names = {name for name in names if not name.startswith("_")} - PARTS
+    own = {name for base in (Wrapped, wrapper) for name in vars(base)}
+    assert names - own == set()
+
+
+@pytest.mark.parametrize("kind, wrapper", [("ppo", WrappedEpochs), ("dqn", Wrapped)])
+def test_a_wrapper_without_changes_acts_and_learns_as_its_agent(kind, wrapper):
+    inner = plain(kind, VECTOR)
+    agent = wrapper(inner)
+    key = jax.random.PRNGKey(0)
+    params = agent.initial_params(key)
+    timestep = random_timesteps(VECTOR, np.ones(4, np.int32))
+    state = agent.initial_state(4)
+    found = agent.actor_step(key, params, timestep, state)
+    assert_close(found, inner.actor_step(key, params, timestep, state))
+    batch = data(agent, params, step_types())
+    learner_state = agent.initial_learner_state(key, params)
+    found, wanted = (
+        quick_jit(a.learner_step)(params, learner_state, batch) for a in (agent, inner)
+    )
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), found, wanted))
+
+
+def test_a_wrapper_is_made_again_with_its_arguments():
+    networks = []
+
+    def change(network):
+        networks.append(network)
+        return network
+
+    agent = Doubled(plain("dqn", VECTOR), jnp.float32(2.0))
+    for again in (pickle.loads(pickle.dumps(agent)), agent.with_network(change)):
+        assert type(again) is Doubled and again.factor == 2
+        assert (again.cfg, again.obs_spec) == (agent.cfg, agent.obs_spec)
+    assert len(networks) == 1
