@@ -274,7 +274,7 @@ def _run_in_process(
     profiled: Updates | None,
 ) -> Result:
     """Runs an experiment in this process."""
-    xla.configure(convolutions=not experiment.older_runtime)
+    xla.configure_runs([experiment])
     allocator.keep_freed_memory()
     start = Progress.of(start_from)
     files = open_logs(directory, start, experiment, display.write_line)

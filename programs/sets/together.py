@@ -68,7 +68,7 @@ def begun(
     runs: Sequence[Opened], values: Mapping[str, Sequence[Option]], display: ProgressDisplay
 ) -> Iterator[tuple[Group, list[Kept]]]:
     """Yields the loops of runs, new or restored, and the runs with open logs; see `train`."""
-    xla.configure(convolutions=True)
+    xla.configure_runs([run.experiment for run in runs])
     allocator.keep_freed_memory()
     with contextlib.ExitStack() as stack:
         with display.phase("making the runs"):

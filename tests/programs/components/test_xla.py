@@ -1,10 +1,19 @@
 """The XLA flags that a program sets; flags that the user has set stay."""
 
+import dataclasses
 import types
 
 import pytest
 
+from agents.dqn import DQNConfig
+from agents.ppo import PPOConfig
 from programs.components import xla
+from programs.experiment import EnvConfig, Experiment
+from programs.member_config import MemberConfig
+from programs.presets.registry import on_policy_replay, transitions
+from rlstack.learning.learner import LearnerConfig
+from rlstack.networks import NetworkConfig
+from tests.fused.cases import on_policy
 
 
 @pytest.fixture
@@ -48,3 +57,57 @@ def test_what_the_user_has_set_stays(environ, monkeypatch):
     environ["NPROC"] = "2"
     xla.configure(convolutions=False)
     assert environ[xla.POOL_SIZE] == "2"
+
+
+def loop(agent=None, batch_size=128, unroll=0, devices=(), **fields):
+    """An experiment in a compiled loop; with an unroll it is on-policy."""
+    replay = transitions(batch_size, 10_000, 1_000, updates_per_frame=1 / 8)
+    if unroll:
+        replay = on_policy_replay(8, unroll)
+    return Experiment(
+        "test",
+        agent or DQNConfig(),
+        EnvConfig("CartPole-v1", 8, "jax"),
+        replay,
+        topology="fused",
+        frames=1000,
+        learner=LearnerConfig(devices=devices),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    "experiments, suits",
+    [
+        ([loop()], True),
+        ([loop(), loop()], False),
+        ([loop(batch_size=256)], False),
+        ([loop(network=NetworkConfig(hidden_sizes=(64, 128)))], False),
+        ([loop(network=NetworkConfig(core="lstm", core_size=128))], False),
+        ([loop(network=NetworkConfig(torso="minatar"))], False),
+        ([loop(PPOConfig(), unroll=64)], True),  # in four minibatches
+        ([loop(PPOConfig(), unroll=128)], False),
+        ([loop(devices=(0, 1))], False),
+    ],
+)
+def test_a_loop_of_small_operations_has_one_thread(experiments, suits):
+    assert xla.suits_one_thread(experiments) == suits
+
+
+def test_all_policies_of_a_set_count():
+    assert xla.suits_one_thread([on_policy()])
+    wide = {"first": MemberConfig(network=NetworkConfig(hidden_sizes=(512, 512)))}
+    experiment = on_policy()
+    experiment = dataclasses.replace(experiment, policies={**experiment.policies, **wide})
+    assert not xla.suits_one_thread([experiment])
+
+
+@pytest.mark.parametrize("own", [{}, {"XLA_FLAGS": "--xla_dump_to=x", xla.POOL_SIZE: "3"}])
+def test_programs_that_a_run_starts_do_not_inherit_what_it_has_set(environ, monkeypatch, own):
+    read = {}
+    monkeypatch.setattr(xla.jax, "devices", lambda: read.update(environ))
+    environ.update(own)
+    xla.configure_runs([loop()])
+    assert read[xla.POOL_SIZE] == own.get(xla.POOL_SIZE, "1")
+    assert xla.SINGLE_THREAD in read["XLA_FLAGS"]
+    assert environ == own
