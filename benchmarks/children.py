@@ -1,14 +1,18 @@
-"""Child processes of a benchmark, which exchange lines of JSON with it."""
+"""Child processes of a benchmark: those that exchange lines of JSON with it, and single calls."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+Returned = TypeVar("Returned")
 
 _PATIENCE = 30.0  # seconds for a child to end before it is killed
 
@@ -78,3 +82,10 @@ def requests() -> Iterator[Any]:
 def answer(value: object) -> None:
     """In a child: sends one line to the parent."""
     print(json.dumps(value), flush=True)
+
+
+def in_new_process(function: Callable[..., Returned], *arguments: object) -> Returned:
+    """Returns the result of a call in a new process, where JAX has not been used."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(function, *arguments).result()

@@ -5,7 +5,8 @@ hyperparameters, and unrolls and minibatches or batches from replay. A hand-writ
 write it: gymnax's own ``step``, which resets in the step that ends an episode and takes time limits
 for terminations; no checks for NaN, no agent states, logs of the loss and of returns only. Ours
 keeps the time rules, which makes one step more in each episode; such steps do not count as frames.
-The loops of DQN and SAC are in `benchmarks.fused_off_policy`.
+The loops of DQN and SAC are in `benchmarks.fused_off_policy`. Each comparison has a process of its
+own, in which XLA has as many threads as `rlstack train` gives it (`programs.components.xla`).
 
 The last line's `medians` have the seconds of compilation too, with the first update.
 
@@ -26,6 +27,7 @@ import optax
 from agents.dqn import DQNConfig
 from agents.ppo import PPOConfig
 from agents.sac import SACConfig
+from benchmarks.children import in_new_process
 from benchmarks.fused_off_policy import DQNLoop, SACLoop
 from benchmarks.reference_ppo import gae
 from benchmarks.report import Result, alternate
@@ -244,6 +246,7 @@ def _log_prob(logits: Array, action: Array) -> Array:
 def measure(setting: Setting) -> tuple[Any, dict[str, dict[str, float]]]:
     """Returns the comparison, and the seconds that each side took to compile."""
     cfg = experiment(setting)
+    xla.configure_runs([cfg])
     loops: dict[type, Any] = {PPOConfig: Reference, DQNConfig: DQNLoop, SACConfig: SACLoop}
     ours, reference = Ours(cfg), loops[type(setting.agent)](cfg)
     if not setting.on_policy:  # until the replay is full enough to learn
@@ -266,10 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     chosen = parser.parse_args()
-    xla.configure(convolutions=True)
     result = Result.empty("fused")
     for setting in QUICK if chosen.quick else FULL:
-        comparison, seconds = measure(setting)
+        comparison, seconds = in_new_process(measure, setting)
         result.add(setting.name, comparison, {})
         for side, values in seconds.items():
             result.medians[setting.name] |= {

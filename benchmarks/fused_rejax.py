@@ -3,7 +3,9 @@
 Both compile acting, environment, replay and learning into one program, with the same sizes of
 networks, batches and unrolls, and as many updates for each frame. Only training is measured,
 without evaluations. rejax takes time limits for terminations. Ours keeps the time rules, which
-makes one step more in each episode; such steps do not count as frames.
+makes one step more in each episode; such steps do not count as frames. Each comparison has a
+process of its own, in which XLA has as many threads as `rlstack train` gives it
+(`programs.components.xla`).
 
     pip install rejax 'gymnax<1'
     python -m benchmarks.fused_rejax [--quick]
@@ -21,6 +23,7 @@ import jax
 from agents.dqn import DQNConfig
 from agents.ppo import PPOConfig
 from agents.sac import SACConfig
+from benchmarks.children import in_new_process
 from benchmarks.fused import UNROLL, Ours
 from benchmarks.report import Comparison, Result, alternate
 from programs.components import xla
@@ -133,7 +136,9 @@ class Rejax:
 
 def measure(setting: Setting) -> tuple[Comparison, dict[str, float]]:
     """Returns the comparison, and the seconds that each side took to compile."""
-    ours, rejax = Ours(experiment(setting)), Rejax(setting)
+    cfg = experiment(setting)
+    xla.configure_runs([cfg])
+    ours, rejax = Ours(cfg), Rejax(setting)
     if setting.algorithm != "PPO":  # until the replay is full enough to learn
         for side in (ours, rejax):
             side.measure(2 * _FILL // setting.num_envs)
@@ -153,10 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter measurements")
     chosen = parser.parse_args()
-    xla.configure(convolutions=True)
     result = Result.empty("fused_rejax")
     for setting in QUICK if chosen.quick else FULL:
-        comparison, seconds = measure(setting)
+        comparison, seconds = in_new_process(measure, setting)
         result.add(setting.name, comparison, {})
         result.medians[setting.name] |= seconds
     print(result.table(TARGET))
