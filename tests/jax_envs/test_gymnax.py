@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 
 import jax
 import numpy as np
@@ -82,6 +83,14 @@ def test_the_games_of_minatar_end_with_their_last_observation(game, limit):
     np.testing.assert_array_equal(outcome.observation, last)
     after, _, _, done, _ = raw_step(step_key, before, action, raw_params)
     assert done and not np.array_equal(outcome.observation, after)
+
+
+def test_minatar_gives_no_warnings_about_gymnax_itself():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make_gymnax("Breakout-MinAtar", {})
+        state, _ = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+        jax.eval_shape(env.step, jax.random.PRNGKey(0), state, 0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import dataclasses
 import importlib
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from rlstack.types import PRNGKey, PyTree
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
 _PICTURES = ("seaborn", "matplotlib.pyplot")
+_SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 
 
 def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
@@ -67,6 +69,8 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
             f"JAX environment {name}: options must be fields of its params "
             f"({', '.join(sorted(fields))}) or arguments of gymnax.make; {error}."
         ) from error
+    if name.endswith("-MinAtar"):
+        warnings.filterwarnings("ignore", _SCATTER, FutureWarning)  # users cannot mend it
     changes = {key: value for key, value in options.items() if key in fields}
     return GymnaxEnv(name, env, params.replace(**changes))
 
