@@ -31,6 +31,7 @@ class _Ended(NamedTuple):
 def run_threads(setup: Setup, display: ProgressDisplay) -> int:
     """Runs the nodes in threads of this process; returns the signal that was received, or 0."""
     graph = graph_of(setup)
+    setup.configure_jax_of_threads()
     with StopSignals(display.write_line) as signals, wiring.on_this_host(graph, setup) as program:
         stop, ends = threading.Event(), queue.SimpleQueue[_Ended]()
         threads = [

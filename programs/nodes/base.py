@@ -111,9 +111,11 @@ class Setup:
 
     def configure_jax(self, *, single_thread: bool) -> None:
         """Configures XLA for this node; must come before JAX's first computation."""
-        older = self.older_runtime
-        older = self.experiment.older_runtime if older is None else older
-        xla.configure(convolutions=not older, single_thread=single_thread)
+        xla.configure_node(self.experiment, self.older_runtime, single_thread=single_thread)
+
+    def configure_jax_of_threads(self) -> None:
+        """Configures XLA for all nodes, which are threads of this process."""
+        xla.configure_threads(self.experiment, self.older_runtime)
 
     def register_records(self, agent: Agent) -> None:
         """Lets this process decode messages with the agent's NamedTuples."""

@@ -8,8 +8,9 @@ import pytest
 from agents.dqn import DQNConfig
 from agents.ppo import PPOConfig
 from programs.components import xla
-from programs.experiment import EnvConfig, Experiment
+from programs.experiment import EnvConfig, Experiment, ProgramConfig
 from programs.member_config import MemberConfig
+from programs.nodes.base import Setup
 from programs.presets.registry import on_policy_replay, transitions
 from rlstack.learning.learner import LearnerConfig
 from rlstack.networks import NetworkConfig
@@ -111,3 +112,13 @@ def test_programs_that_a_run_starts_do_not_inherit_what_it_has_set(environ, monk
     assert read[xla.POOL_SIZE] == own.get(xla.POOL_SIZE, "1")
     assert xla.SINGLE_THREAD in read["XLA_FLAGS"]
     assert environ == own
+
+
+@pytest.mark.parametrize("launch", ["threads", "processes"])
+def test_a_node_in_a_thread_does_not_choose_for_the_others(environ, launch):
+    program = ProgramConfig(launch=launch)
+    network = NetworkConfig(torso="nature")
+    experiment = dataclasses.replace(loop(network=network), topology="heavy_env", program=program)
+    Setup(experiment, None, None).configure_jax(single_thread=True)
+    one = {"XLA_FLAGS": xla.SINGLE_THREAD, xla.POOL_SIZE: "1"}
+    assert environ == ({} if launch == "threads" else one)
