@@ -44,25 +44,11 @@ def configure(*, convolutions: bool, single_thread: bool = False) -> None:
         os.environ.setdefault(POOL_SIZE, os.environ.get("NPROC", "1"))
 
 
-def configure_here(*, convolutions: bool, single_thread: bool = False) -> None:
-    """Does what `configure` does, and starts JAX.
-
-    Programs that this process starts later do not inherit it.
-    """
-    names = "XLA_FLAGS", POOL_SIZE
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    configure(convolutions=convolutions, single_thread=single_thread)
-    jax.devices()  # makes the client, which reads the variables
-    for name in names:
-        os.environ.pop(name, None)
-    os.environ.update(before)
-
-
 def configure_node(experiment: Experiment, older: bool | None, *, single_thread: bool) -> None:
     """Configures XLA's CPU client for one node of a program.
 
     Nodes in threads share a client. Whichever of them started JAX first would choose the number of
-    its threads for all, so their launcher has called `configure_threads`.
+    its threads for all, so their launcher has called `configure_runs`.
 
     Args:
       experiment: of the program.
@@ -74,18 +60,23 @@ def configure_node(experiment: Experiment, older: bool | None, *, single_thread:
         configure(convolutions=not older, single_thread=single_thread)
 
 
-def configure_threads(experiment: Experiment, older: bool | None) -> None:
-    """Configures XLA's CPU client for all nodes, which are threads of this process."""
-    older = experiment.older_runtime if older is None else older
-    configure_here(convolutions=not older)
-
-
 def configure_runs(experiments: Sequence[Experiment]) -> None:
-    """Configures XLA's CPU client for runs in this process, in one loop if there are several."""
-    if experiments[0].topology == "fused":
-        configure_here(convolutions=True, single_thread=suits_one_thread(experiments))
-    else:
-        configure_here(convolutions=not experiments[0].older_runtime)
+    """Configures XLA's CPU client for runs in this process, and starts JAX.
+
+    Programs that this process starts later do not inherit it.
+
+    Args:
+      experiments: of the runs; several share one compiled loop.
+    """
+    names = "XLA_FLAGS", POOL_SIZE
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    one = experiments[0]
+    single_thread = one.topology == "fused" and suits_one_thread(experiments)
+    configure(convolutions=not one.older_runtime, single_thread=single_thread)
+    jax.devices()  # makes the client, which reads the variables
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
 
 
 def suits_one_thread(experiments: Sequence[Experiment]) -> bool:

@@ -115,7 +115,7 @@ class Setup:
 
     def configure_jax_of_threads(self) -> None:
         """Configures XLA for all nodes, which are threads of this process."""
-        xla.configure_threads(self.experiment, self.older_runtime)
+        xla.configure_runs([self.experiment])
 
     def register_records(self, agent: Agent) -> None:
         """Lets this process decode messages with the agent's NamedTuples."""
