@@ -235,7 +235,7 @@ def _memory() -> Found:
 
 def _missing(kind: str, name: str) -> str:
     """Returns why a part cannot run here, or an empty string."""
-    needed = "envpool" if kind in _WITH_ENVPOOL else "gymnax" if name.startswith("gymnax") else ""
+    needed = "envpool" if kind in _WITH_ENVPOOL else _PACKAGES.get(name.split("-")[0], "")
     try:
         importlib.import_module(needed or "jax")
     except ImportError as error:  # its own packages may be missing too
@@ -243,6 +243,7 @@ def _missing(kind: str, name: str) -> str:
     return ""
 
 
+_PACKAGES = {"gymnax": "gymnax", "minatar": "gymnax", "brax": "brax"}  # of presets with this prefix
 _WITH_ENVPOOL = (
     "run",
     "pool",

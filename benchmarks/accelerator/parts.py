@@ -43,6 +43,8 @@ MORE = (
     *(Part("heavy_env_half", name, 45) for name in ("pong-gpu-ppo", "breakout-gpu-ppo")),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
+    Part("fused", "minatar-breakout-ppo", 40),
+    Part("fused", "brax-ant-ppo", 90, limit=180),
 )
 # One of each kind that a CPU does in a second or two; the others need minutes there.
 QUICK = (
