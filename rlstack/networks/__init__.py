@@ -18,8 +18,8 @@ from rlstack.networks.base import (
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.convolution import Conv2D
 from rlstack.networks.dense import BatchNorm, SpectralLinear
+from rlstack.networks.linear import NoisyLinear
 from rlstack.networks.micro_batches import in_parts
-from rlstack.networks.noisy import NoisyLinear
 from rlstack.networks.policy_and_critic import (
     CriticInput,
     PolicyAndCritic,

@@ -13,6 +13,7 @@ from dm_env import specs
 from rlstack import distributions
 from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.linear import Linear
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import has_critic_state
@@ -90,7 +91,7 @@ def _heads(
     action_spec: PyTree, cfg: NetworkConfig, of_policy: jax.Array, of_value: jax.Array
 ) -> ActorCriticOutput:
     """Maps the features of policy and value, each ``[B, D]``, to the output."""
-    value_head = hk.Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    value_head = Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
     return ActorCriticOutput(
         policy_head(action_spec, of_policy, cfg.policy_log_std), value_head(of_value)[..., 0]
     )
@@ -141,9 +142,7 @@ def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) 
         size = distributions.num_parameters(spec)
         continuous = np.issubdtype(spec.dtype, np.floating)
         num_outputs = size // 2 if continuous else size
-        outputs = hk.Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)(
-            features
-        )
+        outputs = Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)(features)
         if not continuous:
             return outputs
         init = hk.initializers.Constant(log_std)

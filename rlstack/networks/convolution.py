@@ -128,7 +128,7 @@ def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax
 
 
 def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
-    if _PLAIN_ONLY or _platform() != "cpu":
+    if _PLAIN_ONLY or platform() != "cpu":
         return "plain"
     if _IN_LOOP.get():
         return "products"
@@ -137,7 +137,7 @@ def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
     return "folded" if folds and max(stride) > 1 else "plain"
 
 
-def _platform() -> str:
+def platform() -> str:
     """Returns the platform of what is traced now, if nothing places it elsewhere."""
     device = getattr(jax.config, "jax_default_device", None)
     return getattr(device, "platform", device) or jax.default_backend()

@@ -9,7 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.networks.noisy import NoisyLinear
+from rlstack.networks.linear import Linear, NoisyLinear, multiply
 
 Norm = Literal["none", "layer", "batch", "batch_renorm"]
 
@@ -56,7 +56,7 @@ def dense(
     elif block.noise:
         linear = NoisyLinear(size, block.noise, name)
     else:
-        linear = hk.Linear(size, w_init=w_init, name=name)
+        linear = Linear(size, w_init, name)
     y = linear(x)
     if block.norm == "layer":
         y = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(y)
@@ -152,4 +152,4 @@ class SpectralLinear(hk.Module):
         """Maps ``[..., D]`` to ``[..., size]``."""
         w = hk.get_parameter("w", (x.shape[-1], self._size), init=self._w_init)
         b = hk.get_parameter("b", (self._size,), init=jnp.zeros)
-        return x @ hk.SpectralNorm()(w, update_stats=self._is_training) + b
+        return multiply(x, hk.SpectralNorm()(w, update_stats=self._is_training)) + b

@@ -19,6 +19,7 @@ from dm_env import specs
 from rlstack import distributions
 from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
+from rlstack.networks.linear import Linear
 from rlstack.networks.q_network import q_network
 from rlstack.networks.torsos import observation_features
 from rlstack.stateful_params import TrainingParams
@@ -135,7 +136,7 @@ def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
         features = cfg.encode(obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
-        return hk.Linear(size, w_init=init, name="policy_head")(features)
+        return Linear(size, w_init=init, name="policy_head")(features)
 
     return cfg.feed_forward(forward, obs_spec)
 
@@ -152,8 +153,8 @@ def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfi
             features = cfg.encode(obs_spec, inputs.observation, "torso", is_training)
             joined = jnp.concatenate([features, inputs.action], axis=-1)
             init = hk.initializers.Orthogonal(np.sqrt(2))
-            hidden = jax.nn.relu(hk.Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
+            hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)
-        return hk.Linear(1, w_init=init, name="value_head")(hidden)[..., 0]
+        return Linear(1, w_init=init, name="value_head")(hidden)[..., 0]
 
     return cfg.feed_forward(forward, CriticInput(obs_spec, action_spec))

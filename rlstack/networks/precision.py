@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jmp
 
 from rlstack.networks.convolution import Conv2D
-from rlstack.networks.noisy import NoisyLinear
+from rlstack.networks.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
 Precision = Literal["float32", "bfloat16"]
@@ -40,7 +40,9 @@ def in_precision(
         return forward
     low = getattr(jnp, precision)
     policies = {
-        **dict.fromkeys((hk.Linear, NoisyLinear, Conv2D), jmp.Policy(jnp.float32, low, low)),
+        **dict.fromkeys(
+            (hk.Linear, Linear, NoisyLinear, Conv2D), jmp.Policy(jnp.float32, low, low)
+        ),
         hk.LayerNorm: jmp.Policy(jnp.float32, jnp.float32, low),
     }
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.networks.linear import Linear
 from rlstack.networks.ragged.entity_layout import (
     SELECT_ENTITY,
     EntityAction,
@@ -45,14 +46,14 @@ def policy_logits(layout: EntityLayout, d_qk: int, tokens: Array, observation: P
 def _categorical(action: EntityAction, name: str, actors: Array) -> Array:
     """Returns logits ``[B, A, choices]``, initially near zero: the first policy is near uniform."""
     init = hk.initializers.Orthogonal(0.01)
-    return hk.Linear(action.num_choices, w_init=init, name=name)(actors)
+    return Linear(action.num_choices, w_init=init, name=name)(actors)
 
 
 def _select(layout: EntityLayout, name: str, d_qk: int, actors: Array, tokens: Array) -> Array:
     """Returns logits ``[B, A, slots]``: products of the actor's query and each entity's key."""
     init = hk.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-    query = hk.Linear(d_qk, w_init=init, name=f"{name}_query")(actors)
-    key = hk.Linear(d_qk, w_init=init, name=f"{name}_key")(tokens)
+    query = Linear(d_qk, w_init=init, name=f"{name}_query")(actors)
+    key = Linear(d_qk, w_init=init, name=f"{name}_key")(tokens)
     logits = jnp.einsum("bad,bed->bae", query, key) / np.sqrt(d_qk)
     # A `GLOBAL` that never acts has a slot but no token; the action mask excludes it.
     missing = layout.num_slots - tokens.shape[1]
@@ -68,4 +69,4 @@ def value(tokens: Array, present: Array) -> Array:
     """
     weights = present / jnp.maximum(present.sum(-1, keepdims=True), 1)
     mean = jnp.einsum("be,bed->bd", weights, tokens)
-    return hk.Linear(1, w_init=jnp.zeros, name="value_head")(mean)[..., 0]
+    return Linear(1, w_init=jnp.zeros, name="value_head")(mean)[..., 0]

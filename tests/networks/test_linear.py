@@ -1,0 +1,88 @@
+"""Dense layers: their gradients equal those of hk.Linear in each form."""
+
+from __future__ import annotations
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlstack.networks import linear
+from rlstack.networks.linear import Linear
+
+
+@pytest.fixture(autouse=True)
+def _everywhere(monkeypatch):
+    monkeypatch.setattr(linear, "_PLAIN_ONLY", False)  # also with JAX 0.5
+
+
+def _of(layer, size, x):
+    made = hk.without_apply_rng(hk.transform(lambda x: layer(size)(x)))
+    params = made.init(jax.random.PRNGKey(0), x)
+    return params, made.apply
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 20, 64])
+@pytest.mark.parametrize("shape", [(256, 64), (3, 100, 64)])
+def test_gradients_equal_those_of_haikus_layer(size, shape):
+    x = jax.random.normal(jax.random.PRNGKey(1), shape)
+    params, ours = _of(Linear, size, x)
+    same, theirs = _of(hk.Linear, size, x)
+    jax.tree.map(np.testing.assert_array_equal, params, same)  # names, shapes, initial values
+
+    def loss(apply):
+        return lambda params, x: jnp.sum(jnp.sin(apply(params, x)))
+
+    np.testing.assert_array_equal(ours(params, x), theirs(params, x))
+    found = jax.grad(loss(ours), argnums=(0, 1))(params, x)
+    wanted = jax.grad(loss(theirs), argnums=(0, 1))(params, x)
+    close = {"rtol": 2e-5, "atol": 2e-5}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found, wanted)
+
+
+def test_gradients_under_vmap_and_of_gradients():
+    x = jax.random.normal(jax.random.PRNGKey(1), (256, 64))
+    params, ours = _of(Linear, 2, x)
+    _, theirs = _of(hk.Linear, 2, x)
+    several = jax.tree.map(lambda p: jnp.stack([p, 2 * p, -p]), params)
+
+    def penalty(apply):  # of the gradient of the inputs, as in critics with a gradient penalty
+        def of_inputs(params):
+            return jax.grad(lambda x: jnp.sum(jnp.sin(apply(params, x))))(x)
+
+        return jax.vmap(jax.grad(lambda params: jnp.sum(of_inputs(params) ** 2)))
+
+    found, wanted = penalty(ours)(several), penalty(theirs)(several)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "size", "form"),
+    [
+        (256, 64, 2, "_by_output"),
+        (100, 64, 2, ""),  # too small
+        (256, 64, 9, ""),
+        (256, 64, 64, "_transposed"),
+        (1024, 64, 64, ""),  # too many rows for so few inputs
+        (1024, 512, 64, "_transposed"),
+        (256, 96, 64, ""),  # no power of two
+    ],
+)
+def test_the_form_depends_on_the_shapes(rows, inputs, size, form):
+    x = jnp.ones((rows, inputs))
+    params, apply = _of(Linear, size, x)
+    assert _form(apply, params, x) == form
+
+
+def test_accelerators_have_the_plain_form(monkeypatch):
+    monkeypatch.setattr(linear, "platform", lambda: "gpu")
+    x = jnp.ones((256, 64))
+    params, apply = _of(Linear, 2, x)
+    assert not _form(apply, params, x)
+
+
+def _form(apply, params, x):
+    """Returns the name of the function with the layer's own gradients, or an empty string."""
+    text = str(jax.make_jaxpr(apply)(params, x))
+    return next((name for name in ("_by_output", "_transposed") if f"{name}\n" in text), "")
