@@ -67,6 +67,7 @@ def test_gradients_under_vmap_and_of_gradients():
         (1024, 64, 64, ""),  # too many rows for so few inputs
         (1024, 512, 64, "_transposed"),
         (256, 96, 64, ""),  # no power of two
+        (2048, 3, 64, "_transposed"),  # a small copy
     ],
 )
 def test_the_form_depends_on_the_shapes(rows, inputs, size, form):
