@@ -13,7 +13,9 @@ could (JAX 0.12). `multiply` chooses one of three forms when a function is trace
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import haiku as hk
 import jax
@@ -28,20 +30,33 @@ _WIDE = 64  # inputs and outputs, from which the form with a copy is faster
 _ROWS = 512  # up to which it is, also for fewer inputs than this
 _NARROW = 16  # inputs, up to which the copy is so small that it always is
 _PLAIN_ONLY = jax.__version_info__ < (0, 6)  # its CPU runtime has no need of other forms
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Gives all products that this thread traces in this context the plain form.
+
+    It has forward-mode derivatives (``jax.jvp``); the others have not.
+    """
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
     """Returns ``x @ w``, with gradients in the form that is fastest where it is traced.
 
-    The forms differ in the order of sums. Forward-mode derivatives (``jax.jvp``) are only defined
-    for the plain form.
+    The forms differ in the order of sums.
 
     Args:
       x: ``[..., D]``.
       w: ``[D, size]``.
     """
     inputs, outputs = w.shape
-    if _PLAIN_ONLY or platform() != "cpu":
+    if _PLAIN_ONLY or _PLAIN.get() or platform() != "cpu":
         return jnp.dot(x, w)
     if outputs <= _FEW and x.size >= _LEAST:
         return _with_gradients_by_output(x, w)

@@ -83,6 +83,23 @@ def test_accelerators_have_the_plain_form(monkeypatch):
     assert not _form(apply, params, x)
 
 
+def test_the_plain_form_has_forward_mode_derivatives():
+    x = jnp.ones((256, 64))
+    params, apply = _of(Linear, 2, x)
+
+    def loss(params):
+        return jnp.sum(jnp.sin(apply(params, x)))
+
+    # A product of the Hessian and a vector differentiates the gradient, which any form has.
+    found = jax.jvp(jax.grad(loss), (params,), (params,))[1]
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(loss, (params,), (params,))
+    with linear.plain():
+        assert np.isfinite(jax.jvp(loss, (params,), (params,))[1])
+        wanted = jax.jvp(jax.grad(loss), (params,), (params,))[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, wanted)
+
+
 def _form(apply, params, x):
     """Returns the name of the function with the layer's own gradients, or an empty string."""
     text = str(jax.make_jaxpr(apply)(params, x))
