@@ -26,9 +26,9 @@ from rlstack.networks.convolution import platform
 
 _FEW = 8  # outputs
 _LEAST = 2**13  # entries of the inputs, from which the form by output is faster
-_WIDE = 64  # inputs and outputs, from which the form with a copy is faster
-_ROWS = 512  # up to which it is, also for fewer inputs than this
-_NARROW = 16  # inputs, up to which the copy is so small that it always is
+_WIDE = 64  # inputs and outputs, from which a copy of the inputs can be faster
+_MANY = 512  # rows, above which it is faster only for as many inputs or more
+_NARROW = 16  # inputs, up to which the copy is so small that it is always faster
 _PLAIN_ONLY = jax.__version_info__ < (0, 6)  # its CPU runtime has no need of other forms
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 
@@ -61,8 +61,8 @@ def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
     if outputs <= _FEW and x.size >= _LEAST:
         return _with_gradients_by_output(x, w)
     is_power_of_two = inputs & (inputs - 1) == 0
-    few_rows = x.size <= _ROWS * inputs or inputs >= _ROWS
-    slow_to_read = inputs >= _WIDE and is_power_of_two and few_rows
+    few_rows = x.size <= _MANY * inputs
+    slow_to_read = is_power_of_two and inputs >= _WIDE and (few_rows or inputs >= _MANY)
     if outputs >= _WIDE and (slow_to_read or inputs <= _NARROW):
         return _with_transposed_gradient(x, w)
     return jnp.dot(x, w)
