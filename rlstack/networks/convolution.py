@@ -64,7 +64,11 @@ def in_loop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def form(chosen: Form) -> Iterator[None]:
-    """Gives all convolutions that this thread traces in this context one form, to compare forms."""
+    """Gives all convolutions that this thread traces in this context one form.
+
+    With plain, dense layers have XLA's gradients too (`rlstack.networks.linear`), so that networks
+    have forward-mode derivatives.
+    """
     token = _FORCED.set(chosen)
     try:
         yield
@@ -128,7 +132,7 @@ def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax
 
 
 def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
-    if _PLAIN_ONLY or platform() != "cpu":
+    if plain_only():
         return "plain"
     if _IN_LOOP.get():
         return "products"
@@ -137,7 +141,15 @@ def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
     return "folded" if folds and max(stride) > 1 else "plain"
 
 
-def platform() -> str:
+def plain_only() -> bool:
+    """Returns whether layers that are traced now have XLA's own gradients.
+
+    They do on accelerators, with JAX 0.5, and in ``form("plain")``.
+    """
+    return _PLAIN_ONLY or _FORCED.get() == "plain" or _platform() != "cpu"
+
+
+def _platform() -> str:
     """Returns the platform of what is traced now, if nothing places it elsewhere."""
     device = getattr(jax.config, "jax_default_device", None)
     return getattr(device, "platform", device) or jax.default_backend()

@@ -9,7 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.networks.linear import Linear, NoisyLinear, multiply
+from rlstack.networks.linear import linear, multiply
 
 Norm = Literal["none", "layer", "batch", "batch_renorm"]
 
@@ -50,14 +50,12 @@ def dense(
       w_init: initial weights of a plain layer.
       name: of the module with the weights.
     """
-    linear: Callable[[jax.Array], jax.Array]
+    layer: Callable[[jax.Array], jax.Array]
     if block.spectral_norm:
-        linear = SpectralLinear(size, w_init, is_training, name)
-    elif block.noise:
-        linear = NoisyLinear(size, block.noise, name)
+        layer = SpectralLinear(size, w_init, is_training, name)
     else:
-        linear = Linear(size, w_init, name)
-    y = linear(x)
+        layer = linear(size, noise=block.noise, w_init=w_init, name=name)
+    y = layer(x)
     if block.norm == "layer":
         y = hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(y)
     elif block.norm != "none":

@@ -3,7 +3,8 @@
 On CPUs, XLA computes the gradient of weights, a product of two tall matrices, more slowly than it
 could (JAX 0.12). `multiply` chooses one of three forms when a function is traced:
 
-- *plain*: XLA's gradients.
+- *plain*: XLA's gradients, as `convolution.plain_only` says. The other forms have no forward-mode
+  derivatives (``jax.jvp``).
 - *by output*, for few outputs, such as values or a few actions: one product of a vector and a
   matrix for each output, which takes a tenth to a half of the time. The gradient of the inputs is a
   sum of few terms, which becomes one operation with those before it.
@@ -13,37 +14,21 @@ could (JAX 0.12). `multiply` chooses one of three forms when a function is trace
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
+from typing import Any
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.networks.convolution import platform
+from rlstack.networks.convolution import plain_only
 
 _FEW = 8  # outputs
 _LEAST = 2**13  # entries of the inputs, from which the form by output is faster
 _WIDE = 64  # inputs and outputs, from which a copy of the inputs can be faster
 _MANY = 512  # rows, above which it is faster only for as many inputs or more
 _NARROW = 16  # inputs, up to which the copy is so small that it is always faster
-_PLAIN_ONLY = jax.__version_info__ < (0, 6)  # its CPU runtime has no need of other forms
-_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
-
-
-@contextlib.contextmanager
-def plain() -> Iterator[None]:
-    """Gives all products that this thread traces in this context the plain form.
-
-    It has forward-mode derivatives (``jax.jvp``); the others have not.
-    """
-    token = _PLAIN.set(True)
-    try:
-        yield
-    finally:
-        _PLAIN.reset(token)
 
 
 def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -56,7 +41,7 @@ def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
       w: ``[D, size]``.
     """
     inputs, outputs = w.shape
-    if _PLAIN_ONLY or _PLAIN.get() or platform() != "cpu":
+    if plain_only():
         return jnp.dot(x, w)
     if outputs <= _FEW and x.size >= _LEAST:
         return _with_gradients_by_output(x, w)
@@ -68,17 +53,8 @@ def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.dot(x, w)
 
 
-def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return jnp.dot(x, w), (x, w)
-
-
 def _as_matrices(x: jax.Array, of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x.reshape(-1, x.shape[-1]), of_y.reshape(-1, of_y.shape[-1])
-
-
-@jax.custom_vjp
-def _with_gradients_by_output(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.dot(x, w)
 
 
 def _by_output(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -89,14 +65,6 @@ def _by_output(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[jax
     return of_x, jnp.stack([jnp.dot(columns[:, i], rows) for i in outputs], axis=1)
 
 
-_with_gradients_by_output.defvjp(_forward, _by_output)
-
-
-@jax.custom_vjp
-def _with_transposed_gradient(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.dot(x, w)
-
-
 def _transposed(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     rows, columns = _as_matrices(x, of_y)
@@ -104,7 +72,15 @@ def _transposed(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[ja
     return jnp.dot(of_y, w.T), jnp.dot(copied, columns)
 
 
-_with_transposed_gradient.defvjp(_forward, _transposed)
+def _product_with(gradients: Callable[..., Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns a product of two arrays whose gradients are those of a function."""
+    product = jax.custom_vjp(lambda x, w: jnp.dot(x, w))
+    product.defvjp(lambda x, w: (jnp.dot(x, w), (x, w)), gradients)
+    return product
+
+
+_with_gradients_by_output = _product_with(_by_output)
+_with_transposed_gradient = _product_with(_transposed)
 
 
 class Linear(hk.Module):

@@ -78,7 +78,7 @@ def traced(kernel=(4, 4), stride=(2, 2), x=(1, 8, 8, 2)):
 
 
 def test_the_form_follows_platform_and_place(monkeypatch):
-    monkeypatch.setattr(convolution, "platform", lambda: "cpu")
+    monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
     monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
     assert any("custom_vjp" in primitive for primitive in traced())  # folded
     assert traced((3, 3), (1, 1)) == {"conv_general_dilated"}
@@ -86,7 +86,7 @@ def test_the_form_follows_platform_and_place(monkeypatch):
     with convolution.in_loop():
         assert "dot_general" in traced()
         assert "dot_general" in traced((3, 3), (2, 2))
-        monkeypatch.setattr(convolution, "platform", lambda: "gpu")
+        monkeypatch.setattr(convolution, "_platform", lambda: "gpu")
         assert traced() == {"conv_general_dilated"}
 
 
@@ -110,7 +110,7 @@ def test_with_the_older_jax_convolutions_are_those_of_xla():
 
 
 def test_a_network_in_parts_convolves_in_a_loop(monkeypatch):
-    monkeypatch.setattr(convolution, "platform", lambda: "cpu")
+    monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
     monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
 
     def forward(x):

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.networks import linear
+from rlstack.networks import convolution
 from rlstack.networks.linear import Linear
 
 
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
-    monkeypatch.setattr(linear, "_PLAIN_ONLY", False)  # also with JAX 0.5
+    monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)  # also with JAX 0.5
 
 
 def _of(layer, size, x):
@@ -77,7 +77,7 @@ def test_the_form_depends_on_the_shapes(rows, inputs, size, form):
 
 
 def test_accelerators_have_the_plain_form(monkeypatch):
-    monkeypatch.setattr(linear, "platform", lambda: "gpu")
+    monkeypatch.setattr(convolution, "_platform", lambda: "gpu")
     x = jnp.ones((256, 64))
     params, apply = _of(Linear, 2, x)
     assert not _form(apply, params, x)
@@ -94,7 +94,7 @@ def test_the_plain_form_has_forward_mode_derivatives():
     found = jax.jvp(jax.grad(loss), (params,), (params,))[1]
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jvp(loss, (params,), (params,))
-    with linear.plain():
+    with convolution.form("plain"):
         assert np.isfinite(jax.jvp(loss, (params,), (params,))[1])
         wanted = jax.jvp(jax.grad(loss), (params,), (params,))[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, wanted)
