@@ -12,9 +12,7 @@ from rlstack.networks import convolution
 from rlstack.networks.linear import Linear
 
 
-@pytest.fixture(autouse=True)
-def _everywhere(monkeypatch):
-    monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)  # also with JAX 0.5
+own_forms = pytest.mark.skipif(convolution.plain_only(), reason="JAX 0.5 has the plain form only")
 
 
 def _of(layer, size, x):
@@ -23,6 +21,7 @@ def _of(layer, size, x):
     return params, made.apply
 
 
+@own_forms
 @pytest.mark.parametrize("size", [1, 2, 8, 20, 64])
 @pytest.mark.parametrize("shape", [(256, 64), (3, 100, 64)])
 def test_gradients_equal_those_of_haikus_layer(size, shape):
@@ -41,6 +40,7 @@ def test_gradients_equal_those_of_haikus_layer(size, shape):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found, wanted)
 
 
+@own_forms
 def test_gradients_under_vmap_and_of_gradients():
     x = jax.random.normal(jax.random.PRNGKey(1), (256, 64))
     params, ours = _of(Linear, 2, x)
@@ -70,19 +70,25 @@ def test_gradients_under_vmap_and_of_gradients():
         (2048, 3, 64, "_transposed"),  # a small copy
     ],
 )
+@own_forms
 def test_the_form_depends_on_the_shapes(rows, inputs, size, form):
     x = jnp.ones((rows, inputs))
     params, apply = _of(Linear, size, x)
     assert _form(apply, params, x) == form
 
 
-def test_accelerators_have_the_plain_form(monkeypatch):
-    monkeypatch.setattr(convolution, "_platform", lambda: "gpu")
+@pytest.mark.parametrize("size", [2, 64])
+@pytest.mark.parametrize(
+    ("name", "value"), [("_platform", lambda: "gpu"), ("_PLAIN_ONLY", True)], ids=["gpu", "old JAX"]
+)
+def test_accelerators_and_jax_0_5_have_the_plain_form(monkeypatch, name, value, size):
+    monkeypatch.setattr(convolution, name, value)
     x = jnp.ones((256, 64))
-    params, apply = _of(Linear, 2, x)
+    params, apply = _of(Linear, size, x)
     assert not _form(apply, params, x)
 
 
+@own_forms
 def test_the_plain_form_has_forward_mode_derivatives():
     x = jnp.ones((256, 64))
     params, apply = _of(Linear, 2, x)
