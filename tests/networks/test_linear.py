@@ -11,7 +11,6 @@ import pytest
 from rlstack.networks import convolution
 from rlstack.networks.linear import Linear
 
-
 own_forms = pytest.mark.skipif(convolution.plain_only(), reason="JAX 0.5 has the plain form only")
 
 
