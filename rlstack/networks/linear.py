@@ -73,10 +73,10 @@ def _transposed(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[ja
 
 def _copied(x: jax.Array) -> jax.Array:
     """Lays out a matrix ``[N, D]`` by rows; XLA would read a transposed one as it lies."""
-    # Not at the top, since JAX 0.5 has no such layouts.
-    from jax.experimental.layout import Layout, with_layout_constraint
+    from jax.experimental import layout
 
-    return with_layout_constraint(x, Layout((0, 1)))
+    layouts: Any = layout  # JAX 0.5, with which types are checked, has no such names
+    return layouts.with_layout_constraint(x, layouts.Layout((0, 1)))
 
 
 def _product_with(gradients: Callable[..., Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
