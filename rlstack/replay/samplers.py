@@ -40,14 +40,17 @@ class Sampler:
         Returns:
           The number of items inserted.
         """
-        stop = cells.stop if isinstance(cells, slice) else int(cells.max()) + 1
-        if isinstance(cells, slice) and self.size == self._high:  # all used cells hold an item
-            lost = max(0, min(stop, self._high) - cells.start)
+        count, high = len(keys), self._high
+        if isinstance(cells, slice):
+            stop = cells.stop
+            full = stop <= high and self.size == high  # all used cells hold an item
         else:
-            lost = int(np.count_nonzero(self.key_at[cells] >= 0))
-        self._high = max(self._high, stop)
-        added = len(keys) if valid is None else int(np.count_nonzero(valid))
-        if valid is None or added == len(keys):
+            stop, full = int(cells.max()) + 1, False
+        lost = count if full else int(np.count_nonzero(self.key_at[cells] >= 0))
+        if stop > high:
+            self._high = stop
+        added = count if valid is None else int(np.count_nonzero(valid))
+        if valid is None or added == count:
             self.key_at[cells] = keys
         else:
             self.key_at[cells] = np.where(valid, keys, -1)

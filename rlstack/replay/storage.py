@@ -7,7 +7,6 @@ rows at the end repeat the first rows. So a window never wraps around and can be
 
 from __future__ import annotations
 
-import operator
 import sys
 
 import jax
@@ -17,9 +16,9 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
-_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 _SIZES = 4  # number of batch sizes with buffers that are kept
 _MOST_BUFFERS = 8  # per batch size, if earlier batches are still referenced
+_BYTES = np.dtype(np.uint8)
 _LARGE = 1 << 16  # bytes of a row from which `copy_bytes` is at least as fast as an assignment
 
 
@@ -34,8 +33,8 @@ class StepRing:
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
-        self._order: list[int] = []  # of the rings, the largest last
-        self._large: set[int] = set()  # the rings with large rows
+        self._small: list[int] = []  # the rings with small rows
+        self._large: list[int] = []  # and those with large ones, the largest last
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
         self._buffers: dict[int, list[list[np.ndarray]]] = {}
@@ -73,7 +72,8 @@ class StepRing:
         if count != self._num_envs:
             expected = [(count, *shape[1:]) for shape in expected]
         try:
-            if [*map(_SHAPE, leaves)] == expected and [*map(_DTYPE, leaves)] == self._dtypes:
+            shapes, dtypes = [x.shape for x in leaves], [x.dtype for x in leaves]
+            if shapes == expected and dtypes == self._dtypes:
                 return leaves
         except AttributeError:  # plain numbers and lists, or a deeper structure
             if jax.tree_util.tree_structure(transition) != self._treedef:
@@ -125,8 +125,9 @@ class StepRing:
     def _set_rings(self, treedef: jax.tree_util.PyTreeDef, rings: list[np.ndarray]) -> None:
         self._treedef, self._rings = treedef, rings
         self._flat = [ring.reshape((-1, *ring.shape[2:])) for ring in rings]
-        self._order = sorted(range(len(rings)), key=lambda i: rings[i].nbytes)
-        self._large = {i for i, ring in enumerate(rings) if ring[0].nbytes >= _LARGE}
+        by_size = sorted(range(len(rings)), key=lambda i: rings[i].nbytes)
+        self._small = [i for i in by_size if rings[i][0].nbytes < _LARGE]
+        self._large = by_size[len(self._small) :]
         self._dtypes = [ring.dtype for ring in rings]
         self._shapes = [ring.shape[1:] for ring in rings]
 
@@ -177,11 +178,10 @@ class StepRing:
         self._write_row(step % self.rows, columns, leaves)
 
     def _write_row(self, row: int, rings: list[np.ndarray], leaves: list[np.ndarray]) -> None:
-        for i in self._order:
-            if i in self._large:
-                copy_bytes(rings[i][row], leaves[i])
-            else:
-                rings[i][row] = leaves[i]
+        for i in self._small:
+            rings[i][row] = leaves[i]
+        for i in self._large:
+            copy_bytes(rings[i][row], leaves[i])
 
     def pick(self, rows: np.ndarray, env_ids: np.ndarray) -> PyTree:
         """Returns copies of some rows of some environments."""
@@ -284,8 +284,9 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
       target: array with a last axis without gaps.
       source: array of the same shape and dtype.
     """
-    source = np.ascontiguousarray(source)
-    np.positive(source.view(np.uint8), out=target.view(np.uint8))
+    if source.dtype is not _BYTES:  # a view of bytes as bytes takes a part of a microsecond
+        source, target = np.ascontiguousarray(source).view(_BYTES), target.view(_BYTES)
+    np.positive(source, target)
 
 
 def _references(arrays: list[np.ndarray]) -> int:

@@ -62,6 +62,8 @@ class ItemTable:
         self._where, self._cfg, self._num_envs = where, cfg, num_envs
         self._length, self._period = cfg.unroll_length, cfg.step_period
         self._context = cfg.context
+        # To compare with an array takes half the time of comparing with a number.
+        self._all_last = np.full(num_envs, StepType.LAST, np.int32)
         self.items = ring_shape(cfg, num_envs).items
         self.ring, self.counter = ring, StepCounter(num_envs)
         cells = self.items * num_envs
@@ -89,12 +91,12 @@ class ItemTable:
         counter = self.counter
         valid = None if start >= counter.last_gap else counter.unbroken <= start
         if self._cfg.starts == "not_last":
-            inside = self.ring.step_type[(start + self._context) % self.ring.rows] != _LAST
+            inside = self.ring.step_type[(start + self._context) % self.ring.rows] != self._all_last
             valid = inside if valid is None else valid & inside
-        index = start // self._period
-        cell = index % self.items * self._num_envs
-        cells = slice(cell, cell + self._num_envs)
-        self.inserts += self.sampler.insert(cells, counter.envs + index * self._num_envs, valid)
+        num_envs, index = self._num_envs, start // self._period
+        cell, key = index % self.items * num_envs, index * num_envs
+        keys = np.arange(key, key + num_envs)
+        self.inserts += self.sampler.insert(slice(cell, cell + num_envs), keys, valid)
 
     def complete(self, starts: np.ndarray, env_ids: np.ndarray) -> None:
         """Inserts the items that start at these steps, if items may start there."""
