@@ -38,7 +38,8 @@ from programs.presets.registry import on_policy_replay, transitions
 from programs.run.fused import Fused
 from rlstack.fused.loop import Limits
 from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
-from rlstack.networks import NetworkConfig, actor_critic, convolution
+from rlstack.networks import NetworkConfig, actor_critic
+from rlstack.networks.layers import forms
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, Params, PRNGKey, TimeStep
 
@@ -153,7 +154,7 @@ class Reference:
         self._state = (params, opt_state, env, observation, jnp.zeros(self._num_envs), key)
         self._run = jax.jit(self._train, donate_argnums=0)
         start = time.perf_counter()
-        with convolution.in_loop():  # those of ours have the form for loops too
+        with forms.in_loop():  # those of ours have the form for loops too
             self.measure(1)
         self.compile_seconds = time.perf_counter() - start
 

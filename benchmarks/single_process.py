@@ -30,7 +30,8 @@ from programs.components import xla
 from programs.experiment import EnvConfig, Experiment
 from programs.run.single_process import SingleProcess
 from programs.tracking.periodic import PeriodicActions
-from rlstack.networks import NetworkConfig, convolution
+from rlstack.networks import NetworkConfig
+from rlstack.networks.layers import forms
 from rlstack.replay import ReplayConfig
 from rlstack.storage import allocator
 
@@ -209,7 +210,7 @@ def _begin_plain(cfg: Experiment) -> None:
 
 
 def _train_plain(steps: int) -> None:
-    with convolution.form("plain"):
+    with forms.form("plain"):
         _plain[0].train(steps)
 
 

@@ -15,7 +15,7 @@ from programs.presets.registry import on_policy, preset, transitions
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.networks import NetworkConfig
-from rlstack.networks.dense import Norm
+from rlstack.networks.layers.dense import Norm
 from rlstack.optimizers import OptimizerConfig
 
 _EVALUATOR = EvaluatorConfig(episodes=32, num_envs=32)

@@ -15,7 +15,7 @@ from rlstack.fused.learning import Updater, Updates
 from rlstack.fused.queue import Queue
 from rlstack.fused.ring import Ring
 from rlstack.jax_envs.environment import BatchedEnv
-from rlstack.networks import convolution
+from rlstack.networks.layers import forms
 from rlstack.replay import ReplayConfig
 from rlstack.types import Array, PRNGKey
 
@@ -122,7 +122,7 @@ class CompiledLoop:
         def iterate(carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, jnp.asarray(limits.version))
 
-        with convolution.in_loop():
+        with forms.in_loop():
             return jax.lax.while_loop(goes_on, iterate, (state, self._nothing(state)))
 
     def run_all(
@@ -149,7 +149,7 @@ class CompiledLoop:
         def iterate(_: Any, carry: tuple[LoopState, Report]) -> tuple[LoopState, Report]:
             return self._iterate(*carry, most)
 
-        with convolution.in_loop():  # also the report: its shapes are those of a traced update
+        with forms.in_loop():  # also the report: its shapes are those of a traced update
             report = self._nothing(state)
             report = report._replace(
                 tally=report.tally._replace(returns=jnp.asarray(returns, jnp.float32))

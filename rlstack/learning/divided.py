@@ -33,7 +33,7 @@ from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
 from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
 from rlstack.learning.update import OneCall, Updated, fetch, mean_logs, select
-from rlstack.networks import convolution
+from rlstack.networks.layers import forms
 from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Params, PyTree
 
 NUM_VOTES = 4
@@ -144,7 +144,7 @@ class DividedUpdate:
         """Makes the update; runs on each device, with its own share."""
         step = self._averaging_step if self._averages else self._whole_step
         scans = isinstance(self._agent, EpochAgent)  # over its minibatches
-        with convolution.in_loop() if scans else contextlib.nullcontext():
+        with forms.in_loop() if scans else contextlib.nullcontext():
             *after, output, votes = step(layout, params, learner_state, packed)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.devices.placement import Placement
-from rlstack.networks import convolution
+from rlstack.networks.layers import forms
 from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
 
 
@@ -94,7 +94,7 @@ class OneCall:
         before = params, learner_state
         # An agent with epochs scans over its minibatches.
         scans = isinstance(self._agent, EpochAgent)
-        with convolution.in_loop() if scans else contextlib.nullcontext():
+        with forms.in_loop() if scans else contextlib.nullcontext():
             *after, output = self._agent.learner_step(params, learner_state, batch)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)

@@ -16,9 +16,9 @@ from rlstack.networks.base import (
     recurrent,
 )
 from rlstack.networks.config import NetworkConfig
-from rlstack.networks.convolution import Conv2D
-from rlstack.networks.dense import BatchNorm, SpectralLinear
-from rlstack.networks.linear import NoisyLinear
+from rlstack.networks.layers.convolution import Conv2D
+from rlstack.networks.layers.dense import BatchNorm, SpectralLinear
+from rlstack.networks.layers.linear import NoisyLinear
 from rlstack.networks.micro_batches import in_parts
 from rlstack.networks.policy_and_critic import (
     CriticInput,

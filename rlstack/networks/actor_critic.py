@@ -13,7 +13,7 @@ from dm_env import specs
 from rlstack import distributions
 from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
-from rlstack.networks.linear import Linear
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import has_critic_state

@@ -12,7 +12,7 @@ import jax
 
 from rlstack.checks import Checked
 from rlstack.networks.base import Network, feed_forward, recurrent
-from rlstack.networks.dense import Block, Norm
+from rlstack.networks.layers.dense import Block, Norm
 from rlstack.networks.precision import Precision, in_precision
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state

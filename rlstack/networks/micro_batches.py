@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from rlstack.checks import WrongKindError
-from rlstack.networks import convolution
 from rlstack.networks.base import Apply, Network
+from rlstack.networks.layers import forms
 from rlstack.networks.policy_and_critic import PolicyAndCritic
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -66,7 +66,7 @@ def _by_part(run: Apply, parts: int, time: int) -> Apply:
         # Without saved activations: the gradient computes those of one part at a time.
         part = jax.checkpoint(lambda steps, states: run(rng_key, params, steps, states))
         inputs = (_split(timestep, parts, time), _split(state, parts, 0))
-        with convolution.in_loop():
+        with forms.in_loop():
             outputs, states = jax.lax.map(lambda inputs: part(*inputs), inputs)
         return _join(outputs, time), _join(states, 0)
 

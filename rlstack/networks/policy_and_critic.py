@@ -19,7 +19,7 @@ from dm_env import specs
 from rlstack import distributions
 from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
-from rlstack.networks.linear import Linear
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.q_network import q_network
 from rlstack.networks.torsos import observation_features
 from rlstack.stateful_params import TrainingParams

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from rlstack.networks.convolution import Conv2D
-from rlstack.networks.linear import Linear, NoisyLinear
+from rlstack.networks.layers.convolution import Conv2D
+from rlstack.networks.layers.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
 Precision = Literal["float32", "bfloat16"]

@@ -14,7 +14,7 @@ from dm_env import specs
 from rlstack.checks import WrongKindError
 from rlstack.networks.base import Network
 from rlstack.networks.config import NetworkConfig
-from rlstack.networks.linear import linear
+from rlstack.networks.layers.linear import linear
 from rlstack.types import Array, PyTree
 
 

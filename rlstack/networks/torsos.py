@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.networks.convolution import Conv2D
-from rlstack.networks.dense import PLAIN, Block, dense
-from rlstack.networks.linear import linear
+from rlstack.networks.layers.convolution import Conv2D
+from rlstack.networks.layers.dense import PLAIN, Block, dense
+from rlstack.networks.layers.linear import linear
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
@@ -269,7 +269,7 @@ class EntryTorsos(hk.Module):
           make_image_torso: from a module's name to the torso of an image.
           make_vector_torso: from a module's name to the torso of the vectors.
           hidden_size: size of the last layer.
-          noise: see `rlstack.networks.linear.linear`.
+          noise: see `rlstack.networks.layers.linear.linear`.
           name: of this module. The modules in it are ``image_NAME``, with the name of each image,
             ``vectors`` and ``joined``.
         """

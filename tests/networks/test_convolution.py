@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstack.networks import ImpalaTorso, NatureTorso, convolution, feed_forward, in_parts
+from rlstack.networks import ImpalaTorso, NatureTorso, feed_forward, in_parts
 from rlstack.networks.base import dummy_timestep
+from rlstack.networks.layers import convolution, forms
 from tests.agent_cases import IMAGE, quick_jit
 
 KEY = jax.random.PRNGKey(3)
@@ -55,7 +56,7 @@ def test_each_form_equals_haiku(size, kernel, stride, padding):
     params, expected = results(hk.Conv2D, kernel, stride, padding, x)
     close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-3)
     for form in FORMS:
-        with convolution.form(form):
+        with forms.form(form):
             our_params, found = results(convolution.Conv2D, kernel, stride, padding, x)
         jax.tree.map(np.testing.assert_array_equal, our_params, params)
         jax.tree.map(close, found, expected)
@@ -78,15 +79,15 @@ def traced(kernel=(4, 4), stride=(2, 2), x=(1, 8, 8, 2)):
 
 
 def test_the_form_follows_platform_and_place(monkeypatch):
-    monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
-    monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
+    monkeypatch.setattr(forms, "_platform", lambda: "cpu")
+    monkeypatch.setattr(forms, "_PLAIN_ONLY", False)
     assert any("custom_vjp" in primitive for primitive in traced())  # folded
     assert traced((3, 3), (1, 1)) == {"conv_general_dilated"}
     assert traced((3, 3), (2, 2)) == {"conv_general_dilated"}  # no multiple of the stride
-    with convolution.in_loop():
+    with forms.in_loop():
         assert "dot_general" in traced()
         assert "dot_general" in traced((3, 3), (2, 2))
-        monkeypatch.setattr(convolution, "_platform", lambda: "gpu")
+        monkeypatch.setattr(forms, "_platform", lambda: "gpu")
         assert traced() == {"conv_general_dilated"}
 
 
@@ -97,21 +98,21 @@ def test_the_gradient_of_a_small_kernel_is_a_product(kernel, is_product):
     def loss(w):
         return convolution.convolve(x, w, (2, 2), "VALID").sum()
 
-    with convolution.form("folded"):
+    with forms.form("folded"):
         found = str(jax.make_jaxpr(jax.grad(loss))(w))
     assert ("dot_general" in found) == is_product
 
 
 @pytest.mark.skipif(not OLDER, reason="JAX 0.5 only")
 def test_with_the_older_jax_convolutions_are_those_of_xla():
-    with convolution.in_loop():
+    with forms.in_loop():
         assert traced() == {"conv_general_dilated"}
     assert traced() == {"conv_general_dilated"}
 
 
 def test_a_network_in_parts_convolves_in_a_loop(monkeypatch):
-    monkeypatch.setattr(convolution, "_platform", lambda: "cpu")
-    monkeypatch.setattr(convolution, "_PLAIN_ONLY", False)
+    monkeypatch.setattr(forms, "_platform", lambda: "cpu")
+    monkeypatch.setattr(forms, "_PLAIN_ONLY", False)
 
     def forward(x):
         return convolution.Conv2D(2, 3)(x.astype(jnp.float32)).mean((1, 2, 3))

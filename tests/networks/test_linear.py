@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlstack.networks import convolution
-from rlstack.networks.linear import Linear
+from rlstack.networks.layers import forms
+from rlstack.networks.layers.linear import Linear
 
-own_forms = pytest.mark.skipif(convolution.plain_only(), reason="JAX 0.5 has the plain form only")
+own_forms = pytest.mark.skipif(forms.plain_only(), reason="JAX 0.5 has the plain form only")
 
 
 def _of(layer, size, x):
@@ -21,7 +21,7 @@ def _of(layer, size, x):
 
 
 @own_forms
-@pytest.mark.parametrize("size", [1, 2, 8, 20, 64])
+@pytest.mark.parametrize("size", [1, 2, 8, 20, 100])
 @pytest.mark.parametrize("shape", [(256, 64), (3, 100, 64)])
 def test_gradients_equal_those_of_haikus_layer(size, shape):
     x = jax.random.normal(jax.random.PRNGKey(1), shape)
@@ -60,13 +60,12 @@ def test_gradients_under_vmap_and_of_gradients():
     ("rows", "inputs", "size", "form"),
     [
         (256, 64, 2, "_by_output"),
-        (100, 64, 2, ""),  # too small
-        (256, 64, 9, ""),
-        (256, 64, 64, "_transposed"),
-        (1024, 64, 64, ""),  # too many rows for so few inputs
-        (1024, 512, 64, "_transposed"),
-        (256, 96, 64, ""),  # no power of two
-        (2048, 3, 64, "_transposed"),  # a small copy
+        (100, 64, 2, "_copied_outputs"),  # too small for the form by output
+        (256, 64, 64, "_copied_inputs"),
+        (2048, 64, 32, "_copied_outputs"),
+        (32, 1024, 128, "_copied_inputs"),  # the result is larger than the inputs
+        (2048, 1024, 128, "_copied_outputs"),
+        (256, 3, 64, "_copied_inputs"),
     ],
 )
 @own_forms
@@ -81,7 +80,7 @@ def test_the_form_depends_on_the_shapes(rows, inputs, size, form):
     ("name", "value"), [("_platform", lambda: "gpu"), ("_PLAIN_ONLY", True)], ids=["gpu", "old JAX"]
 )
 def test_accelerators_and_jax_0_5_have_the_plain_form(monkeypatch, name, value, size):
-    monkeypatch.setattr(convolution, name, value)
+    monkeypatch.setattr(forms, name, value)
     x = jnp.ones((256, 64))
     params, apply = _of(Linear, size, x)
     assert not _form(apply, params, x)
@@ -99,7 +98,7 @@ def test_the_plain_form_has_forward_mode_derivatives():
     found = jax.jvp(jax.grad(loss), (params,), (params,))[1]
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jvp(loss, (params,), (params,))
-    with convolution.form("plain"):
+    with forms.form("plain"):
         assert np.isfinite(jax.jvp(loss, (params,), (params,))[1])
         wanted = jax.jvp(jax.grad(loss), (params,), (params,))[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, wanted)
@@ -107,5 +106,6 @@ def test_the_plain_form_has_forward_mode_derivatives():
 
 def _form(apply, params, x):
     """Returns the name of the function with the layer's own gradients, or an empty string."""
+    names = "_by_output", "_copied_inputs", "_copied_outputs"
     text = str(jax.make_jaxpr(apply)(params, x))
-    return next((name for name in ("_by_output", "_transposed") if f"{name}\n" in text), "")
+    return next((name for name in names if f"{name}\n" in text), "")

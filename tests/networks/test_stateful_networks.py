@@ -20,7 +20,7 @@ from rlstack.networks import (
     network_with_state,
     q_network,
 )
-from rlstack.networks.dense import Block, dense
+from rlstack.networks.layers.dense import Block, dense
 from rlstack.stateful_params import (
     StatefulParams,
     TrainingParams,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from rlstack.networks.linear import Linear
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.ragged.entity_layout import (
     SELECT_ENTITY,
     EntityAction,

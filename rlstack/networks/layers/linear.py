@@ -1,93 +1,15 @@
-"""Products with weights: plain layers, and layers with learned noise for exploration.
-
-On CPUs, XLA computes the gradient of weights, a product of two tall matrices, more slowly than it
-could (JAX 0.12). `multiply` chooses one of three forms when a function is traced:
-
-- *plain*: XLA's gradients, as `convolution.plain_only` says. The other forms have no forward-mode
-  derivatives (``jax.jvp``).
-- *by output*, for few outputs, such as values or a few actions: one product of a vector and a
-  matrix for each output, which takes a tenth to a half of the time. The gradient of the inputs is a
-  sum of few terms, which becomes one operation with those before it.
-- *transposed*, for few inputs, and where their number is a power of two, so that reading a column
-  is slow: first a copy of the inputs with exchanged axes. It takes 0.4 to 0.9 of the time.
-"""
+"""Dense layers: plain ones, and ones with learned noise for exploration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.networks.convolution import plain_only
-
-_FEW = 8  # outputs
-_LEAST = 2**13  # entries of the inputs, from which the form by output is faster
-_WIDE = 64  # inputs and outputs, from which a copy of the inputs can be faster
-_MANY = 512  # rows, above which it is faster only for as many inputs or more
-_NARROW = 16  # inputs, up to which the copy is so small that it is always faster
-
-
-def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Returns ``x @ w``, with gradients in the form that is fastest where it is traced.
-
-    The forms differ in the order of sums.
-
-    Args:
-      x: ``[..., D]``.
-      w: ``[D, size]``.
-    """
-    inputs, outputs = w.shape
-    if plain_only():
-        return jnp.dot(x, w)
-    if outputs <= _FEW and x.size >= _LEAST:
-        return _with_gradients_by_output(x, w)
-    is_power_of_two = inputs & (inputs - 1) == 0
-    few_rows = x.size <= _MANY * inputs
-    slow_to_read = is_power_of_two and inputs >= _WIDE and (few_rows or inputs >= _MANY)
-    if outputs >= _WIDE and (slow_to_read or inputs <= _NARROW):
-        return _with_transposed_gradient(x, w)
-    return jnp.dot(x, w)
-
-
-def _as_matrices(x: jax.Array, of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return x.reshape(-1, x.shape[-1]), of_y.reshape(-1, of_y.shape[-1])
-
-
-def _by_output(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = saved
-    outputs = range(w.shape[1])
-    of_x = sum((of_y[..., i : i + 1] * w[:, i] for i in outputs), jnp.zeros((), x.dtype))
-    rows, columns = _as_matrices(x, of_y)
-    return of_x, jnp.stack([jnp.dot(columns[:, i], rows) for i in outputs], axis=1)
-
-
-def _transposed(saved: tuple[jax.Array, jax.Array], of_y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = saved
-    rows, columns = _as_matrices(x, of_y)
-    return jnp.dot(of_y, w.T), jnp.dot(_copied(rows.T), columns)
-
-
-def _copied(x: jax.Array) -> jax.Array:
-    """Lays out a matrix ``[N, D]`` by rows; XLA would read a transposed one as it lies."""
-    from jax.experimental import layout
-
-    layouts: Any = layout  # JAX 0.5, with which types are checked, has no such names
-    return layouts.with_layout_constraint(x, layouts.Layout((0, 1)))
-
-
-def _product_with(gradients: Callable[..., Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns a product of two arrays whose gradients are those of a function."""
-    product = jax.custom_vjp(lambda x, w: jnp.dot(x, w))
-    product.defvjp(lambda x, w: (jnp.dot(x, w), (x, w)), gradients)
-    return product
-
-
-_with_gradients_by_output = _product_with(_by_output)
-_with_transposed_gradient = _product_with(_transposed)
+from rlstack.networks.layers.products import multiply
 
 
 class Linear(hk.Module):

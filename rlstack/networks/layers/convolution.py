@@ -9,71 +9,37 @@ three forms:
   after space-to-depth, which moves the stride into the channels: an 8 x 8 kernel with stride 4
   becomes a 2 x 2 kernel with stride 1 and 16 times as many channels. The gradient of a small kernel
   is then one product of matrices, which takes a fifth of the time of XLA's gradient on the CPU
-  (first layer of the Nature network). Forward-mode derivatives (``jax.jvp``) are not defined.
+  (first layer of the Nature network).
 - *products*: one product of matrices after space-to-depth. On the CPU it is as fast in the body of
   a compiled loop, and under ``jax.vmap`` over kernels, as outside. XLA's convolution is 10 to 30
   times slower there.
 
 The form is chosen when a function is traced: plain on accelerators and with JAX 0.5; otherwise
-products in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride. Code
-that is traced cannot see whether it becomes part of a loop, so whoever makes the loop says it::
-
-    with convolution.in_loop():
-        carry, logs = jax.lax.scan(update, carry, minibatches)
-
-A function that ``jax.jit`` traced before, outside of the loop, keeps its form, which costs only
-speed.
+products in the body of a loop, and elsewhere folded if the kernel is a multiple of the stride
+(`rlstack.networks.layers.forms`). Only the plain form has forward-mode derivatives (``jax.jvp``)
+for all kernels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Literal
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
-Form = Literal["plain", "folded", "products"]
+from rlstack.networks.layers import forms
+from rlstack.networks.layers.products import multiply
+
 Padding = Literal["VALID", "SAME"]
 Sizes = tuple[int, int]  # height and width
 Pads = tuple[Sizes, ...]  # pixels before and after, by height and width
 
-_FORCED: ContextVar[Form | None] = ContextVar("form", default=None)
-_IN_LOOP: ContextVar[bool] = ContextVar("in_loop", default=False)
-# The older CPU runtime of JAX 0.5 writes outside of its memory where a folded convolution is one
-# function with other code. A process may choose that runtime for another network before this one.
-_PLAIN_ONLY = jax.__version_info__ < (0, 6)
 _SMALL = 4  # largest height x width of kernels that multiply pixels; larger ones multiply patches
 _IMAGES = ("NHWC", "HWIO", "NHWC")  # axes of images, kernels and results
-
-
-@contextlib.contextmanager
-def in_loop() -> Iterator[None]:
-    """Says that what this thread traces in this context becomes the body of a compiled loop."""
-    token = _IN_LOOP.set(True)
-    try:
-        yield
-    finally:
-        _IN_LOOP.reset(token)
-
-
-@contextlib.contextmanager
-def form(chosen: Form) -> Iterator[None]:
-    """Gives all convolutions that this thread traces in this context one form.
-
-    With plain, dense layers have XLA's gradients too (`rlstack.networks.linear`), so that networks
-    have forward-mode derivatives.
-    """
-    token = _FORCED.set(chosen)
-    try:
-        yield
-    finally:
-        _FORCED.reset(token)
 
 
 class Conv2D(hk.Module):
@@ -121,7 +87,7 @@ class Conv2D(hk.Module):
 
 def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax.Array:
     """Convolves images ``[B, H, W, C]`` with a kernel ``[h, w, C, D]`` to ``[B, H', W', D]``."""
-    chosen = _FORCED.get() or _fastest(w.shape[:2], stride)
+    chosen = forms.forced() or _fastest(w.shape[:2], stride)
     pads = tuple(jax.lax.padtype_to_pads(x.shape[1:3], w.shape[:2], stride, padding))
     if chosen == "plain":
         return _by_xla(x, w, stride, pads)
@@ -131,28 +97,14 @@ def convolve(x: jax.Array, w: jax.Array, stride: Sizes, padding: Padding) -> jax
     return _by_pixels(x, w) if _is_small(w) else _by_patches(x, w)
 
 
-def _fastest(kernel: Sequence[int], stride: Sizes) -> Form:
-    if plain_only():
+def _fastest(kernel: Sequence[int], stride: Sizes) -> forms.Form:
+    if forms.plain_only():
         return "plain"
-    if _IN_LOOP.get():
+    if forms.is_in_loop():
         return "products"
     # A kernel that is no multiple of the stride is filled up with zeros, which costs more.
     folds = all(k % s == 0 for k, s in zip(kernel, stride, strict=True))
     return "folded" if folds and max(stride) > 1 else "plain"
-
-
-def plain_only() -> bool:
-    """Returns whether layers that are traced now have XLA's own gradients.
-
-    They do on accelerators, with JAX 0.5, and in ``form("plain")``.
-    """
-    return _PLAIN_ONLY or _FORCED.get() == "plain" or _platform() != "cpu"
-
-
-def _platform() -> str:
-    """Returns the platform of what is traced now, if nothing places it elsewhere."""
-    device = getattr(jax.config, "jax_default_device", None)
-    return getattr(device, "platform", device) or jax.default_backend()
 
 
 def _folded(x: jax.Array, w: jax.Array, stride: Sizes, pads: Pads) -> tuple[jax.Array, jax.Array]:
@@ -252,7 +204,7 @@ def _by_patches(x: jax.Array, w: jax.Array) -> jax.Array:
         for column in range(w.shape[1])
     ]
     patches = jnp.concatenate(slices, axis=-1) if len(slices) > 1 else slices[0]
-    return patches @ w.reshape(-1, w.shape[-1])
+    return multiply(patches, w.reshape(-1, w.shape[-1]))
 
 
 def _pair(size: int | Sequence[int]) -> Sizes:

@@ -9,7 +9,8 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.networks.linear import linear, multiply
+from rlstack.networks.layers.linear import linear
+from rlstack.networks.layers.products import multiply
 
 Norm = Literal["none", "layer", "batch", "batch_renorm"]
 

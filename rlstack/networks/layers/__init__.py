@@ -1,0 +1,1 @@
+"""Layers in the forms that run fastest where they are traced."""
