@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.ragged.config import Pooling, RaggedTransformerConfig
 from rlstack.networks.ragged.embedding import layer_norm
 from rlstack.networks.ragged.relative_positions import PairCodes
@@ -101,7 +102,7 @@ class Pool(hk.Module):
     def __call__(self, x: Array, mask: Array) -> Array:
         """Maps ``x`` ``[R, L, D]`` to ``[R, L, D]``; the bool ``mask`` is ``[R, L, L]``."""
         init = hk.initializers.RandomNormal(0.02)
-        x = hk.Linear(self._d_model, w_init=init, name="before")(x)
+        x = Linear(self._d_model, w_init=init, name="before")(x)
         pooled = []
         if self._kind in ("mean", "meanmax"):
             count = jnp.maximum(mask.sum(-1, keepdims=True), 1)
@@ -109,8 +110,8 @@ class Pool(hk.Module):
         if self._kind in ("max", "meanmax"):
             largest = jnp.where(mask[..., None], x[:, None], -jnp.inf).max(axis=2)
             pooled.append(jnp.where(mask.any(-1, keepdims=True), largest, 0.0))
-        return hk.Linear(self._d_model, w_init=init, name="after")(jnp.concatenate(pooled, axis=-1))
+        return Linear(self._d_model, w_init=init, name="after")(jnp.concatenate(pooled, axis=-1))
 
 
-def _linear(size: int, name: str) -> hk.Linear:
-    return hk.Linear(size, w_init=hk.initializers.RandomNormal(0.02), name=name)
+def _linear(size: int, name: str) -> Linear:
+    return Linear(size, w_init=hk.initializers.RandomNormal(0.02), name=name)
