@@ -284,7 +284,7 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
       target: array with a last axis without gaps.
       source: array of the same shape and dtype.
     """
-    if source.dtype is not _BYTES:  # a view of bytes as bytes takes a part of a microsecond
+    if source.dtype is not _BYTES:  # bytes need no view, which takes a part of a microsecond
         source, target = np.ascontiguousarray(source).view(_BYTES), target.view(_BYTES)
     np.positive(source, target)
 

@@ -23,7 +23,6 @@ from rlstack.replay.storage import StepRing
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory
 
 _SAMPLERS: dict[str, type[Sampler]] = {"fifo": Fifo, "uniform": Uniform, "prioritized": Prioritized}
-_LAST = int(StepType.LAST)  # numpy compares with plain ints much faster than with enums
 
 
 class ItemTable:
@@ -111,7 +110,7 @@ class ItemTable:
         valid = self.counter.unbroken[env_ids] <= starts
         if self._cfg.starts == "not_last":
             at = (starts + self._context) % self.ring.rows
-            valid &= self.ring.step_type[at, env_ids] != _LAST
+            valid &= self.ring.step_type[at, env_ids] != self._all_last[: len(env_ids)]
         keys = starts // self._period * self._num_envs + env_ids
         self.insert(keys, valid)
 
