@@ -154,7 +154,7 @@ class Reference:
         self._state = (params, opt_state, env, observation, jnp.zeros(self._num_envs), key)
         self._run = jax.jit(self._train, donate_argnums=0)
         start = time.perf_counter()
-        with forms.in_loop():  # those of ours have the form for loops too
+        with forms.in_loop():  # as for our loop, so that both convolve in the same form
             self.measure(1)
         self.compile_seconds = time.perf_counter() - start
 

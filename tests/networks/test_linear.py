@@ -21,7 +21,7 @@ def _of(layer, size, x):
 
 
 @own_forms
-@pytest.mark.parametrize("size", [1, 2, 8, 20, 100])
+@pytest.mark.parametrize("size", [1, 2, 8, 20, 64, 100])
 @pytest.mark.parametrize("shape", [(256, 64), (3, 100, 64)])
 def test_gradients_equal_those_of_haikus_layer(size, shape):
     x = jax.random.normal(jax.random.PRNGKey(1), shape)
@@ -40,10 +40,11 @@ def test_gradients_equal_those_of_haikus_layer(size, shape):
 
 
 @own_forms
-def test_gradients_under_vmap_and_of_gradients():
+@pytest.mark.parametrize("size", [2, 20, 64])
+def test_gradients_under_vmap_and_of_gradients(size):
     x = jax.random.normal(jax.random.PRNGKey(1), (256, 64))
-    params, ours = _of(Linear, 2, x)
-    _, theirs = _of(hk.Linear, 2, x)
+    params, ours = _of(Linear, size, x)
+    _, theirs = _of(hk.Linear, size, x)
     several = jax.tree.map(lambda p: jnp.stack([p, 2 * p, -p]), params)
 
     def penalty(apply):  # of the gradient of the inputs, as in critics with a gradient penalty
@@ -61,7 +62,11 @@ def test_gradients_under_vmap_and_of_gradients():
     [
         (256, 64, 2, "_by_output"),
         (100, 64, 2, "_copied_outputs"),  # too small for the form by output
+        (256, 64, 9, "_copied_outputs"),
         (256, 64, 64, "_copied_inputs"),
+        (1024, 64, 64, "_copied_inputs"),
+        (1024, 512, 64, "_copied_outputs"),
+        (256, 96, 64, "_copied_outputs"),
         (2048, 64, 32, "_copied_outputs"),
         (32, 1024, 128, "_copied_inputs"),  # the result is larger than the inputs
         (2048, 1024, 128, "_copied_outputs"),

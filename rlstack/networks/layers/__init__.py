@@ -1,1 +1,1 @@
-"""Layers in the forms that run fastest where they are traced."""
+"""Layers, and the choice of how each is computed."""

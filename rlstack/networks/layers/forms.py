@@ -1,4 +1,4 @@
-"""Which form layers take: it depends on where they are traced.
+"""The choice of how layers are computed. It depends on where they are traced.
 
 Code that is traced cannot see whether it becomes part of a compiled loop, so whoever makes the loop
 says it::
@@ -30,7 +30,7 @@ _PLAIN_ONLY = jax.__version_info__ < (0, 6)
 
 @contextlib.contextmanager
 def in_loop() -> Iterator[None]:
-    """Says that what this thread traces in this context becomes the body of a compiled loop."""
+    """Marks what this thread traces in this context as the body of a compiled loop."""
     token = _IN_LOOP.set(True)
     try:
         yield
@@ -54,12 +54,12 @@ def form(chosen: Form) -> Iterator[None]:
 
 
 def forced() -> Form | None:
-    """Returns what `form` says here."""
+    """Returns the form that the context `form` sets, or None outside of it."""
     return _FORCED.get()
 
 
 def is_in_loop() -> bool:
-    """Returns whether `in_loop` holds here."""
+    """Returns whether the caller is inside the context `in_loop`."""
     return _IN_LOOP.get()
 
 
@@ -72,6 +72,6 @@ def plain_only() -> bool:
 
 
 def _platform() -> str:
-    """Returns the platform of what is traced now, if nothing places it elsewhere."""
+    """Returns the platform, such as cpu, of the device on which functions run by default."""
     device = getattr(jax.config, "jax_default_device", None)
     return getattr(device, "platform", device) or jax.default_backend()

@@ -1,4 +1,4 @@
-"""Products with weights, whose gradients are computed in the form that is fastest on CPUs.
+"""Products of inputs and weights, with gradients that are fast on CPUs.
 
 The gradient of weights is a product of two tall matrices, ``x.T @ g``. XLA for the CPU reads the
 columns of x for it (JAX 0.12), which takes up to twice the time of a product that reads rows.
@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import layout
 
 from rlstack.networks.layers import forms
 
@@ -77,15 +78,17 @@ def _copied_outputs(
 
 
 def _by_rows(x: jax.Array) -> jax.Array:
-    """Lays out a matrix by rows; XLA would take a transposed one as it lies in memory."""
-    from jax.experimental import layout  # not at the top, to be imported where it is used
-
+    """Returns a matrix that is stored row by row; XLA does not move a transposed one."""
     layouts: Any = layout  # JAX 0.5, with which types are checked, has no such names
     return layouts.with_layout_constraint(x, layouts.Layout((0, 1)))
 
 
 def _product_with(gradients: Callable[..., Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns a product of two arrays whose gradients are those of a function."""
+    """Returns a function that multiplies two arrays and has these gradients.
+
+    Args:
+      gradients: takes a tuple of both arrays and the gradient of the product; returns theirs.
+    """
     product = jax.custom_vjp(lambda x, w: jnp.dot(x, w))
     product.defvjp(lambda x, w: (jnp.dot(x, w), (x, w)), gradients)
     return product
