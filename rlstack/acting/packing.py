@@ -31,7 +31,7 @@ class Packing:
     """
 
     def __init__(self) -> None:
-        self._layouts: dict[int, tuple[jax.tree_util.PyTreeDef, list[_Leaf]]] = {}
+        self._layouts: dict[int, tuple[jax.tree_util.PyTreeDef, list[_Leaf], bool]] = {}
 
     def pack(self, batch_size: int, tree: PyTree) -> list[jax.Array]:
         """Returns the arrays that stand for ``tree``; called while the function is traced.
@@ -51,19 +51,19 @@ class Packing:
             else:
                 others.append(leaf)
             layout.append(_Leaf(words, np.dtype(leaf.dtype), leaf.shape))
-        self._layouts[batch_size] = structure, layout
+        self._layouts[batch_size] = structure, layout, bool(parts)
         return [jnp.concatenate(parts), *others] if parts else others
 
     def unpack(self, batch_size: int, packed: Sequence[Array]) -> PyTree:
         """Returns the tree as read-only numpy arrays, views of one array where possible."""
-        structure, layout = self._layouts[batch_size]
-        arrays = [np.asarray(array) for array in packed]
-        others = iter(arrays)
-        all_words = next(others) if any(leaf.words for leaf in layout) else None
+        structure, layout, has_words = self._layouts[batch_size]
+        arrays = iter([np.asarray(array) for array in packed])
+        all_words = next(arrays) if has_words else None
         leaves = []
         for words, dtype, shape in layout:
             if words is None or all_words is None:
-                leaves.append(next(others))
+                leaves.append(next(arrays))
             else:
-                leaves.append(all_words[words].view(dtype).reshape(shape))
+                leaf = all_words[words].view(dtype)
+                leaves.append(leaf if leaf.shape == shape else leaf.reshape(shape))
         return structure.unflatten(leaves)

@@ -20,8 +20,10 @@ from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
 from rlstack.types import Array, EnvSpec, PyTree, TimeStep
 
-# For at most this number of values, Python's min and max are faster than a numpy reduction.
+# For at most this number of actions, looking each up in a set is faster than a numpy reduction.
 _FEW = 64
+_LARGEST_SET = 1024  # values that an integer action may have
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the number of bytes
 
 
 class Backend(Protocol):
@@ -148,6 +150,8 @@ class ActionCheck:
         self._uniform = np.ndim(low) == 0 and np.ndim(high) == 0
         self._low = low if self._integer else np.asarray(low, self._dtype)
         self._high = high if self._integer else np.asarray(high, self._dtype)
+        few = self._integer and self._uniform and float(high) - float(low) < _LARGEST_SET
+        self._values = frozenset(range(int(low), int(high) + 1) if few else ())
         self._bounded = bool(np.any(np.isfinite(low)) or np.any(np.isfinite(high)))
 
     def __call__(self, value: PyTree, rows: int) -> np.ndarray:
@@ -173,25 +177,24 @@ class ActionCheck:
                 return np.add(array, self._offset, dtype=self._dtype)
         elif self._bounded:
             array = np.minimum(np.maximum(array, self._low), self._high)
-        if not self._integer:
-            total = float(array.sum())
-            if total != total and np.isnan(array).any():
-                raise ValueError(
-                    f"{self._where}: must not hold NaN; got it in row(s) "
-                    f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}."
-                )
+        # NaN makes the sum of squares NaN, which is the cheapest test.
+        if not self._integer and math.isnan(np.vdot(array, array)):
+            raise ValueError(
+                f"{self._where}: must not hold NaN; got it in row(s) "
+                f"{np.unique(np.argwhere(np.isnan(array))[:, 0]).tolist()}."
+            )
         if self._copy or array.dtype != self._dtype or not array.flags.carray:
             return np.array(array, self._dtype, order="C")
         return array
 
     def _check_range(self, array: np.ndarray) -> None:
-        if self._uniform and array.size <= _FEW:
+        if self._values and array.size <= _FEW:
             flat = array.tolist() if array.ndim == 1 else array.ravel().tolist()
-            bad = max(flat, default=self._low) > self._high or (
-                min(flat, default=self._low) < self._low
-            )
-        elif self._uniform:
-            bad = array.max() > self._high or array.min() < self._low
+            bad = not self._values.issuperset(flat)
+        elif self._uniform and self._low == 0 and array.dtype == self._dtype:
+            # In the dtype of the bounds, a negative number is larger than them if read as unsigned.
+            unsigned = array.view(_UNSIGNED[array.dtype.itemsize])
+            bad = bool(int(np.maximum.reduce(unsigned, axis=None)) > self._high)
         else:
             bad = bool(((array > self._high) | (array < self._low)).any())
         if bad:
