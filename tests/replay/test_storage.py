@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlstack.replay.storage import StepRing, copy_bytes
+from rlstack.replay.storage import StepRing, as_words, copy_words
 from rlstack.types import StepType, TimeStep, Transition
 from tests.replay.replay_model import config
 
@@ -61,15 +61,16 @@ def test_large_rows_of_some_environments_leave_the_others(dtype):
 @pytest.mark.parametrize("make", [np.asfortranarray, jax.numpy.asarray, np.flip])
 def test_any_array_is_a_source(make):
     source = make(np.random.default_rng(0).random((NUM_ENVS, *SIZE), np.float32))
-    target = np.zeros((NUM_ENVS, *SIZE), np.float32)
-    copy_bytes(target, source)
-    np.testing.assert_array_equal(target, np.asarray(source))
+    ring = np.zeros((2, NUM_ENVS, *SIZE), np.float32)
+    copy_words(as_words(ring)[1], source)
+    np.testing.assert_array_equal(ring, [np.zeros_like(source), np.asarray(source)])
 
 
+@pytest.mark.parametrize("width", [1 << 17, (1 << 17) - 4, (1 << 17) - 1])
 @pytest.mark.parametrize("offset", [1, 8, 16])
-def test_sources_at_any_address(offset):
-    memory = np.random.default_rng(0).integers(0, 256, (1 << 17) + 64).astype(np.uint8)
-    source = memory[offset : offset + (1 << 17)]
-    target = np.zeros(1 << 17, np.uint8)
-    copy_bytes(target, source)
-    np.testing.assert_array_equal(target, source)
+def test_sources_at_any_address_and_of_any_number_of_bytes(offset, width):
+    memory = np.random.default_rng(0).integers(0, 256, width + 64).astype(np.uint8)
+    source = memory[offset : offset + width][None]
+    ring = np.zeros((2, 1, width), np.uint8)
+    copy_words(as_words(ring)[1], source)
+    np.testing.assert_array_equal(ring, [np.zeros_like(source), source])

@@ -128,7 +128,8 @@ class SharedSteps:
         """Returns views of the shared arrays of these environments."""
         rings = self.ring.columns(envs)
         counters, marks = self.counters, self.marks[:, envs]
-        return Columns(counters.reserved[envs], counters.steps[envs], marks, rings[0], rings)
+        types = self.ring.step_type[:, envs]
+        return Columns(counters.reserved[envs], counters.steps[envs], marks, types, rings)
 
     @staticmethod
     def block_bytes(cfg: ReplayConfig, num_envs: int, spec: Transition) -> int:
