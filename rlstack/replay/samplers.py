@@ -80,6 +80,15 @@ class Sampler:
         """
         raise NotImplementedError
 
+    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses the items of several batches; `draw` has the meaning of both results.
+
+        Returns:
+          Keys and relative probabilities, [count, B].
+        """
+        drawn = [self.draw(batch_size) for _ in range(count)]
+        return np.stack([keys for keys, _ in drawn]), np.stack([probs for _, probs in drawn])
+
     def weigh(self, relative_probs: np.ndarray) -> np.ndarray:
         """Returns the importance weights [B] float32 of a batch, from its N * P(i) [B]."""
         return relative_probs
@@ -203,6 +212,11 @@ class Uniform(Sampler):
             self.remove(np.unique(cells[self._times[cells] >= self._limit]))
             missing -= len(cells)
         return np.concatenate(keys), np.concatenate(relative_probs)
+
+    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws several batches at once, because draws are independent."""
+        keys, relative_probs = self.draw(count * batch_size)
+        return keys.reshape(count, -1), relative_probs.reshape(count, -1)
 
     def _choose(self, count: int) -> np.ndarray:
         """Draws cells that hold an item, [count]."""

@@ -16,8 +16,8 @@ from rlstack.replay.base import ReplayConfig
 from rlstack.replay.memory import BUFFERS, check_memory, reader_bytes, ring_shape, step_bytes
 from rlstack.types import PyTree, Trajectory, Transition
 
-_SIZES = 4  # number of batch sizes with buffers that are kept
-_MOST_BUFFERS = 8  # per batch size, if earlier batches are still referenced
+_SIZES = 4  # number of sizes of batches with buffers that are kept
+_MOST_BUFFERS = 8  # per size, if earlier batches are still referenced
 _WORDS, _BYTES = np.dtype(np.uint64), np.dtype(np.uint8)
 _LARGE = 1 << 16  # bytes of a row from which `copy_words` is at least as fast as an assignment
 
@@ -29,7 +29,7 @@ class StepRing:
         self._cfg, self._num_envs = cfg, num_envs
         self._length = cfg.unroll_length + 1
         self.rows, self._mirror, _ = ring_shape(cfg, num_envs)
-        self._offsets = np.arange(self._length)[:, None]
+        self._offsets = np.arange(self._length)[:, None] * num_envs  # of a window's rows, flat
         self._treedef: jax.tree_util.PyTreeDef | None = None
         self._rings: list[np.ndarray] = []
         self._flat: list[np.ndarray] = []
@@ -38,7 +38,7 @@ class StepRing:
         self._large: list[int] = []  # and those with large ones, the largest last
         self._dtypes: list[np.dtype] = []
         self._shapes: list[tuple[int, ...]] = []  # shapes of the leaves for all environments
-        self._buffers: dict[int, list[list[np.ndarray]]] = {}
+        self._buffers: dict[tuple[int, ...], list[list[np.ndarray]]] = {}
         self._last_buffer = 0
 
     @property
@@ -206,46 +206,68 @@ class StepRing:
         return self._treedef.unflatten([ring[rows, envs] for ring in self._rings])
 
     def gather(self, starts: np.ndarray, env_ids: np.ndarray) -> Trajectory:
-        """Copies windows ``[T+1, B, ...]`` into a reused buffer."""
+        """Copies windows into a reused buffer.
+
+        Args:
+          starts: first steps of the windows, ``[B]``, or ``[n, B]`` for several batches.
+          env_ids: their environments, of the same shape.
+
+        Returns:
+          The windows, ``[T+1, B, ...]`` or ``[n, T+1, B, ...]``.
+        """
         assert self._treedef is not None
-        indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
-        batch = self._buffer(len(starts))
+        indices = self._indices(starts, env_ids)
+        batch = self._buffer(starts.shape)
         for flat, out in zip(self._flat, batch, strict=True):
             # With any mode except "raise", it writes directly into `out`.
-            flat.take(indices, axis=0, out=out, mode="clip")
+            flat.take(indices, axis=0, out=out, mode="wrap")
         return self._treedef.unflatten(batch)
+
+    def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Returns the places of windows in `_flat`, beyond its end where a window wraps around."""
+        first = starts % self.rows * self._num_envs + env_ids
+        return first[..., None, :] + self._offsets
 
     def gather_again(
         self, trajectory: Trajectory, columns: np.ndarray, starts: np.ndarray, env_ids: np.ndarray
     ) -> None:
-        """Replaces some columns of the last result of ``gather`` with other windows."""
-        assert self._treedef is not None
-        indices = (starts + self._offsets) % self.rows * self._num_envs + env_ids
-        for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
-            out[:, columns] = flat[indices]
+        """Replaces some windows of the last result of ``gather`` with others.
 
-    def _buffer(self, batch_size: int) -> list[np.ndarray]:
-        buffers = self._buffers.get(batch_size)
+        Args:
+          trajectory: that result.
+          columns: the windows to replace, counted over all batches, ``[k]``.
+          starts: first steps of the others, ``[k]``.
+          env_ids: their environments, ``[k]``.
+        """
+        assert self._treedef is not None
+        indices = self._indices(starts, env_ids).T
+        for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
+            width = out.shape[out.ndim - flat.ndim]
+            batches = out.reshape((-1, self._length, width, *flat.shape[1:]))
+            batch, column = np.divmod(columns, width)
+            batches[batch, :, column] = flat.take(indices, axis=0, mode="wrap")
+
+    def _buffer(self, starts: tuple[int, ...]) -> list[np.ndarray]:
+        """Returns arrays for windows whose starts have this shape."""
+        buffers = self._buffers.get(starts)
         if buffers is None:
             # Rounds have several sizes. A batch of a discarded size stays valid while referenced.
             while len(self._buffers) >= _SIZES:
                 del self._buffers[next(iter(self._buffers))]
-            buffers = self._buffers[batch_size] = [
-                self._new_buffer(batch_size) for _ in range(BUFFERS)
-            ]
+            buffers = self._buffers[starts] = [self._new_buffer(starts) for _ in range(BUFFERS)]
         # An unreferenced buffer is reused immediately, while it is still in the cache.
         unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
         chosen = next(unused, None)
         if chosen is None and len(buffers) < _MOST_BUFFERS:  # several readers hold one each
-            buffers.append(self._new_buffer(batch_size))
+            buffers.append(self._new_buffer(starts))
             chosen = len(buffers) - 1
         elif chosen is None:
             chosen = (self._last_buffer + 1) % len(buffers)
         self._last_buffer = chosen
         return buffers[chosen]
 
-    def _new_buffer(self, batch_size: int) -> list[np.ndarray]:
-        shape = self._length, batch_size
+    def _new_buffer(self, starts: tuple[int, ...]) -> list[np.ndarray]:
+        shape = *starts[:-1], self._length, starts[-1]
         return [np.empty((*shape, *f.shape[1:]), f.dtype) for f in self._flat]
 
     def save(self, steps: int) -> PyTree:

@@ -184,6 +184,31 @@ class ItemTable:
         self._round_actors = planned.actors
         return keys, np.ones(len(keys), np.float32)
 
+    def num_ready(self, batch_size: int, most: int) -> int:
+        """Returns how many batches may be drawn at once; call it only when no rule blocks one."""
+        if self._rounds is not None:
+            return 1
+        count = most
+        while count > 1 and self._blocks(count * batch_size):
+            count -= 1
+        return count
+
+    def _blocks(self, samples: int) -> bool:
+        """Whether there are too few items for so many samples, or the rate limit forbids them."""
+        exceeds = exceeds_samples_per_insert(self._cfg, self.inserts, self.samples, samples)
+        return exceeds or not self.sampler.ready(samples)
+
+    def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws several batches, at most as many as are ready.
+
+        Returns:
+          Keys [count, B] int64, and N * P(i), [count, B].
+        """
+        if self._rounds is None:
+            return self.sampler.draw_several(batch_size, count)
+        keys, relative_probs = self.draw(batch_size)
+        return keys[None], relative_probs[None]
+
     def locate(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first steps and the environments of items."""
         index, env_ids = np.divmod(keys, self._num_envs)
@@ -192,13 +217,23 @@ class ItemTable:
     def finish(
         self, keys: np.ndarray, relative_probs: np.ndarray, trajectory: Trajectory
     ) -> Sample:
-        """Counts a batch that was drawn and gathered, and adds its importance weights."""
-        self.samples += len(keys)
+        """Counts a batch that was drawn and gathered, and adds its importance weights.
+
+        Args:
+          keys: of its items, [B], or [n, B] for several batches.
+          relative_probs: N * P(i) of its items, of the same shape.
+          trajectory: its steps, [T+1, B, ...] or [n, T+1, B, ...].
+        """
+        self.samples += keys.size
         # Consecutive items may share a step, which is then older than the other steps of the second
         # item. So an item's version is read at its second step.
-        own = np.asarray(trajectory.params_version[self._context + 1], np.int64)
+        own = np.asarray(trajectory.params_version[..., self._context + 1, :], np.int64)
         self._lag = self.newest_version() - own
-        return Sample(Batch(trajectory, self.sampler.weigh(relative_probs)), keys.astype(np.uint64))
+        if keys.ndim == 1:
+            weights = self.sampler.weigh(relative_probs)
+        else:
+            weights = np.stack([self.sampler.weigh(probs) for probs in relative_probs])
+        return Sample(Batch(trajectory, weights), keys.astype(np.uint64))
 
     def newest_version(self) -> int:
         """Returns the newest params version that was set or seen."""

@@ -45,7 +45,7 @@ def default_prefetch(cfg: ReplayConfig, spec: Transition) -> int:
         return 0
     step = step_bytes((x.shape, x.dtype) for x in jax.tree_util.tree_leaves(spec))
     most = _AHEAD_BYTES // ((cfg.unroll_length + 1) * cfg.batch_size * step)
-    wanted = {"fifo": 1, "uniform": 2 * MOST_BATCHES, "prioritized": MOST_BATCHES}[cfg.sampler]
+    wanted = {"fifo": 1, "uniform": 2 * MOST_BATCHES, "prioritized": MOST_BATCHES // 2}[cfg.sampler]
     return max(1, min(wanted, most))
 
 

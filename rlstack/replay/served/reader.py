@@ -27,12 +27,17 @@ _RETRY = 0.1  # seconds before a service that does not answer is called again
 
 
 class _Drawn(NamedTuple):
-    """A batch as the service sends it."""
+    """Batches as the service sends them, with a leading axis, or one of them."""
 
     keys: np.ndarray
     weights: np.ndarray
     version: int  # the newest params version that the service knew
     leaves: list[np.ndarray]
+
+    def batches(self) -> list[_Drawn]:
+        """Returns them one by one, as views."""
+        each = zip(self.keys, self.weights, *self.leaves, strict=True)
+        return [_Drawn(keys, weights, self.version, leaves) for keys, weights, *leaves in each]
 
 
 class ServedReader:
@@ -132,8 +137,8 @@ class ServedReader:
                 raise ReplayClosedError(f"{NAME}.sample: the buffer is closed.")
             before, left = now, max(0.0, min(_WAIT, deadline - now))
             drawn, reason = self._tell("take", size, 1, left, seconds=left)
-            if drawn:
-                return _Drawn(*drawn[0])
+            if drawn is not None:
+                return _Drawn(*drawn).batches()[0]
             now = time.monotonic()
             self.waited += now - before if seconds else 0.0
             if now >= deadline:
@@ -184,10 +189,11 @@ class ServedReader:
         try:
             drawn, reason = self._tell("take", self._cfg.batch_size, most, _WAIT, seconds=_WAIT)
         except ReplayTimeoutError as error:  # the program ends if the service is lost
-            drawn, reason = [], str(error)
+            drawn, reason = None, str(error)
             time.sleep(_RETRY)
+        batches = [] if drawn is None else _Drawn(*drawn).batches()
         with self._changed:
-            self._ready.extend(_Drawn(*batch) for batch in drawn)
+            self._ready.extend(batches)
             self._reason = reason or self._reason
             self._changed.notify_all()
 

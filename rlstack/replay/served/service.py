@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlstack.replay.base import ReplayConfig, ReplayTimeoutError, Sample
+from rlstack.replay.base import ReplayConfig, ReplayTimeoutError
 from rlstack.replay.served import table_files
 from rlstack.replay.served.sessions import Sessions
 from rlstack.replay.shared_memory import SharedMemReplayBuffer
 from rlstack.rpc import remote
 from rlstack.types import Logs, PyTree, Transition
 
-MOST_BATCHES = 4  # of one message; fewer than the buffers of the table's ring
+MOST_BATCHES = 8  # of one message
 _LONGEST_WAIT = 2.0  # seconds that a call may wait, so that few threads of the transport do
 
 
@@ -142,8 +142,8 @@ class ReplayService:
     # Sampling. ``news`` is the reader's: (params version, or -1; keys and priorities to set).
 
     @remote()
-    def take(self, size: int, most: int, seconds: float, news: tuple) -> tuple[list, str]:
-        """Draws batches.
+    def take(self, size: int, most: int, seconds: float, news: tuple) -> tuple[tuple | None, str]:
+        """Draws batches, together.
 
         Args:
           size: items in each.
@@ -152,23 +152,18 @@ class ReplayService:
           news: what the reader has to say first.
 
         Returns:
-          The batches, each as (keys, weights, params version, leaves), and why there is none.
+          The keys, the weights, the params version and the leaves, all but the version with a
+          leading axis of batches; or None, and why there is none.
         """
         self._hear(news)
-        batches: list = []
         try:
-            while len(batches) < min(most, MOST_BATCHES):
-                if batches and not self._buffer.holds_sample():
-                    break
-                sample = self._buffer.sample(size, timeout=min(seconds, _LONGEST_WAIT))
-                batches.append(self._flat(sample))
+            sample = self._buffer.sample_several(
+                size, min(most, MOST_BATCHES), timeout=min(seconds, _LONGEST_WAIT)
+            )
         except ReplayTimeoutError as error:
-            return batches, str(error)
-        return batches, ""
-
-    def _flat(self, sample: Sample) -> tuple:
+            return None, str(error)
         leaves = jax.tree_util.tree_leaves(sample.batch.trajectory)
-        return sample.keys, sample.batch.weights, self._buffer.params_version, leaves
+        return (sample.keys, sample.batch.weights, self._buffer.params_version, leaves), ""
 
     @remote(idempotent=True)
     def can_sample(self, size: int, news: tuple) -> bool:

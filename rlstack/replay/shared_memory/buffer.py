@@ -194,14 +194,6 @@ class SharedMemReplayBuffer:
         with self._lock:
             return not self._closed and not self._reader.blocking_rule(size)
 
-    def holds_sample(self) -> bool:
-        """Whether a batch could be drawn; unlike `can_sample`, a refusal is not a request."""
-        with self._lock:
-            if self._closed:
-                return False
-            self._reader.poll()
-            return not self._table.blocking_rule(self._cfg.batch_size)
-
     @property
     def params_version(self) -> int:
         """The newest params version that was set, or that a drawn batch was compared with."""
@@ -209,13 +201,30 @@ class SharedMemReplayBuffer:
 
     def sample(self, batch_size: int | None = None, timeout: float | None = None) -> Sample:
         """Draws a batch of items; waits while a rule blocks it."""
-        size = self._table.size_of(batch_size)
+        return self._sample(self._table.size_of(batch_size), None, timeout)
+
+    def sample_several(self, batch_size: int, most: int, timeout: float | None = None) -> Sample:
+        """Draws several batches at once; waits while a rule blocks the first.
+
+        It costs little more than one batch if the items are small.
+
+        Args:
+          batch_size: items in each.
+          most: number of batches; fewer are drawn if a rule would block the others.
+          timeout: seconds to wait; None for the config's.
+
+        Returns:
+          The batches, as a sample with a leading axis.
+        """
+        return self._sample(self._table.size_of(batch_size), most, timeout)
+
+    def _sample(self, size: int, most: int | None, timeout: float | None) -> Sample:
         wait, checked = None, 0.0
         while True:
             with self._lock:
                 self._check_open("sample")
                 rule = self._reader.blocking_rule(size)
-                if not rule and (sample := self._reader.take(size)) is not None:
+                if not rule and (sample := self._reader.take(size, most)) is not None:
                     return sample
                 if wait is None:
                     wait = PollingWait(self._cfg.timeout_seconds if timeout is None else timeout)

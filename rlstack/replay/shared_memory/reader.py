@@ -170,14 +170,29 @@ class SharedMemReader:
             ended = numbers.start_time != start_time(int(pid))
             numbers.blocked[(numbers.pid == pid) & ended] = DEAD
 
-    def take(self, size: int) -> Sample | None:
-        """Draws and copies a batch; returns None if writers kept overwriting the drawn items."""
+    def take(self, size: int, most: int | None = None) -> Sample | None:
+        """Draws and copies batches; call it only when no rule blocks one.
+
+        Args:
+          size: items in each.
+          most: the largest number of batches; the sample then has a leading axis of those that the
+            rules allow. None: one batch, without this axis.
+
+        Returns:
+          The sample; None if writers kept overwriting the drawn items.
+        """
         table, reserved = self._table, self._numbers.reserved
-        keys, relative_probs = table.draw(size)
+        if most is None:
+            keys, relative_probs = table.draw(size)
+        else:
+            keys, relative_probs = table.draw_several(size, table.num_ready(size, most))
         starts, env_ids = table.locate(keys)
         trajectory = table.ring.gather(starts, env_ids)
+        shape = keys.shape
+        keys, relative_probs = keys.ravel(), relative_probs.ravel()
+        starts, env_ids = starts.ravel(), env_ids.ravel()
         # A fifo's items stay until `publish` releases them.
-        unchecked = np.arange(len(keys) if self._cfg.sampler != "fifo" else 0)
+        unchecked = np.arange(keys.size if self._cfg.sampler != "fifo" else 0)
         for _ in range(_REDRAWS):
             memory_fence()
             # The items copied in the last pass that have been overwritten since.
@@ -185,7 +200,9 @@ class SharedMemReader:
                 reserved[env_ids[unchecked]] > starts[unchecked] + table.ring.rows
             ]
             if not unchecked.size:
-                sample = table.finish(keys, relative_probs, trajectory)
+                sample = table.finish(
+                    keys.reshape(shape), relative_probs.reshape(shape), trajectory
+                )
                 self.publish()
                 return sample
             self.redrawn += unchecked.size
