@@ -91,11 +91,11 @@ def _write(out: Path, found: dict[str, Any]) -> None:
 def _run(part: Part, quick: bool, limit: float) -> dict[str, Any]:
     """Runs a part in a child process; returns what it found, or its error."""
     command = [sys.executable, "-m", _CHILD, part.name, *(["--quick"] if quick else [])]
+    flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), part.xla_flags)))
+    env = os.environ | ({"XLA_FLAGS": flags} if flags else {})
     started = time.monotonic()
     try:
-        done = subprocess.run(
-            command, env=dict(os.environ), capture_output=True, text=True, timeout=limit
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return {"error": f"it did not end within {limit:.0f} s"}
     if done.returncode:

@@ -1,5 +1,7 @@
 """The benchmark of accelerators in its small form, on the CPU."""
 
+import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fused
-from benchmarks.accelerator.parts import FULL, MORE, QUICK
+from benchmarks.accelerator import __main__ as command
+from benchmarks.accelerator import child, whole_runs
+from benchmarks.accelerator.parts import FULL, MORE, QUICK, Part
 from benchmarks.accelerator.settings import experiment_of, for_many_cores, in_topology
+from programs.presets import preset
+from rlstack.acting.inferencer import Inferencer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +114,37 @@ def test_a_quick_run_goes_on_where_it_was(tmp_path):
     assert parts["actor/cartpole-ppo"]["calls_per_second_of_two_threads"] > 0
     assert 0 < parts["service"]["latency_ms_p50"] <= parts["service"]["latency_ms_p99"]
     assert parts["fused/catch-ppo"]["frames_per_second"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_runs_of_several_actors_tell_how_long_a_call_takes(monkeypatch):
+    chosen = preset("cartpole-ppo")
+    program = dataclasses.replace(chosen.program, launch="threads")
+    threads = dataclasses.replace(chosen, topology="heavy_env", program=program)
+    monkeypatch.setattr(whole_runs, "experiment_of", lambda name: threads)
+    inference = Inferencer.inference
+    found = whole_runs.actors("cartpole-ppo", quick=True)
+    assert found["frames_per_second"].keys() == found["inference_ms"].keys() == {"2"}
+    assert found["frames_per_second"]["2"] > 100 and 0 < found["inference_ms"]["2"] < 1000
+    assert found["num_envs"] == threads.env.num_envs * threads.num_actors
+    assert Inferencer.inference is inference
+
+
+def test_every_part_has_a_function_and_its_own_flags_of_xla(monkeypatch):
+    assert {part.kind for part in (*FULL, *MORE, *QUICK)} <= child._KINDS.keys()
+    seen = []
+
+    def run(*args, env, **kwargs):
+        seen.append(env.get("XLA_FLAGS"))
+        return argparse.Namespace(returncode=0, stdout="{}", stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for mine, flags in (("", "--other"), ("--one", "--other"), ("--one", ""), ("", "")):
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        if flags:
+            monkeypatch.setenv("XLA_FLAGS", flags)
+        command._run(Part("service", xla_flags=mine), quick=True, limit=1.0)
+    assert seen == ["--other", "--other --one", "--one", None]
 
 
 @pytest.mark.timeout(60)
