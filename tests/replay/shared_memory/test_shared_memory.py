@@ -262,6 +262,24 @@ def test_checkpoints_cross_between_backends(make, sampler, steps):
     assert {**shared.stats(), **local.stats()} == shared.stats()
 
 
+def test_so_many_environments_that_even_small_leaves_have_large_rows(make):
+    num_envs = 1 << 14  # a row of step types has 64 KiB
+    buffer = make(num_envs, max_size=num_envs * 4, unroll_length=1, starts="not_last")
+    writer = buffer.handle().attach()
+    types = np.random.default_rng(0).choice([MID, LAST], (3, num_envs)).astype(np.int32)
+    feed(writer, num_envs, 0, 3, versions=lambda t: t, step_types=lambda t: types[t])
+    items = buffer.sample(2000, timeout=5)
+    found = items.batch.trajectory
+    assert found.timestep.step_type.dtype == found.params_version.dtype == np.int32
+    first, env_ids = np.divmod(items.keys.astype(np.int64), num_envs)
+    assert set(first.tolist()) == {0, 1}
+    for step in (0, 1):
+        np.testing.assert_array_equal(found.timestep.step_type[step], types[first + step, env_ids])
+        np.testing.assert_array_equal(found.params_version[step], first + step)
+    assert (found.timestep.step_type[0] != LAST).all()
+    assert buffer.stats()["inserts"] == np.count_nonzero(types[:2] != LAST)
+
+
 def test_jax_specs_and_arrays_serve_as_well(make):
     spec = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), SPEC)
     buffer = SharedMemReplayBuffer(config(), 2, seed=0, spec=spec)
