@@ -17,7 +17,6 @@ XLA still divides the updates of networks with state, of networks that are no
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,8 +31,7 @@ from rlstack.devices import by_device
 from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
 from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
-from rlstack.learning.update import OneCall, Updated, fetch, mean_logs, select
-from rlstack.networks.layers import forms
+from rlstack.learning.update import OneCall, Updated, fetch, layer_forms, mean_logs, select
 from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Params, PyTree
 
 NUM_VOTES = 4
@@ -143,8 +141,7 @@ class DividedUpdate:
     ) -> Any:
         """Makes the update; runs on each device, with its own share."""
         step = self._averaging_step if self._averages else self._whole_step
-        scans = isinstance(self._agent, EpochAgent)  # over its minibatches
-        with forms.in_loop() if scans else contextlib.nullcontext():
+        with layer_forms(self._agent):
             *after, output, votes = step(layout, params, learner_state, packed)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)

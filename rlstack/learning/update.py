@@ -92,9 +92,7 @@ class OneCall:
 
     def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         before = params, learner_state
-        # An agent with epochs scans over its minibatches.
-        scans = isinstance(self._agent, EpochAgent)
-        with forms.in_loop() if scans else contextlib.nullcontext():
+        with layer_forms(self._agent):
             *after, output = self._agent.learner_step(params, learner_state, batch)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
         logs = mean_logs(output.logs)
@@ -117,6 +115,12 @@ def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:
 
     threading.Thread(target=run, name="compile", daemon=True).start()
     return future
+
+
+def layer_forms(agent: Agent) -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which an agent's update is traced."""
+    # An agent with epochs scans over its minibatches.
+    return forms.in_loop() if isinstance(agent, EpochAgent) else contextlib.nullcontext()
 
 
 def mean_logs(logs: Logs) -> jax.Array:
