@@ -39,6 +39,18 @@ def test_gradients_equal_those_of_haikus_layer(size, shape):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found, wanted)
 
 
+@pytest.mark.parametrize(
+    "options", [{"with_bias": False}, {"b_init": hk.initializers.RandomUniform(-0.5, 0.5)}]
+)
+def test_biases_are_those_of_haikus_layer(options):
+    x = jax.random.normal(jax.random.PRNGKey(1), (5, 7))
+    w_init = hk.initializers.RandomUniform(-0.3, 0.3)
+    params, ours = _of(lambda size: Linear(size, w_init, **options), 20, x)
+    same, theirs = _of(lambda size: hk.Linear(size, w_init=w_init, name="linear", **options), 20, x)
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+    np.testing.assert_allclose(ours(params, x), theirs(params, x), rtol=1e-6)
+
+
 @own_forms
 @pytest.mark.parametrize("size", [2, 20, 64])
 def test_gradients_under_vmap_and_of_gradients(size):

@@ -9,7 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.networks.layers.linear import linear
+from rlstack.networks.layers.linear import Linear, linear
 from rlstack.networks.layers.products import multiply
 
 Norm = Literal["none", "layer", "batch", "batch_renorm"]
@@ -67,7 +67,7 @@ def dense(
     if not block.skip:
         return y
     if x.shape != y.shape:
-        x = hk.Linear(size, with_bias=False, w_init=hk.initializers.Orthogonal(), name="skip")(x)
+        x = Linear(size, hk.initializers.Orthogonal(), "skip", with_bias=False)(x)
     return x + y
 
 

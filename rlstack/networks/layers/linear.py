@@ -20,6 +20,9 @@ class Linear(hk.Module):
         size: int,
         w_init: hk.initializers.Initializer | None = None,
         name: str | None = None,
+        *,
+        b_init: hk.initializers.Initializer = jnp.zeros,
+        with_bias: bool = True,
     ) -> None:
         """Makes the layer.
 
@@ -28,17 +31,22 @@ class Linear(hk.Module):
           w_init: initial weights; by default a truncated normal distribution with the standard
               deviation 1 / sqrt(inputs), as in ``hk.Linear``.
           name: of the module; ``linear`` by default.
+          b_init: initial biases.
+          with_bias: whether there are biases.
         """
         super().__init__(name=name)
-        self._size, self._w_init = size, w_init
+        self._size, self._with_bias = size, with_bias
+        self._w_init, self._b_init = w_init, b_init
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``[..., D]`` to ``[..., size]``."""
         shape = (x.shape[-1], self._size)
         w_init = self._w_init or hk.initializers.TruncatedNormal(stddev=1 / np.sqrt(shape[0]))
         w = hk.get_parameter("w", shape, x.dtype, init=w_init)
-        b = hk.get_parameter("b", shape[1:], x.dtype, init=jnp.zeros)
-        return multiply(x, w) + b
+        y = multiply(x, w)
+        if not self._with_bias:
+            return y
+        return y + hk.get_parameter("b", shape[1:], x.dtype, init=self._b_init)
 
 
 class NoisyLinear(hk.Module):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.ragged.entity_layout import GLOBAL, EntityLayout, leading_shape, module_names
 from rlstack.types import PyTree
 
@@ -47,10 +48,8 @@ class Embedding(hk.Module):
         # Biases are random, because with zero biases the norm reduces a single feature to its sign.
         bound = 1 / np.sqrt(x.shape[-1])
         init = hk.initializers.RandomUniform(-bound, bound)
-        x = jax.nn.relu(
-            hk.Linear(self._d_model, w_init=init, b_init=init, name=f"{name}_linear")(x)
-        )
-        return layer_norm(f"{name}_norm")(x)
+        layer = Linear(self._d_model, init, f"{name}_linear", b_init=init)
+        return layer_norm(f"{name}_norm")(jax.nn.relu(layer(x)))
 
 
 def layer_norm(name: str) -> hk.LayerNorm:

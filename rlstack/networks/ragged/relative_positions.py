@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlstack.networks.layers.linear import Linear
 from rlstack.networks.ragged.config import RelativePositionsConfig
 from rlstack.networks.ragged.geometry import Poses, rotated
 
@@ -134,10 +135,10 @@ class RelativePositions(hk.Module):
                 (cfg.project_values, "value_projection", values),
             ):
                 if wanted:
-                    codes.append(hk.Linear(self._size, with_bias=False, name=name)(inputs))
+                    codes.append(Linear(self._size, name=name, with_bias=False)(inputs))
         value = _sum(values)
         if value is not None and cfg.value_gate != "none":
-            gate = hk.Linear(self._size, name="value_gate")(embedding)
+            gate = Linear(self._size, name="value_gate")(embedding)
             function = {"linear": lambda x: x}.get(cfg.value_gate) or getattr(
                 jax.nn, cfg.value_gate
             )
