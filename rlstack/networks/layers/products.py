@@ -72,6 +72,8 @@ def _copied_outputs(
     saved: tuple[jax.Array, jax.Array], of_y: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, w = saved
+    # Without the barrier, XLA computes the gradient a second time, in the order of the copy.
+    of_y = jax.lax.optimization_barrier(of_y)
     rows, columns = _as_matrices(x, of_y)
     transposed = _by_rows(jnp.dot(_by_rows(columns.T), rows))
     return jnp.dot(of_y, w.T), _by_rows(transposed.T)
