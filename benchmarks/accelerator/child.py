@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from benchmarks import learners
 from benchmarks.accelerator import correctness, service
 from benchmarks.accelerator.actor import actor
 from benchmarks.accelerator.settings import experiment_of, spec_of
-from benchmarks.accelerator.whole_runs import actors, fused, layouts, many, memory, run
+from benchmarks.accelerator.whole_runs import Found, actors, fused, layouts, many, memory, run
 from benchmarks.report import alternate, rate
 from programs.components import xla
 from programs.components.agent import make_agent
@@ -28,8 +27,6 @@ from programs.experiment import Experiment
 from rlstack.acting.actor import transition_spec
 from rlstack.envs import AsyncEnv
 from rlstack.learning.learner import Learner
-
-Found = dict[str, Any]
 
 
 def learner(name: str, quick: bool) -> Found:

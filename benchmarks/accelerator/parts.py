@@ -36,20 +36,18 @@ FULL = (
     Part("actor", "pong-gpu-ppo", 30),
     Part("pool", "pong-gpu-ppo", 20),
 )
+_PONG = ("pong-gpu-ppo", "pong-gpu-impala")
 # Parts that run only if they are named.
 MORE = (
     *(Part(kind, "pong-gpu-ppo", 45) for kind in ("single_process", "heavy_env", "light_env")),
     Part("heavy_env", "pong-gpu-impala", 45),
-    *(Part("layouts", name, 140, limit=250) for name in ("pong-gpu-ppo", "pong-gpu-impala")),
-    *(Part("actors", name, 100, limit=200) for name in ("pong-gpu-ppo", "pong-gpu-impala")),
+    *(Part("layouts", name, 140, limit=250) for name in _PONG),
+    *(Part("actors", name, 100, limit=200) for name in _PONG),
     *(
         Part("actors_without_cuda_graphs", name, 100, 200, "--xla_gpu_enable_command_buffer=")
-        for name in ("pong-gpu-ppo", "pong-gpu-impala")
+        for name in _PONG
     ),
-    *(
-        Part("heavy_env_half", name, 45)
-        for name in ("pong-gpu-ppo", "pong-gpu-impala", "breakout-gpu-ppo")
-    ),
+    *(Part("heavy_env_half", name, 45) for name in (*_PONG, "breakout-gpu-ppo")),
     *(Part("run", name, 25) for name in ("pong-ppo", "breakout-ppo")),
     Part("fused", "catch-ppo", 40),
     Part("fused", "minatar-breakout-ppo", 40),

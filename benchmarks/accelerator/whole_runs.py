@@ -41,7 +41,7 @@ def actors(name: str, quick: bool) -> Found:
 
 @contextlib.contextmanager
 def _timed_calls() -> Iterator[list[float]]:
-    """Yields a list of the seconds of each call of an `Inferencer` of this process."""
+    """Times all calls of `Inferencer.inference` in this process; yields the list of seconds."""
     seconds: list[float] = []
     inference = Inferencer.inference
 
@@ -65,12 +65,12 @@ def layouts(name: str, quick: bool) -> Found:
     all of its environments or a share of them.
     """
     experiment, found, cores = experiment_of(name), {}, os.cpu_count() or 1
-    for actors, share, divided in _LAYOUTS[:2] if quick else _LAYOUTS:
-        workers = max(1, cores // actors) if divided else 0
-        chosen = in_topology(experiment, "heavy_env", share, actors, workers)
+    for number, share, divided in _LAYOUTS[:2] if quick else _LAYOUTS:
+        workers = max(1, cores // number) if divided else 0
+        chosen = in_topology(experiment, "heavy_env", share, number, workers)
         run = trained(chosen, 0.5 if quick else 8)
         threads = workers or cores
-        found[f"actors {actors}, threads {threads}, share {share:g}"] = run["frames_per_second"]
+        found[f"actors {number}, threads {threads}, share {share:g}"] = run["frames_per_second"]
     return found
 
 
@@ -137,7 +137,7 @@ class _Meter:
 
 
 def trained(experiment: Experiment, seconds: float) -> Found:
-    """Trains for some seconds after the first update; returns what was measured then."""
+    """Trains until ``seconds`` after the first update; returns the measurements of that time."""
     meter = _Meter(seconds)
     experiment = dataclasses.replace(
         experiment,
@@ -163,7 +163,7 @@ def trained(experiment: Experiment, seconds: float) -> Found:
 
 
 def memory() -> Found:
-    """The most memory of the device that was in use, if the device counts it."""
+    """Returns the peak memory of the device, or nothing if the device does not count it."""
     stats = jax.local_devices()[0].memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return {} if peak is None else {"peak_bytes": int(peak)}

@@ -81,7 +81,7 @@ class Sampler:
         raise NotImplementedError
 
     def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses the items of several batches; `draw` has the meaning of both results.
+        """Chooses the items of several batches, each as `draw` does.
 
         Returns:
           Keys and relative probabilities, [count, B].

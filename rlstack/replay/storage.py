@@ -224,7 +224,10 @@ class StepRing:
         return self._treedef.unflatten(batch)
 
     def _indices(self, starts: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """Returns the places of windows in `_flat`, beyond its end where a window wraps around."""
+        """Returns the indices of windows in `_flat`, ``[..., T+1, B]``.
+
+        An index past the end stands for a row at the beginning, as in ``take`` with mode "wrap".
+        """
         first = starts % self.rows * self._num_envs + env_ids
         return first[..., None, :] + self._offsets
 
@@ -241,34 +244,34 @@ class StepRing:
         """
         assert self._treedef is not None
         indices = self._indices(starts, env_ids).T
+        width = trajectory.params_version.shape[-1]
+        batch, column = np.divmod(columns, width)
         for flat, out in zip(self._flat, self._treedef.flatten_up_to(trajectory), strict=True):
-            width = out.shape[out.ndim - flat.ndim]
             batches = out.reshape((-1, self._length, width, *flat.shape[1:]))
-            batch, column = np.divmod(columns, width)
             batches[batch, :, column] = flat.take(indices, axis=0, mode="wrap")
 
-    def _buffer(self, starts: tuple[int, ...]) -> list[np.ndarray]:
-        """Returns arrays for windows whose starts have this shape."""
-        buffers = self._buffers.get(starts)
+    def _buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        """Returns arrays for the result of `gather` whose ``starts`` have this shape."""
+        buffers = self._buffers.get(shape)
         if buffers is None:
             # Rounds have several sizes. A batch of a discarded size stays valid while referenced.
             while len(self._buffers) >= _SIZES:
                 del self._buffers[next(iter(self._buffers))]
-            buffers = self._buffers[starts] = [self._new_buffer(starts) for _ in range(BUFFERS)]
+            buffers = self._buffers[shape] = [self._new_buffer(shape) for _ in range(BUFFERS)]
         # An unreferenced buffer is reused immediately, while it is still in the cache.
         unused = (i for i, arrays in enumerate(buffers) if _references(arrays) == _UNUSED)
         chosen = next(unused, None)
         if chosen is None and len(buffers) < _MOST_BUFFERS:  # several readers hold one each
-            buffers.append(self._new_buffer(starts))
+            buffers.append(self._new_buffer(shape))
             chosen = len(buffers) - 1
         elif chosen is None:
             chosen = (self._last_buffer + 1) % len(buffers)
         self._last_buffer = chosen
         return buffers[chosen]
 
-    def _new_buffer(self, starts: tuple[int, ...]) -> list[np.ndarray]:
-        shape = *starts[:-1], self._length, starts[-1]
-        return [np.empty((*shape, *f.shape[1:]), f.dtype) for f in self._flat]
+    def _new_buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
+        windows = *shape[:-1], self._length, shape[-1]
+        return [np.empty((*windows, *f.shape[1:]), f.dtype) for f in self._flat]
 
     def save(self, steps: int) -> PyTree:
         """Returns a copy of the rows that ``steps`` steps have filled, () for no steps."""

@@ -189,14 +189,9 @@ class ItemTable:
         if self._rounds is not None:
             return 1
         count = most
-        while count > 1 and self._blocks(count * batch_size):
+        while count > 1 and self.blocking_rule(count * batch_size):
             count -= 1
         return count
-
-    def _blocks(self, samples: int) -> bool:
-        """Whether there are too few items for so many samples, or the rate limit forbids them."""
-        exceeds = exceeds_samples_per_insert(self._cfg, self.inserts, self.samples, samples)
-        return exceeds or not self.sampler.ready(samples)
 
     def draw_several(self, batch_size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws several batches, at most as many as are ready.

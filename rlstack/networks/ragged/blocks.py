@@ -94,7 +94,7 @@ def attention(x: Array, mask: Array, codes: PairCodes, num_heads: int) -> Array:
 def _of_pairs(query: Array, codes: Array) -> Array:
     """Returns the products of queries ``[R, Q, H, D]`` and codes ``[R, Q, K, D]``, [R, H, Q, K].
 
-    ``jnp.einsum`` would exchange the operands, with which XLA takes six times as long for the
+    ``jnp.einsum`` would exchange the operands, and XLA would take six times as long for the
     gradient of the queries.
     """
     products = jax.lax.dot_general(query, codes, (((3,), (3,)), ((0, 1), (0, 1))))  # [R, Q, H, K]

@@ -35,7 +35,7 @@ class _Drawn(NamedTuple):
     leaves: list[np.ndarray]
 
     def batches(self) -> list[_Drawn]:
-        """Returns them one by one, as views."""
+        """Returns a list of the batches, as views."""
         each = zip(self.keys, self.weights, *self.leaves, strict=True)
         return [_Drawn(keys, weights, self.version, leaves) for keys, weights, *leaves in each]
 

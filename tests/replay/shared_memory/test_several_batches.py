@@ -9,7 +9,7 @@ from tests.replay.replay_model import drawn, feed
 
 
 class Newest:
-    """A user's sampler with a state and probabilities."""
+    """A user's sampler that returns probabilities."""
 
     def __call__(self, rng, items, batch_size):
         chosen = len(items) - 1 - rng.integers(0, min(5, len(items)), batch_size)
