@@ -36,8 +36,9 @@ class Fused(Calls, FusedRun):
         # The loop, its start and the evaluation compile at the same time.
         shapes = jax.eval_shape(parts.agent.initial_params, self.keys.learner)
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
         self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
+        evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
+        self.start()
         self.learner.take(self._state.learning)
         with phase("compiling the evaluation"):
             evaluating.result()
