@@ -3,6 +3,6 @@
 Each module has a function that takes the setup and a display. It returns when all nodes have ended:
 SIGINT or SIGTERM if one was received, else 0.
 
-May import: programs, programs.nodes, programs.topologies, programs.tracking, rlstack.replay,
-rlstack.rpc, rlstack.storage.
+May import: programs, programs.nodes, programs.topologies, programs.tracking, rlstack.envs,
+rlstack.replay, rlstack.rpc, rlstack.storage.
 """

@@ -37,7 +37,6 @@ from programs.nodes import supervisor
 from programs.titles import set_title
 
 _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
-_OF_ALL_NODES = ("programs.launchers.wiring", "programs.topologies")  # their imports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +52,14 @@ class NodeProcess:
     grace: float  # seconds from a signal until it is killed
     silence: float  # seconds without a sign of life until it is killed; 0 for never
     max_restarts: int
-    imports: tuple[str, ...] = ()  # modules that this node needs, beyond those of all nodes
+    envpool: bool = False  # whether it steps environments of EnvPool
 
 
 def main() -> int:
     """Runs the launcher's process; returns its exit code."""
     answers = begin()
     try:
-        _import(_OF_ALL_NODES)
+        _import_modules()
         described = receive()
         if described is None:
             return 1
@@ -70,7 +69,8 @@ def main() -> int:
         try:
             for fields in described:
                 made = NodeProcess(**fields)
-                _import(made.imports)
+                if made.envpool:
+                    _import_envpool()
                 nodes.append(_Node(made, program, [answers.close, received.close]))
             print("launched", file=answers, flush=True)
             return _wait(nodes, received)
@@ -126,15 +126,22 @@ def record_end_of_supervisor(record: str, name: str, code: int) -> None:
         supervisor.record_failure(record, node=name, end=end, restarts=False)
 
 
-def _import(names: Sequence[str]) -> None:
-    """Imports modules that nodes need, unless they have been imported."""
-    new = [name for name in names if name not in sys.modules]
-    if not new:
-        return
+def _import_modules() -> None:
+    """Imports what all nodes need."""
     # Collections in the nodes then do not copy the memory that they share either.
     with module_path.imported_for_good():
-        for name in new:
-            importlib.import_module(name)
+        importlib.import_module("programs.launchers.wiring")
+        importlib.import_module("programs.topologies")
+
+
+def _import_envpool() -> None:
+    """Imports EnvPool, unless it has been imported."""
+    if "envpool" in sys.modules:
+        return
+    with module_path.imported_for_good():
+        from rlstack.envs import envpool_module
+
+        envpool_module.load()
 
 
 class _Signals:

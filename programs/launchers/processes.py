@@ -33,7 +33,6 @@ from programs.tracking.signals import StopSignals
 
 # As `python -m programs.launchers.local`, which would find modules of the current directory first.
 LOCAL = "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
-_ENVIRONMENTS = ("envpool",)
 _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports
 
 
@@ -77,7 +76,7 @@ def _described(node: Node, index: int, setup: Setup) -> local.NodeProcess:
         grace=grace_of(node),
         silence=cfg.silence_seconds,
         max_restarts=cfg.max_restarts if node.restartable else 0,
-        imports=_ENVIRONMENTS if makes_environments and "envpool" in sys.modules else (),
+        envpool=makes_environments and "envpool" in sys.modules,
     )
 
 

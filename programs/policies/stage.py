@@ -17,7 +17,7 @@ from programs.experiment import Experiment
 from programs.policies.labels import GameLabels, Labels, Names, Numbers
 from programs.policy_sets.members import seat_names
 from rlstack.entity.adapter import EntityEnv
-from rlstack.envs import SyncEnv, cpp
+from rlstack.envs import SyncEnv, envpool_module
 from rlstack.envs.factory import GymnasiumBuilder, resolve
 from rlstack.envs.seats.game import EnvOfSeat
 from rlstack.envs.seats.showing import unwrapped
@@ -141,7 +141,7 @@ class Stage:
         options = dict(cfg.options)
         if isinstance(builder, GymnasiumBuilder) or _takes(builder, "render_mode"):
             options.setdefault("render_mode", "rgb_array")
-        in_envpool = cfg.type in ("auto", "cpp") and cfg.name in cpp.names()
+        in_envpool = cfg.type in ("auto", "cpp") and cfg.name in envpool_module.names()
 
         def made() -> SyncEnv:
             number = len(self.seats)

@@ -1,4 +1,4 @@
-"""EnvPool's C++ environments as a backend. The only module that imports EnvPool.
+"""EnvPool's C++ environments as a backend.
 
 There are two ways to read EnvPool's data. The *public* Python layer builds a nested dict at each
 call and hides the step types, so they must be computed again; this takes longer than stepping eight
@@ -21,10 +21,8 @@ checks both first (``rlstack.envs.backend``).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +30,7 @@ from dm_env import specs
 
 from rlstack.envs.adapters import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.backend import PoolConfig
+from rlstack.envs.envpool_module import load
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
@@ -49,42 +48,6 @@ class Field(Protocol):
     shape: list[int]  # -1 means the number of players
     minimum: Any
     maximum: Any
-
-
-def load() -> ModuleType | None:
-    """Returns the EnvPool module, or None if EnvPool is not installed.
-
-    Raises:
-      OSError: EnvPool is installed, but it needs a library that this system lacks.
-    """
-    with contextlib.suppress(ImportError):
-        # Older versions of EnvPool import gym, which prints a deprecation notice on stderr.
-        from gym_notices import notices
-
-        notices.notices.clear()
-    try:
-        import envpool
-    except ModuleNotFoundError as error:
-        if error.name == "envpool":
-            return None
-        raise
-    except ImportError as error:
-        raise OSError(
-            f"EnvPool is installed, but cannot be imported: {error}. If it is a library of the "
-            "system, install it (on Debian and Ubuntu: apt install libegl1 libopengl0). "
-            "Environments of Gymnasium do not need EnvPool: --env.type for_loop."
-        ) from error
-    return envpool
-
-
-def names() -> list[str]:
-    """Returns the names of EnvPool's environments; empty if EnvPool is not installed.
-
-    Raises:
-      OSError: see `load`.
-    """
-    envpool = load()
-    return [] if envpool is None else list(envpool.list_all_envs())
 
 
 class CppBackend:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlstack.checks import WrongKindError
-from rlstack.envs import cpp
+from rlstack.envs import cpp, envpool_module
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
 from rlstack.envs.seats import cpp_games
@@ -54,7 +54,7 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
             return load_object(backend)(name_or_builder.removeprefix(prefix), config)
     if type_ == "jax":
         return load_object(_JAX)(name_or_builder, config)
-    if type_ in ("auto", "async", "cpp") and named and name_or_builder in cpp.names():
+    if type_ in ("auto", "async", "cpp") and named and name_or_builder in envpool_module.names():
         name = str(name_or_builder)
         several = len(cpp_games.seats(name, config.options)) > 1
         return (cpp_games.CppGames if several else cpp.CppBackend)(name, config)
@@ -64,7 +64,7 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
                 "Env pool: type='cpp' needs the name of an EnvPool environment; got a builder. "
                 "Use another type, or 'auto'."
             )
-        raise ValueError(_unknown(str(name_or_builder), cpp.names(), "EnvPool"))
+        raise ValueError(_unknown(str(name_or_builder), envpool_module.names(), "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
 
@@ -130,12 +130,12 @@ def resolve(name: str) -> EnvBuilder:
         return GymnasiumBuilder(name)
     if name in gymnasium.registry:
         return GymnasiumBuilder(name)
-    if name in cpp.names():
+    if name in envpool_module.names():
         raise ValueError(
             f"Env pool: {name!r} must run with type='cpp', because only EnvPool has it; the "
             f"installed Gymnasium has not.{did_you_mean(name, gymnasium.registry)}"
         )
-    raise ValueError(_unknown(name, [*cpp.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
+    raise ValueError(_unknown(name, [*envpool_module.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs import cpp
+from rlstack.envs import cpp, envpool_module
 from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.backend import PoolConfig
 from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
@@ -44,7 +44,7 @@ def seats(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       ValueError: an option changes the number of agents, which EnvPool would not survive.
     """
-    envpool = cpp.load()
+    envpool = envpool_module.load()
     # What EnvPool registers for a name. `make_spec` would tell too, but takes 80 ms for Atari.
     registered = envpool.registration.registry.specs[name][2] if envpool else {}
     config = {**registered, **options}

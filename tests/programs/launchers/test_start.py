@@ -61,17 +61,17 @@ def test_only_nodes_with_environments_wait_for_the_import_of_envpool(tmp_path, m
     nodes = wiring.indexed(graph_of(setup))
     monkeypatch.setitem(sys.modules, "envpool", object())
     described = [processes._described(node, index, setup) for node, index in nodes]
-    assert {n.name.split("/")[0] for n in described if n.imports} == {"actor", "evaluator"}
+    assert {n.name.split("/")[0] for n in described if n.envpool} == {"actor", "evaluator"}
     monkeypatch.delitem(sys.modules, "envpool")
-    assert not any(processes._described(node, index, setup).imports for node, index in nodes)
+    assert not any(processes._described(node, index, setup).envpool for node, index in nodes)
 
 
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_a_launcher_imports_for_a_node_when_the_nodes_before_it_have_started(tmp_path):
     """An import that ends the launcher shows that the node before it had been started."""
-    (tmp_path / "ends_here.py").write_text("raise SystemExit(7)")
-    code = f"import sys; sys.path.append({str(tmp_path)!r}); {processes.LOCAL.partition(';')[2]}"
+    (tmp_path / "envpool.py").write_text("raise SystemExit(7)")
+    code = f"import sys; sys.path.insert(1, {str(tmp_path)!r}); {processes.LOCAL.partition(';')[2]}"
     directory = RunDir.create(tmp_path / "run", "test", 1)
     with nothing_left(), processes.started(code, directory) as process:
         node = local.NodeProcess(
@@ -86,7 +86,7 @@ def test_a_launcher_imports_for_a_node_when_the_nodes_before_it_have_started(tmp
             max_restarts=0,
         )
         later = dataclasses.replace(
-            node, name="later", log=str(tmp_path / "later" / "0"), imports=("ends_here",)
+            node, name="later", log=str(tmp_path / "later" / "0"), envpool=True
         )
         processes._send(processes.Prepared([vars(node), vars(later)], "", b""), process)
         assert process.wait(60.0) == 7
