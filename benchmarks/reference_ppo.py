@@ -21,7 +21,7 @@ from dm_env import specs
 
 from agents.ppo import PPOConfig
 from programs.experiment import EnvConfig
-from rlstack.envs import envpool_module
+from rlstack.envs.cpp import library
 from rlstack.networks import NetworkConfig, actor_critic
 from rlstack.optimizers import OptimizerConfig
 from rlstack.types import Array, Params, PyTree, TimeStep
@@ -272,7 +272,7 @@ def _rows(*arrays: Array) -> Minibatch:
 
 
 def _make_env(env: EnvConfig, seed: int) -> Any:
-    envpool = envpool_module.load()
+    envpool = library.load()
     if envpool is None:
         raise ValueError("ReferencePPO: EnvPool must be installed.")
     # Waking a second thread costs more than stepping these; 0 is one thread for each core.

@@ -32,7 +32,7 @@ IMPURE_STANDARD = {"os", "threading", "multiprocessing", "socket", "subprocess",
 HEAVY = {
     "brax": r"rlstack/jax_envs/libraries/from_brax\.py",
     "craftax": r"rlstack/jax_envs/libraries/from_craftax\.py",
-    "envpool": r"rlstack/envs/envpool_module\.py",
+    "envpool": r"rlstack/envs/cpp/library\.py",
     "reverb": r"rlstack/replay/reverb/binding\.py",
     "launchpad": r"(programs/launchers/launchpad/\w+|rlstack/rpc/courier)\.py",
     "courier": r"rlstack/rpc/courier\.py",

@@ -139,9 +139,9 @@ def _import_envpool() -> None:
     if "envpool" in sys.modules:
         return
     with module_path.imported_for_good():
-        from rlstack.envs import envpool_module
+        from rlstack.envs.cpp import library
 
-        envpool_module.load()
+        library.load()
 
 
 class _Signals:

@@ -17,7 +17,8 @@ from programs.experiment import Experiment
 from programs.policies.labels import GameLabels, Labels, Names, Numbers
 from programs.policy_sets.members import seat_names
 from rlstack.entity.adapter import EntityEnv
-from rlstack.envs import SyncEnv, envpool_module
+from rlstack.envs import SyncEnv
+from rlstack.envs.cpp import library
 from rlstack.envs.factory import GymnasiumBuilder, resolve
 from rlstack.envs.seats.game import EnvOfSeat
 from rlstack.envs.seats.showing import unwrapped
@@ -141,7 +142,7 @@ class Stage:
         options = dict(cfg.options)
         if isinstance(builder, GymnasiumBuilder) or _takes(builder, "render_mode"):
             options.setdefault("render_mode", "rgb_array")
-        in_envpool = cfg.type in ("auto", "cpp") and cfg.name in envpool_module.names()
+        in_envpool = cfg.type in ("auto", "cpp") and cfg.name in library.names()
 
         def made() -> SyncEnv:
             number = len(self.seats)

@@ -18,7 +18,7 @@ from programs.env_config import EnvConfig
 from programs.experiment import Experiment
 from programs.member_config import MemberConfig, is_fixed
 from programs.tracking.run_dir import RunDir
-from rlstack.envs import envpool_module
+from rlstack.envs.cpp import library
 from rlstack.envs.factory import resolve
 from rlstack.envs.pool import SyncEnv
 from rlstack.envs.seats import cpp_games
@@ -241,7 +241,7 @@ def seat_names(cfg: EnvConfig) -> tuple[str, ...]:
 
         options = {name: value for name, value in cfg.options.items() if name not in SHOWN}
         return tuple(getattr(make_jax_env(cfg.name, options), "seats", ("0",)))
-    if ":" not in cfg.name and cfg.type in ("auto", "cpp") and cfg.name in envpool_module.names():
+    if ":" not in cfg.name and cfg.type in ("auto", "cpp") and cfg.name in library.names():
         return cpp_games.seats(cfg.name, cfg.options)
     if ":" in cfg.name and not cfg.name.startswith("rust:"):
         named = getattr(resolve(cfg.name), "seats", None)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlstack.checks import WrongKindError
-from rlstack.envs import cpp, envpool_module
 from rlstack.envs.adapters import EnvBuilder
 from rlstack.envs.backend import Backend, PoolConfig
+from rlstack.envs.cpp import library
+from rlstack.envs.cpp.backend import CppBackend
 from rlstack.envs.seats import cpp_games
 from rlstack.references import did_you_mean, load_object
 
@@ -54,17 +55,17 @@ def make_backend(name_or_builder: str | EnvBuilder, type_: str, config: PoolConf
             return load_object(backend)(name_or_builder.removeprefix(prefix), config)
     if type_ == "jax":
         return load_object(_JAX)(name_or_builder, config)
-    if type_ in ("auto", "async", "cpp") and named and name_or_builder in envpool_module.names():
+    if type_ in ("auto", "async", "cpp") and named and name_or_builder in library.names():
         name = str(name_or_builder)
         several = len(cpp_games.seats(name, config.options)) > 1
-        return (cpp_games.CppGames if several else cpp.CppBackend)(name, config)
+        return (cpp_games.CppGames if several else CppBackend)(name, config)
     if type_ == "cpp":
         if not named:
             raise WrongKindError(
                 "Env pool: type='cpp' needs the name of an EnvPool environment; got a builder. "
                 "Use another type, or 'auto'."
             )
-        raise ValueError(_unknown(str(name_or_builder), envpool_module.names(), "EnvPool"))
+        raise ValueError(_unknown(str(name_or_builder), library.names(), "EnvPool"))
     builder = resolve(name_or_builder) if isinstance(name_or_builder, str) else name_or_builder
     return _python_backend(builder, type_, config)
 
@@ -130,12 +131,12 @@ def resolve(name: str) -> EnvBuilder:
         return GymnasiumBuilder(name)
     if name in gymnasium.registry:
         return GymnasiumBuilder(name)
-    if name in envpool_module.names():
+    if name in library.names():
         raise ValueError(
             f"Env pool: {name!r} must run with type='cpp', because only EnvPool has it; the "
             f"installed Gymnasium has not.{did_you_mean(name, gymnasium.registry)}"
         )
-    raise ValueError(_unknown(name, [*envpool_module.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
+    raise ValueError(_unknown(name, [*library.names(), *gymnasium.registry], "EnvPool, Gymnasium"))
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> str:

@@ -102,7 +102,7 @@ class OneCall:
         return params, learner_state, logs, output.priorities
 
 
-def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:
+def in_thread(function: Callable[..., object], *arguments: Any) -> Future[None]:
     """Calls a function in a thread, which does not outlive the process; returns its future."""
     future: Future[None] = Future()
 

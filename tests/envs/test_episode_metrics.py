@@ -11,7 +11,7 @@ from rlstack.entity import as_dm_env
 from rlstack.entity.games.multi_snake import MultiSnake
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.backend import PoolConfig
-from rlstack.envs.cpp import CppBackend
+from rlstack.envs.cpp.backend import CppBackend
 from rlstack.storage.loggers import InMemoryLogger
 from rlstack.types import StepType
 from tests.acting.test_actor import Output

@@ -25,9 +25,9 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs import cpp, envpool_module
 from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.backend import PoolConfig
+from rlstack.envs.cpp import backend, library
 from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
@@ -44,7 +44,7 @@ def seats(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       ValueError: an option changes the number of agents, which EnvPool would not survive.
     """
-    envpool = envpool_module.load()
+    envpool = library.load()
     # What EnvPool registers for a name. `make_spec` would tell too, but takes 80 ms for Atari.
     registered = envpool.registration.registry.specs[name][2] if envpool else {}
     config = {**registered, **options}
@@ -69,7 +69,7 @@ class CppGames:
 
         Args:
           name: an EnvPool id of a game of several players.
-          config: as for `rlstack.envs.cpp.CppBackend`.
+          config: as for `rlstack.envs.cpp.backend.CppBackend`.
 
         Raises:
           EnvError: the pool is not synchronous.
@@ -96,18 +96,18 @@ class CppGames:
         config = dataclasses.replace(
             config, size=self._games, wait_num=self._games, options=options
         )
-        self._pool = pool = cpp.make(name, config)
+        self._pool = pool = backend.make(name, config)
         fields, acted = pool.spec.state_array_spec, pool.spec.action_array_spec
         observed = self._only([f for f in fields if f.partition(":")[0] == "obs"], "observes")
         self._acted = self._only(
             [f for f in acted if f not in (_ENV_IDS, _PLAYERS_ENV_IDS)], "does"
         )
         self._mask_spec = fields.get("info:legal_action_mask")
-        self._observed = cpp.to_spec("observation", fields[observed])
+        self._observed = backend.to_spec("observation", fields[observed])
         action = acted[self._acted]
-        self.spec = EnvSpec(self._observation_spec(), cpp.to_spec("action", action, True))
+        self.spec = EnvSpec(self._observation_spec(), backend.to_spec("action", action, True))
         self.action_dtypes = [np.dtype(action.dtype)]
-        self.action_offsets = [cpp.offset_of(action)]
+        self.action_offsets = [backend.offset_of(action)]
         self._ids = np.arange(self._games, dtype=np.int32)
         self._turn: np.ndarray | None = None  # the player that acts next, by game
         self._returns = np.zeros((self._games, len(self._seats)))

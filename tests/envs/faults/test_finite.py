@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
-from rlstack.envs.cpp import CppBackend
+from rlstack.envs.cpp.backend import CppBackend
 
 pytestmark = pytest.mark.timeout(60)
 

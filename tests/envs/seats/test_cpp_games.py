@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rlstack.checks import EnvError
-from rlstack.envs import AsyncEnv, SyncEnv, envpool_module
+from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.envs.cpp import library
 from rlstack.envs.seats import cpp_games
 from rlstack.types import StepType
 
@@ -14,7 +15,7 @@ MATRIX = {"observation_format": "matrix"}
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.skipif(IN_TURN not in envpool_module.names(), reason="needs games of EnvPool 1.2"),
+    pytest.mark.skipif(IN_TURN not in library.names(), reason="needs games of EnvPool 1.2"),
 ]
 
 
@@ -30,7 +31,7 @@ def of_several_players():
 
 def test_players_who_act_together_are_rows():
     """Two games, whose steps are those of EnvPool with the same seed and actions."""
-    oracle = envpool_module.load().make(
+    oracle = library.load().make(
         TOGETHER, "gymnasium", num_envs=2, seed=7, num_threads=1, max_episode_steps=60, **MATRIX
     )
     seen, _ = oracle.reset()

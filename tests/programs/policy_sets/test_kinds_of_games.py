@@ -11,7 +11,7 @@ from programs.experiment import EnvConfig
 from programs.member_config import HistoryConfig, MemberConfig
 from programs.policy_sets.members import divide
 from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.envs import envpool_module
+from rlstack.envs.cpp import library
 from rlstack.optimizers import OptimizerConfig
 from tests.programs import running
 from tests.programs.policies.seats import games
@@ -169,7 +169,7 @@ def test_a_league_in_lock_step_equals_a_single_process_bit_for_bit(tmp_path, top
         assert len(np.unique(kept["ids"])) == number
 
 
-@pytest.mark.skipif("TicTacToe-v1" not in envpool_module.names(), reason="needs games of EnvPool 1.2")
+@pytest.mark.skipif("TicTacToe-v1" not in library.names(), reason="needs games of EnvPool 1.2")
 def test_a_policy_learns_a_game_of_envpool_against_another_one(tmp_path):
     """In Kuhn poker the best answer to random play wins more than 0.4 a game."""
     env = EnvConfig("KuhnPoker-v1", num_envs=32)
@@ -181,7 +181,7 @@ def test_a_policy_learns_a_game_of_envpool_against_another_one(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.skipif("TicTacToe-v1" not in envpool_module.names(), reason="needs games of EnvPool 1.2")
+@pytest.mark.skipif("TicTacToe-v1" not in library.names(), reason="needs games of EnvPool 1.2")
 @pytest.mark.parametrize("topology", running.TOPOLOGIES)
 def test_a_set_in_a_game_of_envpool_equals_a_single_process_bit_for_bit(tmp_path, topology):
     policies = {

@@ -13,7 +13,7 @@ pytest.importorskip("envpool")
 
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.backend import PoolConfig
-from rlstack.envs.cpp import CppBackend
+from rlstack.envs.cpp.backend import CppBackend
 from rlstack.types import StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -193,7 +193,7 @@ def test_a_reward_that_envpool_left_undefined_is_zero_at_first():
 
 
 def test_direct_way_is_guarded(monkeypatch):
-    monkeypatch.setattr("rlstack.envs.cpp._direct_works", lambda *args: False)
+    monkeypatch.setattr("rlstack.envs.cpp.backend._direct_works", lambda *args: False)
     with SyncEnv("CartPole-v1", 2) as env:
         assert not env._backend.direct
         env.reset()

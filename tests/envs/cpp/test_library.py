@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from rlstack.envs import envpool_module
+from rlstack.envs.cpp import library
 
 _DRAWN = """
 import hashlib, sys
 if sys.argv[1] == "deferred":
-    from rlstack.envs import envpool_module
-    envpool = envpool_module.load()
+    from rlstack.envs.cpp import library
+    envpool = library.load()
     assert "matplotlib" not in sys.modules
-    assert envpool_module.load() is envpool
+    assert library.load() is envpool
 else:
     import envpool
     assert "matplotlib" in sys.modules, "put nothing off any more"
@@ -35,12 +35,12 @@ def _drawn(how: str) -> str:
     return done.stdout.split()[-1]
 
 
-@pytest.mark.skipif("Game2048-v1" not in envpool_module.names(), reason="needs EnvPool 1.2.7")
+@pytest.mark.skipif("Game2048-v1" not in library.names(), reason="needs EnvPool 1.2.7")
 def test_matplotlib_is_imported_when_something_is_drawn():
     assert _drawn("deferred") == _drawn("at once")
 
 
 def test_nothing_stands_for_a_module_after_the_import():
-    envpool_module.load()
-    stand_ins = [m for m in sys.modules.values() if isinstance(m, envpool_module._Deferred)]
+    library.load()
+    stand_ins = [m for m in sys.modules.values() if isinstance(m, library._Deferred)]
     assert not stand_ins

@@ -30,7 +30,7 @@ from dm_env import specs
 
 from rlstack.envs.adapters import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.backend import PoolConfig
-from rlstack.envs.envpool_module import load
+from rlstack.envs.cpp.library import load
 from rlstack.envs.nest import Nest
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 

@@ -1,0 +1,1 @@
+"""EnvPool: environments in C++."""
