@@ -26,8 +26,8 @@ def role_key(seed: int, role: str, rank: int = 0) -> PRNGKey:
 
 def _has_usual_keys() -> bool:
     """Whether keys are two words, for the generator Threefry; JAX has settings for others."""
-    usual: bool = jax.config.jax_default_prng_impl == "threefry2x32"
-    return usual and not jax.config.jax_enable_custom_prng
+    usual: bool = getattr(jax.config, "jax_default_prng_impl", "") == "threefry2x32"
+    return usual and not getattr(jax.config, "jax_enable_custom_prng", False)
 
 
 def _folded(key: np.ndarray, number: int) -> np.ndarray:
