@@ -95,15 +95,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         from programs.launchers import compiled
 
         compiled.keep()
+    with contextlib.ExitStack() as stack:
+        if argv is None and command == "train":
+            from programs.launchers import launcher
+
+            if launcher.is_needed(rest):
+                stack.enter_context(launcher.early())
+        return _run(command, rest, argv is None)
+
+
+def _run(command: str, args: list[str], in_own_process: bool) -> int:
+    """Imports the commands and runs one of them; returns the exit code."""
     try:
-        with contextlib.nullcontext() if argv is not None else module_path.imported_for_good():
+        with module_path.imported_for_good() if in_own_process else contextlib.nullcontext():
             from programs.cli import commands
     except ImportError as error:
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
         print(f"rlstack: {error}. `rlstack doctor` checks the packages.", file=sys.stderr)
         return 1
-    return commands.main(command, rest)
+    return commands.main(command, args)
 
 
 def _complete_streams() -> None:

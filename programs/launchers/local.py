@@ -2,8 +2,9 @@
 
     python -m programs.launchers.local RUN_DIR
 
-It imports the packages that nodes need, while its parent prepares the program. Then it reads a
-line of JSON, which describes each node, and the pickled program from standard input. It prints a
+It imports the packages that nodes need, while its parent prepares the program. If RUN_DIR is empty,
+its parent does not know the run yet; standard input then begins with a line of JSON about it. Next
+come a line of JSON, which describes each node, and the pickled program. It prints a
 line once all nodes are started, and ends when they have ended. It is a process of its own, because
 supervisors signal their parent, and only a main thread can handle signals: a program may be
 launched by any thread of a notebook.
@@ -37,6 +38,7 @@ from programs.nodes import supervisor
 from programs.titles import set_title
 
 _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
+_told = bytearray()  # what the parent has told of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,8 @@ def main() -> int:
     answers = begin()
     try:
         _import_modules()
+        if not (sys.argv[1] or _learn_of_run()):
+            return 1
         described = receive()
         if described is None:
             return 1
@@ -100,7 +104,7 @@ def begin() -> TextIO:
     signal.signal(signal.SIGTERM, _leave)
     supervisor.die_with_parent(signal.SIGTERM, supervisor.parent_id())
     os.environ[supervisor.PARENT] = str(os.getpid())
-    set_title(signs.title("launcher", sys.argv[1]))
+    set_title(signs.title("launcher", sys.argv[1]).rstrip())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -108,9 +112,32 @@ def begin() -> TextIO:
 
 def _leave(number: int, _: object) -> None:
     """Ends this process by a signal that came before it waited for signals."""
+    if not sys.argv[1]:  # also a run that it has not heard of has files that `clean` removes
+        os.set_blocking(0, False)
+        with contextlib.suppress(BlockingIOError):
+            _learn_of_run()
     clean()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def _learn_of_run() -> bool:
+    """Takes over what the parent tells of the run; returns whether it told anything.
+
+    The line is read byte by byte, as a signal may interrupt this and read the rest.
+    """
+    while not _told.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return False
+        _told.extend(byte)
+    told = json.loads(_told)
+    os.environ.update(told["variables"], PYTHONPATH=told["path"])
+    sys.path[:] = dict.fromkeys([*told["path"].split(os.pathsep), *sys.path])
+    with open(told["log"], "ab") as log:
+        os.dup2(log.fileno(), 2)
+    set_title(signs.title("launcher", told["run_dir"]))
+    return True
 
 
 def receive() -> Any:

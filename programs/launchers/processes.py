@@ -7,22 +7,20 @@ the other side of it, in the process of the command.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import cloudpickle
 
-from programs import module_path, timing
+from programs import timing
 from programs.graph import Node
-from programs.launchers import compiled, local, wiring
+from programs.launchers import launcher, local, wiring
 from programs.launchers.monitor import ProgramMonitor
 from programs.nodes import supervisor
 from programs.nodes.base import OVER, SAVING, Setup, is_learner
@@ -30,10 +28,6 @@ from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import StopSignals
-
-# As `python -m programs.launchers.local`, which would find modules of the current directory first.
-LOCAL = "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
-_PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports
 
 
 class Prepared(NamedTuple):
@@ -48,7 +42,7 @@ def run_processes(process: subprocess.Popen[bytes], setup: Setup, display: Progr
     """Runs the nodes in processes; returns the signal that was received, or 0.
 
     Args:
-      process: of the launcher; `LOCAL` is its code.
+      process: of the launcher; `launcher.LOCAL` is its code.
       setup: of the program.
       display: shows its progress.
     """
@@ -94,8 +88,12 @@ def started(code: str, directory: RunDir) -> Iterator[subprocess.Popen[bytes]]:
       code: of the process.
       directory: of the run.
     """
-    with compiled.shared() as variables, _launcher(code, directory, variables) as process:
-        yield process
+    directory.node_logs.mkdir(exist_ok=True)
+    try:
+        with launcher.started(code, directory.path, directory.node_logs / "launcher") as process:
+            yield process
+    finally:
+        _sweep()
 
 
 def run(
@@ -153,7 +151,7 @@ def _supervise(
             deadline = time.monotonic() + patience
         if time.monotonic() > deadline:
             if phase == OVER:
-                _kill(process)
+                launcher.kill(process)
             else:
                 process.terminate()
                 phase = OVER  # it is killed next: a launcher that was stopped ends in no other way
@@ -179,51 +177,6 @@ def _wait_for_nodes(process: subprocess.Popen[bytes]) -> None:
         while time.monotonic() < until:
             os.killpg(process.pid, 0)
             time.sleep(timing.LAUNCHER_POLL)
-
-
-@contextlib.contextmanager
-def _launcher(
-    code: str, directory: RunDir, more_variables: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher's process, in its own session, so that Ctrl-C does not reach it directly."""
-    directory.node_logs.mkdir(exist_ok=True)
-    variables = {
-        **os.environ,
-        **more_variables,
-        "PYTHONPATH": module_path.for_children(),
-        "LAUNCHPAD_LOGGING_DIR": str(directory.node_logs),
-        supervisor.PARENT: str(os.getpid()),
-    }
-    with open(directory.node_logs / "launcher", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(directory.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env=variables,
-        )
-    assert process.stdin is not None
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux, or the user has too many
-        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timing.INTERRUPTED)
-        _kill(process)
-        process.wait()
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
-        _sweep()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the launcher and all processes that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _send(prepared: Prepared, process: subprocess.Popen[bytes]) -> None:

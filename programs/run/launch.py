@@ -111,9 +111,9 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
             with processes.started(MANAGER, directory) as process:
                 yield functools.partial(run_launchpad, process)
         else:
-            from programs.launchers import processes
+            from programs.launchers import launcher, processes
 
-            with processes.started(processes.LOCAL, directory) as process:
+            with processes.started(launcher.LOCAL, directory) as process:
                 yield functools.partial(processes.run_processes, process)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from programs import module_path, timing
 from programs.graph import Node
-from programs.launchers import local, processes, wiring
+from programs.launchers import launcher, local, wiring
 from programs.launchers.launchpad import supervised
 from programs.nodes import supervisor
 from programs.nodes.failures import read_failures
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(60, method="thread")
 LATER = [pytest.mark.slow, pytest.mark.chosen]
 LAUNCHPAD = "import sys; from programs.launchers.launchpad.manager import main; sys.exit(main())"
 LAUNCHERS = [
-    pytest.param(processes.LOCAL, id="processes"),
+    pytest.param(launcher.LOCAL, id="processes"),
     pytest.param(LAUNCHPAD, id="launchpad", marks=[pytest.mark.reference, *LATER]),
 ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from programs.components.environments import environment_spec
-from programs.launchers import compiled, local, processes, wiring
+from programs.launchers import compiled, launcher, local, processes, wiring
 from programs.nodes.base import Setup
 from programs.topologies import graph_of
 from programs.tracking.run_dir import RunDir
@@ -48,7 +48,7 @@ def test_a_folder_that_the_user_has_chosen_is_used_and_kept(monkeypatch, tmp_pat
 
 def test_the_launcher_imports_what_nodes_need_before_it_is_told_of_them(tmp_path):
     directory = RunDir.create(tmp_path / "run", "test", 1)
-    with nothing_left(), processes.started(processes.LOCAL, directory) as process:
+    with nothing_left(), processes.started(launcher.LOCAL, directory) as process:
         until = time.monotonic() + 60.0
         while "jaxlib" not in Path(f"/proc/{process.pid}/maps").read_text():
             assert process.poll() is None and time.monotonic() < until
@@ -71,7 +71,7 @@ def test_only_nodes_with_environments_wait_for_the_import_of_envpool(tmp_path, m
 def test_a_launcher_imports_for_a_node_when_the_nodes_before_it_have_started(tmp_path):
     """An import that ends the launcher shows that the node before it had been started."""
     (tmp_path / "envpool.py").write_text("raise SystemExit(7)")
-    code = f"import sys; sys.path.insert(1, {str(tmp_path)!r}); {processes.LOCAL.partition(';')[2]}"
+    code = f"import sys; sys.path.insert(1, {str(tmp_path)!r}); {launcher.LOCAL.partition(';')[2]}"
     directory = RunDir.create(tmp_path / "run", "test", 1)
     with nothing_left(), processes.started(code, directory) as process:
         node = local.NodeProcess(
