@@ -46,7 +46,7 @@ def is_needed(args: Sequence[str]) -> bool:
     Where they do not say, as with a config file, the answer is no.
     """
     given = dict(arg.partition("=")[::2] for arg in args if "=" in arg)
-    given |= {arg: value for arg, value in zip(args, [*args[1:], ""], strict=True)}
+    given |= dict(zip(args, [*args[1:], ""], strict=True))
     launch = given.get("--launch", given.get("--program.launch", "processes"))
     here = not any(option in given for option in _WITHOUT_A_LAUNCHER)
     return here and given.get("--topology") in _OF_SEVERAL_NODES and launch == "processes"

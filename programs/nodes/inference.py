@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -18,8 +18,9 @@ from programs.nodes.base import OVER, RUNNING, CoordinatorClient, Setup
 from programs.nodes.params import pull_params
 from programs.nodes.several.clients import learner_of
 from programs.profiling.profile import ACTING, SERVING, Profile
+from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inference import Inference
-from rlstack.acting.inference_service import InferenceService
+from rlstack.acting.inference_service import InferenceService, ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
 from rlstack.learning.update import in_thread
@@ -31,6 +32,26 @@ class _LaterParams:
     """A source of params that is known after the inferencer was made."""
 
     get_params: Callable[..., tuple[int, Params] | None]
+
+
+def _first_sizes(cfg: ServiceConfig, env_ids: np.ndarray) -> list[int]:
+    """Returns the sizes of the first batches, in their order.
+
+    Args:
+      cfg: of the service.
+      env_ids: ``[actors, environments]``.
+    """
+    one, of_all = env_ids.shape[1], env_ids.size
+    if cfg.lock_step:
+        return [of_all]
+    # The first actor that is ready does not wait for the others.
+    sizes = padded_sizes(cfg.batch_sizes, cfg.max_batch, of_all)
+    return list(dict.fromkeys([next(size for size in sizes if size >= one), of_all]))
+
+
+def _compile(inferencer: Inferencer, timesteps: Sequence[TimeStep]) -> None:
+    for timestep in timesteps:
+        inferencer.compile(timestep)
 
 
 def _any_timestep(setup: Setup, num_envs: int) -> TimeStep:
@@ -82,8 +103,9 @@ class InferenceNode:
         source = _LaterParams()
         inferencer = Inferencer(cfg, agent, source, len(ids), key, ids, device)
         compiling: Future[None] | None = None
-        if len(ranks) == 1 and not experiment.env.wait_num:  # else batches vary
-            compiling = in_thread(inferencer.compile, _any_timestep(setup, len(ids)))
+        if not experiment.env.wait_num:  # else batches vary
+            sizes = _first_sizes(cfg, here)
+            compiling = in_thread(_compile, inferencer, [_any_timestep(setup, n) for n in sizes])
         with self._program.phase("waiting for the learner"):
             self._program.wait_for(learner.replay_name)
         self._params, self._close_params = pull_params(setup, learner)

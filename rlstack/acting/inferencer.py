@@ -95,17 +95,24 @@ class Inferencer(Node):
         self._act_all, self._act_rows = _acting_functions(agent, self._packing)
 
     def compile(self, timestep: TimeStep) -> None:
-        """Compiles acting on batches of all environments, before there are params.
+        """Compiles acting on batches of one size, before there are params.
 
         Args:
-          timestep: any, ``[num_envs, ...]`` in numpy. For other shapes, and with a device that was
-              chosen, acting is compiled at its first batch.
+          timestep: any, ``[B, ...]`` in numpy: of all environments in order, or of fewer of them.
+              For other sizes, and with a device that was chosen, acting is compiled at its first
+              batch.
         """
-        if self._device is None:
-            key = jax.eval_shape(jax.random.PRNGKey, 0)
-            params = jax.eval_shape(self._initial_params, key)
-            arguments = params, self._table, self._lay_out(timestep)
-            self._act_all.lower(self._rng_key, *arguments).compile()
+        if self._device is not None:
+            return
+        key = jax.eval_shape(jax.random.PRNGKey, 0)
+        params = jax.eval_shape(self._initial_params, key)
+        size, known = len(timestep.step_type), (self._rng_key, params, self._table)
+        if size == self.num_envs:
+            traced = self._act_all.lower(*known, self._lay_out(timestep))
+        else:
+            rows = np.arange(size, dtype=np.int32)
+            traced = self._act_rows.lower(*known, rows, self._lay_out(timestep))
+        traced.compile()
 
     def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
         """Acts on one batch.

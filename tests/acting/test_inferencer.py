@@ -75,22 +75,25 @@ def test_parts_of_a_batch_give_what_the_whole_gives(name):
             np.testing.assert_array_equal(part.agent_output.action, expected.agent_output.action)
 
 
+@pytest.mark.parametrize("rows", [None, np.array([2, 0, 1, 4], np.int32)], ids=["all", "some"])
 @pytest.mark.parametrize("name", ["ppo-lstm", "dqn"])
-def test_acting_can_be_compiled_before_there_are_params(name, caplog):
+def test_acting_can_be_compiled_before_there_are_params(name, rows, caplog):
     c = case(name)
+    num_envs = 4 if rows is None else 6
     early, late = (
-        Inferencer(InferencerConfig(), c.greedy, Source(params=c.params), 4, KEY) for _ in range(2)
+        Inferencer(InferencerConfig(), c.greedy, Source(params=c.params), num_envs, KEY)
+        for _ in range(2)
     )
     timestep = random_timesteps(c.setting.obs_spec, [FIRST] * 4)
     jax.config.update("jax_log_compiles", True)
     try:
         early.compile(jax.tree.map(np.zeros_like, timestep))
-        answer = early.inference(None, timestep)
+        answer = early.inference(rows, timestep)
     finally:
         jax.config.update("jax_log_compiles", False)
-    compiled = [r for r in caplog.messages if "XLA compilation of jit(act)" in r]
+    compiled = [r for r in caplog.messages if "XLA compilation of jit(act" in r]
     assert len(compiled) == 1  # and not again by the first batch
-    assert_close(answer, late.inference(None, timestep), atol=0, rtol=0)
+    assert_close(answer, late.inference(rows, timestep), atol=0, rtol=0)
 
 
 def test_newer_params_are_swapped_in_between_calls_by_interval():
