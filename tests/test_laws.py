@@ -42,7 +42,7 @@ HEAVY = {
     "gymnax": r"rlstack/jax_envs/libraries/from_gymnax\.py",
     "jaxmarl": r"rlstack/jax_envs/libraries/from_jaxmarl\.py",
     "optuna": r"programs/sweeps/study\.py",
-    "ray": r"programs/launchers/ray_\w+\.py",
+    "ray": r"programs/launchers/ray/\w+\.py",
     "tyro": r"programs/cli/\w+\.py",
     "tensorflow": r"(?!)",
     "tensorflow_probability": r"(?!)",

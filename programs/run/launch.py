@@ -101,7 +101,7 @@ def _started(experiment: Experiment, directory: RunDir) -> Iterator[_Launch]:
 
             yield run_threads
         elif program.launch == "ray":
-            from programs.launchers.ray_program import run_ray
+            from programs.launchers.ray.program import run_ray
 
             yield run_ray
         elif program.launch == "launchpad":
@@ -160,9 +160,9 @@ def check_packages(experiment: Experiment) -> None:
             "`make venv` installs Reverb."
         )
     if launch == "ray":
-        from programs.launchers import ray_cluster
+        from programs.launchers.ray import cluster
 
-        ray_cluster.load()
+        cluster.load()
 
 
 def _check_interface(interface: str) -> None:

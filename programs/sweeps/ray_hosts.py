@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from programs.experiment import ProgramConfig
-from programs.launchers import ray_cluster
+from programs.launchers.ray import cluster
 from programs.sets import processes
 
 _GROUP = "learner"  # a process reserves the resources of this group of nodes
@@ -33,8 +33,8 @@ def launching(cfg: ProgramConfig) -> Iterator[Callable[..., RayProcess]]:
     Raises:
       ValueError: Ray is not installed, or the cluster cannot be reached.
     """
-    with ray_cluster.joined(cfg) as ray:
-        reserved = {**ray_cluster.reserved(cfg.ray, _GROUP), "max_concurrency": 1}
+    with cluster.joined(cfg) as ray:
+        reserved = {**cluster.reserved(cfg.ray, _GROUP), "max_concurrency": 1}
 
         def launch(command: Sequence[str], variables: Mapping[str, str], log: Path) -> RayProcess:
             return RayProcess(ray, reserved, command, variables, log)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from programs.experiment import ProgramConfig, from_json, to_json
-from programs.launchers import ray_cluster
-from programs.launchers.ray_nodes import RayNodes
+from programs.launchers.ray import cluster
+from programs.launchers.ray.nodes import RayNodes
 from programs.program_config import RayConfig
 from programs.run import launch
 from tests.programs.clusters import wait_until_empty
@@ -149,9 +149,9 @@ def test_what_is_reserved_follows_the_config():
         together={"actor": "inferencer", "replay": "any"},
         env_vars={"NAME": "value"},
     )
-    actor, learner = (ray_cluster.reserved(cfg, group) for group in ("actor", "learner"))
+    actor, learner = (cluster.reserved(cfg, group) for group in ("actor", "learner"))
     assert (actor["num_cpus"], actor["num_gpus"], learner["num_gpus"]) == (3, 0, 1)
-    assert ray_cluster.reserved(cfg, "replay")["memory"] == 2 << 30
+    assert cluster.reserved(cfg, "replay")["memory"] == 2 << 30
     variables = actor["runtime_env"]["env_vars"]
     assert (variables["JAX_PLATFORMS"], variables["OMP_NUM_THREADS"]) == ("cpu", "3")
     assert variables["NAME"] == "value"
@@ -168,8 +168,8 @@ def _sent():
 @pytest.mark.slow
 def test_code_is_sent_if_the_config_says_so(hosts):
     cfg = RayConfig(address=hosts.address, ship_code=True)
-    with ray_cluster.joined(ProgramConfig(launch="ray", ray=cfg)) as ray:
-        options = ray_cluster.reserved(cfg, "actor")
+    with cluster.joined(ProgramConfig(launch="ray", ray=cfg)) as ray:
+        options = cluster.reserved(cfg, "actor")
         asks = ray.remote(_sent).options(
             num_cpus=options["num_cpus"], runtime_env=options["runtime_env"]
         )

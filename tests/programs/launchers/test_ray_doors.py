@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from programs.experiment import ProgramConfig
-from programs.launchers import ray_cluster
+from programs.launchers.ray import cluster
 from programs.program_config import RayConfig
 from tests.programs.clusters import VARIABLES
 from tests.programs.running import ppo, run
@@ -94,7 +94,7 @@ def test_no_port_of_a_local_ray_is_open_to_others(monkeypatch, interface):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     cfg = ProgramConfig(launch="ray", interface=interface, ray=RayConfig())
-    with Doors() as doors, ray_cluster.joined(cfg) as ray:
+    with Doors() as doors, cluster.joined(cfg) as ray:
         assert ray.get(ray.remote(_number).remote()) != os.getpid()  # starts a worker
         time.sleep(1.5)
     names = set(doors.listening.values())

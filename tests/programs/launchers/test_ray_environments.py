@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from programs.experiment import ProgramConfig
-from programs.launchers import ray_cluster
-from programs.launchers.ray_runner import NodeRunner
+from programs.launchers.ray import cluster
+from programs.launchers.ray.runner import NodeRunner
 from programs.program_config import RayConfig
 from rlstack.rpc import versions
 from tests.programs.clusters import VARIABLES, wait_until_empty
@@ -64,10 +64,10 @@ def test_a_process_is_placed_and_says_what_it_has(tmp_path):
     token = tmp_path / "token"
     token.write_text("seen")
     cfg = RayConfig(env_vars={"NAME": "value"})
-    with ray_cluster.joined(ProgramConfig(launch="ray", ray=cfg)) as ray:
+    with cluster.joined(ProgramConfig(launch="ray", ray=cfg)) as ray:
         (host,) = ray.nodes()
-        options = ray_cluster.reserved(cfg, "actor")
-        where = ray_cluster.on_host(ray, host["NodeID"], soft=False)
+        options = cluster.reserved(cfg, "actor")
+        where = cluster.on_host(ray, host["NodeID"], soft=False)
         runner = ray.remote(NodeRunner).options(**options, scheduling_strategy=where).remote()
         prepared = runner.prepare.remote(str(token), 1, "", {"OF_THE_PROGRAM": "1"})
         placement = ray.get(prepared, timeout=60)
@@ -87,7 +87,7 @@ def test_a_cluster_of_another_environment_is_refused():
         pytest.skip("the other environment has not been made (make venv, make test-core)")
     with head_of(python) as (address, theirs):
         cfg = ProgramConfig(launch="ray", ray=RayConfig(address=address))
-        with pytest.raises(ValueError, match="launch ray") as caught, ray_cluster.joined(cfg):
+        with pytest.raises(ValueError, match="launch ray") as caught, cluster.joined(cfg):
             pass
     import ray
 
@@ -107,7 +107,7 @@ def test_the_versions_that_ray_compares_are_named():
     )
     hidden = ConnectionError()
     hidden.__context__ = RuntimeError(ray_says)
-    told = ray_cluster._refusal("10.0.0.1:6379", ray_cluster._told(hidden), "2.48.0")
+    told = cluster._refusal("10.0.0.1:6379", cluster._told(hidden), "2.48.0")
     assert "the cluster at 10.0.0.1:6379 has Ray 2.60.0 on CPython 3.12.1" in told
     assert "this process has Ray 2.48.0 on CPython 3.10.13" in told
 
@@ -115,4 +115,4 @@ def test_the_versions_that_ray_compares_are_named():
 def test_a_ray_of_a_run_that_others_reach_is_refused():
     ray = SimpleNamespace(nodes=lambda: [{"NodeManagerAddress": "10.0.0.2"}], __version__="9.9")
     with pytest.raises(ValueError, match=r"must listen on 127\.0\.0\.1 only; Ray 9\.9 took 10"):
-        ray_cluster._check_loopback(ray)
+        cluster._check_loopback(ray)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from programs import timing
-from programs.launchers import ray_cluster
 from programs.launchers.monitor import ProgramMonitor
-from programs.launchers.ray_nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
-from programs.launchers.ray_runner import Placement
+from programs.launchers.ray import cluster
+from programs.launchers.ray.nodes import ENDED, PAUSED, PLACING, RUNNING, RayNode, RayNodes
+from programs.launchers.ray.runner import Placement
 from programs.nodes import base
 from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy, record_failure
@@ -47,7 +47,7 @@ def run_ray(setup: Setup, display: ProgressDisplay) -> int:
     policies, processes = len(setup.learning), setup.experiment.learner.processes
     with (
         StopSignals(display.write_line) as signals,
-        ray_cluster.joined(program, policies, processes) as ray,
+        cluster.joined(program, policies, processes) as ray,
     ):
         while True:
             started = time.monotonic()
@@ -143,7 +143,7 @@ class _RayProgram:
                     nodes.bind(node, answer)
                 for node in nodes.unplaced():
                     raise ValueError(
-                        f"launch ray: a host must have {ray_cluster.needs(cfg, node.group)} free "
+                        f"launch ray: a host must have {cluster.needs(cfg, node.group)} free "
                         f"for {node.name}; none had within {cfg.place_seconds:g} s. Add hosts, or "
                         "reserve less with --program.ray."
                     )

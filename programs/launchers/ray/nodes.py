@@ -14,8 +14,8 @@ import cloudpickle
 
 from programs import timing
 from programs.graph import Graph, Node
-from programs.launchers import ray_cluster
-from programs.launchers.ray_runner import NodeRunner, Placement
+from programs.launchers.ray import cluster
+from programs.launchers.ray.runner import NodeRunner, Placement
 from programs.launchers.wiring import Program, indexed
 from programs.nodes.base import Setup
 from programs.nodes.supervisor import End, RestartPolicy
@@ -91,7 +91,7 @@ class RayNodes:
 
     def place(self, node: RayNode, where: Any) -> None:
         """Asks Ray for a process for the node; `answers` later returns its `Placement`."""
-        reserved = ray_cluster.reserved(self._cfg, node.group)
+        reserved = cluster.reserved(self._cfg, node.group)
         cls = self._ray.remote(NodeRunner).options(**reserved, scheduling_strategy=where)
         node.runner = cls.remote()
         ports = int(node.definition.kind != "worker")
@@ -107,7 +107,7 @@ class RayNodes:
         leader = self._leader(node)
         if leader is None or leader.placement is None:
             return "SPREAD"
-        return ray_cluster.on_host(self._ray, leader.placement.node_id, soft=False)
+        return cluster.on_host(self._ray, leader.placement.node_id, soft=False)
 
     def _leader(self, node: RayNode) -> RayNode | None:
         group = self._cfg.host_group(node.group)
@@ -124,12 +124,12 @@ class RayNodes:
         here = collections.Counter(m.placement.node_id for m in others if m.placement)
         leader = self._leader(node)
         if leader is not None and leader.placement is not None and leader.placement.node_id in fit:
-            return ray_cluster.on_host(self._ray, leader.placement.node_id, soft=True)
-        return ray_cluster.on_host(self._ray, min(fit, key=lambda i: here[i]), soft=True)
+            return cluster.on_host(self._ray, leader.placement.node_id, soft=True)
+        return cluster.on_host(self._ray, min(fit, key=lambda i: here[i]), soft=True)
 
     def _fitting_hosts(self, node: RayNode) -> list[str]:
         """Returns the live hosts whose total resources are enough for a node."""
-        reserved = ray_cluster.reserved(self._cfg, node.group)
+        reserved = cluster.reserved(self._cfg, node.group)
         kinds = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         return [
             host["NodeID"]
