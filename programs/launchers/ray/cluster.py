@@ -83,7 +83,7 @@ def joined(cfg: ProgramConfig, policies: int = 1, processes: int = 1) -> Iterato
                 "_temp_dir": folder,
             }
         if cfg.ray.ship_code:
-            root = Path(__file__).resolve().parents[2]
+            root = Path(__file__).resolve().parents[3]
             options["runtime_env"] = {"py_modules": [str(root / name) for name in _CODE]}
         stack.callback(ray.shutdown)
         try:
