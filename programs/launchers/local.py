@@ -112,9 +112,9 @@ def begin() -> TextIO:
 
 def _leave(number: int, _: object) -> None:
     """Ends this process by a signal that came before it waited for signals."""
-    if not sys.argv[1]:  # also a run that it has not heard of has files that `clean` removes
+    if not sys.argv[1]:  # the parent may have made files for a run that it has only just told of
         os.set_blocking(0, False)
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, ValueError):  # not told, or not completely
             _learn_of_run()
     clean()
     signal.signal(number, signal.SIG_DFL)
@@ -135,7 +135,8 @@ def _learn_of_run() -> bool:
     os.environ.update(told["variables"], PYTHONPATH=told["path"])
     sys.path[:] = dict.fromkeys([*told["path"].split(os.pathsep), *sys.path])
     with open(told["log"], "ab") as log:
-        os.dup2(log.fileno(), 2)
+        for output in (1, 2):
+            os.dup2(log.fileno(), output)
     set_title(signs.title("launcher", told["run_dir"]))
     return True
 

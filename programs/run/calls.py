@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -142,7 +141,7 @@ class Calls(CompiledRun):
     def compile(
         self, loop: Any, begin: Callable[[Any], LoopState], keys: Any, phase: Phase
     ) -> None:
-        """Compiles a loop in a thread, for which `call` waits. `start` then makes its state.
+        """Makes the state of a loop. Meanwhile a thread compiles the loop; `call` waits for it.
 
         Args:
           loop: a `rlstack.fused.loop.CompiledLoop`.
@@ -157,26 +156,22 @@ class Calls(CompiledRun):
             # An array must not be donated twice, as params and as target params, nor a key.
             return jax.tree.map(jnp.copy, begin(keys))
 
-        first = jax.jit(copied, compiler_options=QUICKLY)
-        shapes = first.eval_shape(keys)
-        self._first = functools.partial(first, keys)
+        start = jax.jit(copied, compiler_options=QUICKLY)
+        shapes = start.eval_shape(keys)
         placed = loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.
         self._run = jax.jit(loop.run, donate_argnums=0, out_shardings=(placed, None))
+        self._compiling = in_thread(self._compile, shapes, placed)
+        self.state = start(keys)
+
+    def _compile(self, shapes: LoopState, placed: LoopState | None) -> None:
         if placed is not None:
             shapes = jax.tree.map(
                 lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
                 shapes,
                 placed,
             )
-        # Traced before anything else is: only one thread at a time can trace, and compiling the
-        # loop, which does not need Python, takes longest.
-        traced = self._run.lower(shapes, Limits(1, NO_LIMIT, NO_LIMIT))
-        self._compiling = in_thread(traced.compile)
-
-    def start(self) -> None:
-        """Makes the state at the start."""
-        self.state = self._first()
+        self._run.lower(shapes, Limits(1, NO_LIMIT, NO_LIMIT)).compile()
 
     @property
     def state(self) -> LoopState:

@@ -36,9 +36,8 @@ class Fused(Calls, FusedRun):
         # The loop, its start and the evaluation compile at the same time.
         shapes = jax.eval_shape(parts.agent.initial_params, self.keys.learner)
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
         evaluating = in_thread(compile_evaluation, experiment, evaluator, params)
-        self.start()
+        self.compile(parts.loop, functools.partial(begin, parts), self.keys, phase)
         self.learner.take(self._state.learning)
         with phase("compiling the evaluation"):
             evaluating.result()

@@ -92,7 +92,6 @@ class FusedSet(PolicySet, Calls):
         self._new: dict[str, int] = {}  # updates of each policy in the last call
         begin = functools.partial(_begin, self._parts)
         self.compile(self._parts.loop, begin, self._keys(), phase)
-        self.start()
         self._take(self._state.learning)
         self._versions = {
             member.name: Versions(member.cfg.history, self._learned[member.cfg.history.of].params)

@@ -136,10 +136,7 @@ class Learner(Node):
         self._compiling: Future[None] | None = None
         on_default = not (cfg.devices or self._placement.several)
         if batch is not None and isinstance(self._update, OneCall) and on_default:
-            # Traced before the initial params are: only one thread at a time can trace, and this
-            # compilation, which does not need Python, takes longest.
-            traced = self._update.traced(params, learner_state, batch)
-            self._compiling = in_thread(traced.compile)
+            self._compiling = in_thread(self._update.compile, params, learner_state, batch)
         self.params, self.learner_state = self._placement.all_of(begin(rng_key))
         self.version = 0
         self._idle: Batch | None = None  # what a process that has no batch takes to an update
@@ -167,7 +164,7 @@ class Learner(Node):
         if self._compiling is not None:
             self._compiling.result()
         elif isinstance(self._update, OneCall) and not self._placement.several:
-            self._update.traced(self.params, self.learner_state, batch).compile()
+            self._update.compile(self.params, self.learner_state, batch)
 
     def compiled_update(self, sample: SampleLike) -> str:
         """Returns the compiled update for batches like this one, as XLA's HLO, to inspect it."""

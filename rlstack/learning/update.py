@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Lowered
 
 from rlstack.agent import Agent, EpochAgent
 from rlstack.devices.placement import Placement
@@ -77,9 +76,9 @@ class OneCall:
         del votes
         return self._placement.batch(batch)
 
-    def traced(self, params: Params, learner_state: LearnerState, batch: Batch) -> Lowered:
-        """Returns what is to be compiled for a batch like this one (``jax.ShapeDtypeStruct``)."""
-        return self._jitted.lower(params, learner_state, batch)
+    def compile(self, params: Params, learner_state: LearnerState, batch: Batch) -> None:
+        """Compiles the update for a batch of these shapes (``jax.ShapeDtypeStruct``)."""
+        self._jitted.lower(params, learner_state, batch).compile()
 
     def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
         """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
@@ -89,7 +88,7 @@ class OneCall:
 
     def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
         """Returns the compiled function, as XLA's HLO."""
-        return self.traced(params, learner_state, placed).compile().as_text() or ""
+        return self._jitted.lower(params, learner_state, placed).compile().as_text() or ""
 
     def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         before = params, learner_state
@@ -103,7 +102,7 @@ class OneCall:
         return params, learner_state, logs, output.priorities
 
 
-def in_thread(function: Callable[..., object], *arguments: Any) -> Future[None]:
+def in_thread(function: Callable[..., None], *arguments: Any) -> Future[None]:
     """Calls a function in a thread, which does not outlive the process; returns its future."""
     future: Future[None] = Future()
 

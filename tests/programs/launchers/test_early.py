@@ -53,7 +53,9 @@ def test_a_run_takes_the_launcher_that_is_there(tmp_path, monkeypatch):
             while " ".join(early.cmdline()).strip() != title:
                 assert process.poll() is None and time.monotonic() < until
                 time.sleep(0.05)
-            assert os.readlink(f"/proc/{early.pid}/fd/2") == str(directory.node_logs / "launcher")
+            for output in (1, 2):
+                where = os.readlink(f"/proc/{early.pid}/fd/{output}")
+                assert where == str(directory.node_logs / "launcher")
         assert not early.is_running()
         with processes.started(launcher.LOCAL, directory) as second:
             assert second.pid != early.pid
