@@ -33,7 +33,7 @@ _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher sti
 
 class _Early(NamedTuple):
     process: subprocess.Popen[bytes]
-    output: IO[bytes]  # what it prints until it has a run
+    output: IO[bytes]  # the file that it prints to until it has a run
     variables: dict[str, str]  # of the environment when it started
 
 
@@ -54,7 +54,7 @@ def is_needed(args: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def early() -> Iterator[None]:
-    """Starts a launcher, whose run is not known yet; ends it with the body, unless it is taken."""
+    """Starts a launcher before its run is known; if no run takes it, it ends with the body."""
     global _early
     with compiled.shared() as variables, tempfile.TemporaryFile() as output:
         _early = _Early(_start(LOCAL, "", output, variables), output, dict(os.environ))
@@ -105,7 +105,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def _start(
     code: str, run_dir: str, output: IO[bytes], more_variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts it, in its own session, so that Ctrl-C does not reach it directly."""
+    """Starts a launcher in a session of its own, so that Ctrl-C does not reach it directly."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, run_dir],
         stdin=subprocess.PIPE,
@@ -128,8 +128,8 @@ def _start(
 def _tell(early: _Early, run_dir: Path, log: Path) -> None:
     """Tells a launcher of its run, and what has changed since it started."""
     new = {k: v for k, v in os.environ.items() if early.variables.get(k) != v}
-    path = module_path.for_children()
-    told = {"run_dir": str(run_dir), "log": str(log), "path": path, "variables": new}
+    new["PYTHONPATH"] = module_path.for_children()
+    told = {"run_dir": str(run_dir), "log": str(log), "variables": new}
     assert early.process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended; its output says why
         early.process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -138,7 +138,7 @@ def _tell(early: _Early, run_dir: Path, log: Path) -> None:
 
 @contextlib.contextmanager
 def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ends it at the end of the body."""
+    """Ends a launcher at the end of the body."""
     try:
         yield
     finally:
@@ -149,5 +149,5 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # of what was not sent
+            with contextlib.suppress(BrokenPipeError):  # closing a pipe sends what is left
                 pipe.close()

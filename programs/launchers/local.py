@@ -132,8 +132,8 @@ def _learn_of_run() -> bool:
             return False
         _told.extend(byte)
     told = json.loads(_told)
-    os.environ.update(told["variables"], PYTHONPATH=told["path"])
-    sys.path[:] = dict.fromkeys([*told["path"].split(os.pathsep), *sys.path])
+    os.environ.update(told["variables"])
+    sys.path[:] = dict.fromkeys([*os.environ["PYTHONPATH"].split(os.pathsep), *sys.path])
     with open(told["log"], "ab") as log:
         for output in (1, 2):
             os.dup2(log.fileno(), output)

@@ -251,7 +251,7 @@ class StepRing:
             batches[batch, :, column] = flat.take(indices, axis=0, mode="wrap")
 
     def _buffer(self, shape: tuple[int, ...]) -> list[np.ndarray]:
-        """Returns arrays for the result of `gather` whose ``starts`` have this shape."""
+        """Returns arrays that hold the result of `gather` for ``starts`` of this shape."""
         buffers = self._buffers.get(shape)
         if buffers is None:
             # Rounds have several sizes. A batch of a discarded size stays valid while referenced.

@@ -1,7 +1,8 @@
-"""Imports EnvPool, as the only module, and without what it draws pictures with.
+"""Imports EnvPool, without Matplotlib. No other module imports EnvPool.
 
 EnvPool 1.2 draws its environments of Jumanji with Matplotlib. It imports Matplotlib at once, which
-takes half of the time that importing EnvPool takes. Here this is put off until something is drawn.
+takes half of the time that importing EnvPool takes. Here Matplotlib is imported when something is
+drawn.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def names() -> list[str]:
 
 @contextlib.contextmanager
 def _drawing_deferred() -> Iterator[None]:
-    """In the body, the module that draws is one that imports it when a function is called."""
+    """Replaces the module that draws with a stand-in while the body imports EnvPool."""
     if _DRAWS in sys.modules:
         yield
         return
@@ -67,7 +68,7 @@ def _drawing_deferred() -> Iterator[None]:
 
 
 class _Deferred(ModuleType):
-    """Has a function of every name, which calls that of the module with this one's name."""
+    """A stand-in for a module, which it imports when one of its functions is called."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):

@@ -41,11 +41,10 @@ def test_arguments_say_whether_there_will_be_nodes(options, needed):
     assert launcher.is_needed(["cartpole-ppo", *options.split()]) is needed
 
 
-def test_a_run_takes_the_launcher_that_is_there(tmp_path, monkeypatch):
+def test_a_run_takes_the_launcher_that_is_there(tmp_path):
     directory = RunDir.create(tmp_path / "run", "test", 1)
     with nothing_left(), launcher.early():
         (early,) = psutil.Process().children()
-        monkeypatch.setenv("SET_LATER", "1")
         with processes.started(launcher.LOCAL, directory) as process:
             assert process.pid == early.pid
             title = f"rlstack: launcher {directory.path}"
@@ -72,7 +71,7 @@ def test_what_it_prints_before_it_has_a_run_is_in_its_log(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_files_of_a_run_go_also_if_the_launcher_still_imports(tmp_path, told):
+def test_files_of_a_run_are_removed_even_if_the_launcher_still_imports(tmp_path, told):
     """Its parent is killed after it has told the launcher of files that it cannot remove."""
     keys = tmp_path / "rlstack-keys-x"
     keys.mkdir()
@@ -90,7 +89,6 @@ def test_files_of_a_run_go_also_if_the_launcher_still_imports(tmp_path, told):
             line = {
                 "run_dir": str(tmp_path),
                 "log": str(tmp_path / "log"),
-                "path": module_path.for_children(),
                 "variables": {"RLSTACK_KEYS": str(keys / "keys")},
             }
             process.stdin.write(json.dumps(line).encode() + b"\n")
