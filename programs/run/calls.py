@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from programs.components.seeds import role_seed
@@ -23,12 +22,11 @@ from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.update import in_thread
+from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.storage import checkpoint
 from rlstack.types import PRNGKey
 
 Phase = Callable[[str], AbstractContextManager]
-# The start is computed only once, and optimizing its random draws takes XLA a second.
-QUICKLY = {"xla_backend_optimization_level": 1}
 _GROWTH = 8  # most times as many iterations as in the call before
 
 
@@ -152,11 +150,7 @@ class Calls(CompiledRun):
         self._loop, self._phase = loop, phase
         self._pace = Pace(self.experiment.fused.call_seconds)
 
-        def copied(keys: Any) -> LoopState:
-            # An array must not be donated twice, as params and as target params, nor a key.
-            return jax.tree.map(jnp.copy, begin(keys))
-
-        start = jax.jit(copied, compiler_options=QUICKLY)
+        start = CompiledQuickly(begin)
         shapes = start.eval_shape(keys)
         placed = loop.shardings(shapes)
         # By default also the results go where the compiler wants them, and the next call compiles.

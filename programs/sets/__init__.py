@@ -5,5 +5,5 @@ compiled program (`together`), one after the other, or in processes (`processes`
 
 May import: programs, programs.components, programs.nodes, programs.reports, programs.run,
 programs.tracking, rlstack, rlstack.acting, rlstack.fused, rlstack.jax_envs, rlstack.learning,
-rlstack.storage.
+rlstack.random, rlstack.storage.
 """

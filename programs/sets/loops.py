@@ -15,13 +15,14 @@ from programs.components.evaluation import make_evaluator
 from programs.components.seeds import role_key
 from programs.env_config import Option
 from programs.experiment import Experiment
-from programs.run.calls import QUICKLY, Pace
+from programs.run.calls import Pace
 from programs.run.fused_run import FusedRun, Keys, Parts, begin, make_parts
 from rlstack.acting.evaluator import Evaluator
 from rlstack.fused.learning import Learning
 from rlstack.fused.loop import NO_LIMIT, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
+from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.types import Array, PyTree
 
 Values = Mapping[str, Any]  # name of an option -> its value in each run, [N]
@@ -129,9 +130,8 @@ class Group:
         self._pace = Pace(base.fused.call_seconds)
         self._called = False
         keys = jax.tree.map(lambda *x: jnp.stack(x), *(member.keys for member in self.members))
-        start = jax.jit(jax.vmap(self._begin), compiler_options=QUICKLY)
-        # Copies, because an array must not be donated twice, as params and as target params.
-        self.states: LoopState = jax.tree.map(jnp.array, start(self._values, keys))
+        start = CompiledQuickly(jax.vmap(self._begin))
+        self.states: LoopState = start(self._values, keys)
         for member in self.members:
             member.learner.take(member.state.learning)
         run_all = jax.vmap(self._run_all, in_axes=(0, 0, None, None, 0))

@@ -16,6 +16,7 @@ from rlstack.envs.nest import Nest
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
 from rlstack.jax_envs.game import BatchedGame
+from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.types import PyTree, TimeStep
 
 
@@ -52,7 +53,7 @@ def _compiled(builder: str | JaxEnvBuilder, options: _Options) -> _Compiled:
         after, timestep = env.step(jax.tree.map(lambda x: x[rows], state), action)
         return jax.tree.map(lambda old, new: old.at[rows].set(new), state, after), timestep
 
-    return _Compiled(env, jax.jit(env.reset), jax.jit(env.step), jax.jit(step_rows))
+    return _Compiled(env, CompiledQuickly(env.reset), jax.jit(env.step), jax.jit(step_rows))
 
 
 class JaxBackend:

@@ -28,6 +28,7 @@ from rlstack.learning.divided import DividedUpdate
 from rlstack.learning.samples import ReplayReader, SampleLike
 from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated, in_thread
 from rlstack.networks import in_parts
+from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import Node, Stop, remote
 from rlstack.types import (
@@ -40,8 +41,6 @@ from rlstack.types import (
     PyTree,
 )
 
-# Initial params are computed only once, and optimizing their random draws takes XLA a second.
-_QUICKLY = {"xla_backend_optimization_level": 1}
 _NO_KEYS = np.zeros(0, np.uint64)
 
 
@@ -130,7 +129,7 @@ class Learner(Node):
         agent = cfg.in_micro_batches(agent)
         self._placement = Placement(cfg.devices, cfg.processes)
         # One function, because the start of a node waits for each compilation.
-        begin = jax.jit(functools.partial(_begin, agent), compiler_options=_QUICKLY)
+        begin = CompiledQuickly(functools.partial(_begin, agent))
         params, learner_state = begin.eval_shape(rng_key)
         self._update = _compiled(cfg, agent, params, self._placement)
         self._compiling: Future[None] | None = None
@@ -356,9 +355,7 @@ def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:
     """Returns initial params and learner state; pure."""
     params_key, learner_key = jax.random.split(rng_key)
     params = agent.initial_params(params_key)
-    learner_state = agent.initial_learner_state(learner_key, params)
-    # Copies, because the state is donated: a target network begins as the params.
-    return params, jax.tree.map(jnp.copy, learner_state)
+    return params, agent.initial_learner_state(learner_key, params)
 
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:

@@ -125,10 +125,13 @@ def test_gymnax_is_imported_without_what_draws_pictures():
         import sys
         from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
         make_gymnax("CartPole-v1", {})
-        assert not {"pandas", "seaborn", "matplotlib.pyplot"} & set(sys.modules)
+        assert not {"pandas", "seaborn", "matplotlib"} & set(sys.modules)
         from gymnax.environments.misc import pong
         assert len(pong.sns.color_palette()) == 10
         assert "pandas" in sys.modules
+        assert pong.colors.ListedColormap(["red"]).N == 1
+        from matplotlib import colors, pyplot
+        assert pong.plt.figure is pyplot.figure and pong.colors.Colormap is colors.Colormap
     """
     subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
