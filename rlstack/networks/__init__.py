@@ -2,8 +2,13 @@
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.math.
+May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math.
 """
+
+from rlstack.imports.deferred import deferred
+
+with deferred("haiku.experimental.flax"):  # Flax takes a seventh of a command's imports
+    import haiku as _haiku  # noqa: F401
 
 from rlstack.networks.actor_critic import actor_critic
 from rlstack.networks.adapters import from_equinox, from_flax

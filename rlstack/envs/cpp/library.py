@@ -8,11 +8,9 @@ drawn.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+
+from rlstack.imports.deferred import deferred
 
 _DRAWS = "envpool.jumanji.jumanji_official_render"  # the module that imports Matplotlib
 
@@ -29,7 +27,7 @@ def load() -> ModuleType | None:
 
         notices.notices.clear()
     try:
-        with _drawing_deferred():
+        with deferred(_DRAWS):
             import envpool
     except ModuleNotFoundError as error:
         if error.name == "envpool":
@@ -52,31 +50,3 @@ def names() -> list[str]:
     """
     envpool = load()
     return [] if envpool is None else list(envpool.list_all_envs())
-
-
-@contextlib.contextmanager
-def _drawing_deferred() -> Iterator[None]:
-    """Replaces the module that draws with a stand-in while the body imports EnvPool."""
-    if _DRAWS in sys.modules:
-        yield
-        return
-    sys.modules[_DRAWS] = _Deferred(_DRAWS)
-    try:
-        yield
-    finally:
-        del sys.modules[_DRAWS]
-
-
-class _Deferred(ModuleType):
-    """A stand-in for a module, which it imports when one of its functions is called."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if sys.modules.get(_DRAWS) is self:  # EnvPool is being imported, and draws nothing
-                return None
-            return getattr(importlib.import_module(_DRAWS), name)(*args, **kwargs)
-
-        return call

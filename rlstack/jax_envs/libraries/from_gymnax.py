@@ -8,13 +8,9 @@ computes what both calls share once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
-import sys
-import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.imports.deferred import deferred
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.gymnax_pictures import (
@@ -35,6 +32,8 @@ from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
+# What draws pictures. gymnax imports it in the modules of its environments, and with it pandas and
+# scipy, which takes 2.1 s of 2.4.
 _PICTURES = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn"
 _SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 
@@ -50,7 +49,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
     """
     try:
-        with _without_pictures():
+        with deferred(*_PICTURES):
             import gymnax
             from gymnax.registration import registered_envs
     except ImportError as error:
@@ -131,41 +130,6 @@ class GymnaxEnv:
         terminated = step(rng_key, state, action, self._unlimited)[3]
         done, terminated = jnp.asarray(done, bool), jnp.asarray(terminated, bool)
         return Outcome(after, observation, reward, terminated, done & ~terminated)
-
-
-class _AtFirstUse(types.ModuleType):
-    """Stands for a module, which is imported when something of it is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # which an import of one of its modules asks for
-            raise AttributeError(name)
-        self.step_aside()
-        return getattr(importlib.import_module(self.__name__), name)
-
-    def step_aside(self) -> None:
-        """Leaves the name to the module itself."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-
-
-@contextlib.contextmanager
-def _without_pictures() -> Iterator[None]:
-    """Lets modules that are imported meanwhile import what draws pictures at its first use only.
-
-    gymnax imports it in the modules of its environments, and with it pandas and scipy. That takes
-    2.1 s of 2.4.
-    """
-    later = {name: _AtFirstUse(name) for name in _PICTURES if name not in sys.modules}
-    sys.modules.update(later)
-    for name, module in later.items():
-        package, _, short = name.rpartition(".")
-        if package in later:
-            setattr(later[package], short, module)
-    try:
-        yield
-    finally:
-        for module in later.values():
-            module.step_aside()
 
 
 def _with_dtype(spec: specs.Array, seen: jax.ShapeDtypeStruct) -> specs.Array:

@@ -1,0 +1,4 @@
+"""How other packages are imported.
+
+May import: nothing.
+"""

@@ -1,0 +1,59 @@
+"""Modules that are imported when something of them is used.
+
+Some packages import others that few of their users need, and that take long to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+
+@contextlib.contextmanager
+def deferred(*names: str) -> Iterator[None]:
+    """Puts off the import of some modules that are not imported yet.
+
+    Modules that the body imports get stand-ins for them. A stand-in imports its module when one of
+    its attributes is used after the body, or when a function is called that the body has taken from
+    it.
+
+    Args:
+      names: of the modules, packages before what they contain.
+    """
+    stand_ins = {name: _StandIn(name) for name in names if name not in sys.modules}
+    sys.modules.update(stand_ins)
+    for name, module in stand_ins.items():
+        package, _, short = name.rpartition(".")
+        if package in stand_ins:
+            setattr(stand_ins[package], short, module)
+    try:
+        yield
+    finally:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+class _StandIn(ModuleType):
+    """Stands for a module until it is imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which the import of what a package contains asks for
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is not self:
+            return getattr(importlib.import_module(self.__name__), name)
+        return self._call_of(name)
+
+    def _call_of(self, name: str) -> Callable[..., Any]:
+        """Returns a function of the module that imports it when called; until then, None."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys.modules.get(self.__name__) is self:
+                return None
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+
+        return call
