@@ -191,7 +191,7 @@ def _measure_learner(setting: Setting, result: Result) -> None:
     result.add(setting.name, *topologies_learner.measure(chosen))
 
 
-def _start_seconds() -> float:
+def start_seconds() -> float:
     """Returns the seconds from the call of `train.run` to the first update."""
     experiment = dataclasses.replace(
         preset("cartpole-ppo"),
@@ -207,7 +207,7 @@ def _start_seconds() -> float:
 
 
 def _measure_startup(setting: Setting, result: Result) -> None:
-    seconds = [_start_seconds() for _ in range(setting.repeats)]
+    seconds = [start_seconds() for _ in range(setting.repeats)]
     comparison = Comparison(tuple(1 / s for s in seconds), (1 / START_SECONDS,) * len(seconds))
     result.add(setting.name, comparison, {})
     result.medians[setting.name]["seconds"] = round(statistics.median(seconds), 2)

@@ -7,7 +7,8 @@ May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math.
 
 from rlstack.imports.deferred import deferred
 
-with deferred("haiku.experimental.flax"):  # Flax takes a seventh of a command's imports
+# Flax takes a seventh of the time of a command's imports, tools for tests a fiftieth.
+with deferred("haiku.experimental.flax", "haiku.testing"):
     import haiku as _haiku  # noqa: F401
 
 from rlstack.networks.actor_critic import actor_critic

@@ -9,7 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import entity, fused, launchers, loggers, single_process, topologies, transports
+from benchmarks import (
+    entity,
+    fused,
+    launchers,
+    loggers,
+    single_process,
+    starts,
+    topologies,
+    transports,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,3 +119,11 @@ def test_entities():
     for game in ("Count", "MultiSnake"):
         shares = where[f"ppo/{game}x64"]["ours"]
         assert {"env", "inference", "learn"} <= set(shares)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_starts_against_a_hand_written_script():
+    pytest.importorskip("gymnax")
+    for seconds in run_quick(starts, 380)["medians"].values():
+        assert 1 < seconds["ours_seconds"] < 100 and 1 < seconds["reference_seconds"] < 100

@@ -71,15 +71,26 @@ def test_an_attribute_that_a_module_lacks_is_an_error(packages):
         _ = user.drawing.COLOUR
 
 
-_WITHOUT_FLAX = """
-import sys
-import programs.cli.commands, rlstack
-assert "haiku" in sys.modules and "flax" not in sys.modules
-import haiku as hk
-assert issubclass(hk.experimental.flax.Module, sys.modules["flax"].linen.Module)
-"""
+def _run(program):
+    subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flax") is None, reason="needs Flax")
 def test_commands_do_not_import_flax_which_haiku_imports_where_it_is_installed():
-    subprocess.run([sys.executable, "-c", _WITHOUT_FLAX], timeout=100, check=True)
+    _run("""if True:
+        import sys
+        import programs.cli.commands
+        assert "haiku" in sys.modules and "flax" not in sys.modules
+        import haiku as hk
+        assert issubclass(hk.experimental.flax.Module, sys.modules["flax"].linen.Module)
+    """)
+
+
+def test_commands_do_not_import_tools_for_tests():
+    _run("""if True:
+        import sys
+        import programs.cli.commands
+        assert "haiku" in sys.modules and "absl.testing" not in sys.modules
+        import haiku as hk
+        assert hk.testing.transform_and_run(lambda x: 2 * x)(3) == 6
+    """)

@@ -1,0 +1,134 @@
+"""How long a start takes, against a hand-written script: `python -m benchmarks.starts [--quick]`.
+
+The script is `benchmarks/script_ppo.py`, one file with JAX, optax and gymnax. Its time is that of
+the whole process: imports, compilation, training and an evaluation. Absolute times of starts depend
+on the machine, and on what else it does; ratios hardly do.
+
+- train/...: the script's time divided by that of `rlstack train gymnax-cartpole-ppo` up to its
+  `result.json`, which does the same, writes logs and checkpoints, and evaluates twice more. Without
+  stored compiled functions (`nothing_stored`), and with those of an earlier command (`stored`).
+- program/6_processes: the script's time divided by that from `programs.run.train.run` to the first
+  logged update of a distributed program of six processes (`benchmarks.topologies`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.report import Result, alternate
+from benchmarks.topologies import start_seconds
+from programs.launchers.compiled import OWN
+from rlstack.rpc import transports
+
+NAME = "starts"
+_SCRIPT = Path(__file__).with_name("script_ppo.py")
+_SOLVED = 475.0  # mean return
+
+
+class Setting(NamedTuple):
+    """One comparison."""
+
+    name: str
+    seconds: Callable[
+        [Path], float
+    ]  # of our start; its argument is a folder for compiled functions
+    target: float
+    repeats: int
+
+
+def _seconds(command: list[str], result: Path, field: str, **variables: str) -> float:
+    """Returns the seconds that a command takes to write its result.
+
+    Raises:
+      RuntimeError: the command failed, or its agent has not learned.
+    """
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=_SCRIPT.parent.parent,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.perf_counter() - started
+    found = json.loads(result.read_text())[field] if done.returncode == 0 else 0.0
+    if found < _SOLVED:
+        raise RuntimeError(f"{' '.join(command)}: return {found:g}; {done.stderr}")
+    return seconds
+
+
+def _script() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        return _seconds([str(_SCRIPT), str(result)], result, "return")
+
+
+def _train(compiled: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = ["-m", "programs", "train", "gymnax-cartpole-ppo", "--run-dir", str(run_dir)]
+        return _seconds(command, run_dir / "result.json", "eval_return_mean", **{OWN: compiled})
+
+
+def _train_again(compiled: Path) -> float:
+    if not compiled.exists():
+        _train(str(compiled))
+    return _train(str(compiled))
+
+
+def _program(_: Path) -> float:
+    with transports.chosen("zmq"):
+        return start_seconds()
+
+
+FULL = (
+    Setting("train/nothing_stored", lambda _: _train(""), 0.8, 7),
+    Setting("train/stored", _train_again, 1.2, 5),
+    Setting("program/6_processes", _program, 1.2, 7),
+)
+QUICK = tuple(setting._replace(repeats=1) for setting in FULL)
+
+
+def _measure(setting: Setting, result: Result) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "compiled"
+        comparison = alternate(
+            lambda: 1 / setting.seconds(compiled), lambda: 1 / _script(), setting.repeats
+        )
+    result.add(setting.name, comparison, {})
+    for side, rates in ("ours", comparison.ours), ("reference", comparison.reference):
+        seconds = statistics.median(1 / rate for rate in rates)
+        result.medians[setting.name][f"{side}_seconds"] = round(seconds, 2)
+
+
+def main() -> None:
+    """Measures every setting; prints a table and one JSON line."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}")
+    parser.add_argument("--quick", action="store_true", help="each measurement once")
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings with TEXT in the name")
+    chosen = parser.parse_args()
+    settings = [s for s in (QUICK if chosen.quick else FULL) if chosen.only in s.name]
+    result = Result.empty(NAME)
+    for setting in settings:
+        print(f"{setting.name} (load {os.getloadavg()[0]:.1f}) ...", file=sys.stderr, flush=True)
+        _measure(setting, result)
+    print(result.table(0.0))
+    for setting in settings:
+        ratio = result.ratios[setting.name]
+        verdict = "reached" if ratio >= setting.target else "MISSED"
+        print(f"{setting.name}: {ratio:.2f}, target {setting.target:g}: {verdict}")
+    print(result.line())
+
+
+if __name__ == "__main__":
+    main()
