@@ -5,10 +5,12 @@ the whole process: imports, compilation, training and an evaluation. Absolute ti
 on the machine, and on what else it does; ratios hardly do.
 
 - train/...: the script's time divided by that of `rlstack train gymnax-cartpole-ppo` up to its
-  `result.json`, which does the same, writes logs and checkpoints, and evaluates twice more. Without
-  stored compiled functions (`nothing_stored`), and with those of an earlier command (`stored`).
-- program/6_processes: the script's time divided by that from `programs.run.train.run` to the first
-  logged update of a distributed program of six processes (`benchmarks.topologies`).
+  `result.json`, which does the same, writes logs and checkpoints, and evaluates once more.
+- program/...: the script's time divided by that from `programs.run.train.run` to the first logged
+  update of a distributed program of six processes (`benchmarks.topologies`).
+
+Each is measured without stored compiled functions, and with those of an earlier start. The script
+stores none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import NamedTuple
 
 from benchmarks.report import Result, alternate
 from benchmarks.topologies import start_seconds
-from programs.launchers.compiled import OWN
+from programs.launchers import compiled
 from rlstack.rpc import transports
 
 NAME = "starts"
@@ -73,37 +75,52 @@ def _script() -> float:
         return _seconds([str(_SCRIPT), str(result)], result, "return")
 
 
-def _train(compiled: str) -> float:
+def _train(stored: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = ["-m", "programs", "train", "gymnax-cartpole-ppo", "--run-dir", str(run_dir)]
-        return _seconds(command, run_dir / "result.json", "eval_return_mean", **{OWN: compiled})
+        result = run_dir / "result.json"
+        return _seconds(command, result, "eval_return_mean", **{compiled.OWN: stored})
 
 
-def _train_again(compiled: Path) -> float:
-    if not compiled.exists():
-        _train(str(compiled))
-    return _train(str(compiled))
+def _train_again(folder: Path) -> float:
+    if not folder.exists():
+        _train(str(folder))  # stores
+    return _train(str(folder))
 
 
-def _program(_: Path) -> float:
+def _program() -> float:
     with transports.chosen("zmq"):
         return start_seconds()
+
+
+def _program_again(folder: Path) -> float:
+    stored, before = folder.exists(), dict(os.environ)
+    os.environ[compiled.OWN] = str(folder)
+    compiled.keep()
+    try:
+        if not stored:
+            _program()  # stores
+        return _program()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 FULL = (
     Setting("train/nothing_stored", lambda _: _train(""), 0.8, 7),
     Setting("train/stored", _train_again, 1.2, 5),
-    Setting("program/6_processes", _program, 1.2, 7),
+    Setting("program/nothing_stored", lambda _: _program(), 1.2, 7),
+    Setting("program/stored", _program_again, 2.4, 5),
 )
 QUICK = tuple(setting._replace(repeats=1) for setting in FULL)
 
 
 def _measure(setting: Setting, result: Result) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = Path(folder) / "compiled"
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "compiled"
         comparison = alternate(
-            lambda: 1 / setting.seconds(compiled), lambda: 1 / _script(), setting.repeats
+            lambda: 1 / setting.seconds(folder), lambda: 1 / _script(), setting.repeats
         )
     result.add(setting.name, comparison, {})
     for side, rates in ("ours", comparison.ours), ("reference", comparison.reference):
