@@ -149,10 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{setting.name} (load {load:.1f}) ...", file=sys.stderr, flush=True)
         measure(setting, result)
     print(result.table(0.0))
-    for name, ratio in result.ratios.items():
+    for name in result.ratios:
         if name.endswith("/heavy_env"):
-            verdict = "reached" if ratio >= THREADS_TARGET else "MISSED"
-            print(f"{name}: {ratio:.2f}, target {THREADS_TARGET:g}: {verdict}")
+            print(result.verdict(name, THREADS_TARGET))
     print(result.line())
 
 

@@ -177,6 +177,12 @@ class Result(NamedTuple):
         """Returns the JSON object that a benchmark prints as its last line."""
         return json.dumps(self._asdict(), allow_nan=False)
 
+    def verdict(self, setting: str, target: float) -> str:
+        """Returns a line that says whether a ratio has reached its target."""
+        ratio = self.ratios[setting]
+        verdict = "reached" if ratio >= target else "MISSED"
+        return f"{setting}: {ratio:.2f}, target {target:g}: {verdict}"
+
     def table(self, target: float) -> str:
         """Returns the result as a table for people; ratios under the target are marked."""
         width = max([len(setting) for setting in self.ratios], default=7)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from benchmarks.report import Result, alternate
 from benchmarks.topologies import start_seconds
@@ -41,9 +42,7 @@ class Setting(NamedTuple):
     """One comparison."""
 
     name: str
-    seconds: Callable[
-        [Path], float
-    ]  # of our start; its argument is a folder for compiled functions
+    seconds: Callable[[Path], float]  # of our start, given a folder for compiled functions
     target: float
     repeats: int
 
@@ -95,16 +94,12 @@ def _program() -> float:
 
 
 def _program_again(folder: Path) -> float:
-    stored, before = folder.exists(), dict(os.environ)
-    os.environ[compiled.OWN] = str(folder)
-    compiled.keep()
-    try:
+    stored = folder.exists()
+    with mock.patch.dict(os.environ, {compiled.OWN: str(folder)}):  # also undoes what `keep` sets
+        compiled.keep()
         if not stored:
             _program()  # stores
         return _program()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 FULL = (
@@ -141,9 +136,7 @@ def main() -> None:
         _measure(setting, result)
     print(result.table(0.0))
     for setting in settings:
-        ratio = result.ratios[setting.name]
-        verdict = "reached" if ratio >= setting.target else "MISSED"
-        print(f"{setting.name}: {ratio:.2f}, target {setting.target:g}: {verdict}")
+        print(result.verdict(setting.name, setting.target))
     print(result.line())
 
 

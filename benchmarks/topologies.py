@@ -274,11 +274,10 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{setting.name} (load {load:.1f}) ...", file=sys.stderr, flush=True)
             setting.measure(setting, result)
     print(result.table(0.0))
-    for name, ratio in result.ratios.items():
+    for name in result.ratios:
         for kind, target in TARGETS.items():
             if name.startswith(kind):
-                verdict = "reached" if ratio >= target else "MISSED"
-                print(f"{name}: {ratio:.2f}, target {target:g}: {verdict}")
+                print(result.verdict(name, target))
     print(result.line())
 
 

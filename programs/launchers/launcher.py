@@ -120,7 +120,7 @@ def _start(
         },
     )
     assert process.stdin is not None
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux, or the user has too many
+    with contextlib.suppress(OSError, AttributeError):  # too many pipes, or not Linux
         fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return process
 
@@ -131,7 +131,7 @@ def _tell(early: _Early, run_dir: Path, log: Path) -> None:
     new["PYTHONPATH"] = module_path.for_children()
     told = {"run_dir": str(run_dir), "log": str(log), "variables": new}
     assert early.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; its output says why
+    with contextlib.suppress(BrokenPipeError):  # the launcher has ended; its output says why
         early.process.stdin.write(json.dumps(told).encode() + b"\n")
         early.process.stdin.flush()
 
@@ -149,5 +149,5 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # closing a pipe sends what is left
+            with contextlib.suppress(BrokenPipeError):  # closing writes what is still buffered
                 pipe.close()

@@ -17,9 +17,9 @@ from typing import Any
 def deferred(*names: str) -> Iterator[None]:
     """Puts off the import of some modules that are not imported yet.
 
-    Modules that the body imports get stand-ins for them. A stand-in imports its module when one of
-    its attributes is used after the body, or when a function is called that the body has taken from
-    it.
+    Modules that the body imports get stand-ins for them. After the body, a stand-in imports its
+    module when one of its attributes is used, or when a function is called that was imported from
+    it. While the body runs, calls of such functions do nothing and return None.
 
     Args:
       names: of the modules, packages before what they contain.
@@ -42,14 +42,14 @@ class _StandIn(ModuleType):
     """Stands for a module until it is imported."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which the import of what a package contains asks for
+        if name.startswith("__"):  # importing a module of a package reads the package's __path__
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is not self:
             return getattr(importlib.import_module(self.__name__), name)
         return self._call_of(name)
 
     def _call_of(self, name: str) -> Callable[..., Any]:
-        """Returns a function of the module that imports it when called; until then, None."""
+        """Returns a function that imports the module when called, and calls the module's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if sys.modules.get(self.__name__) is self:

@@ -7,7 +7,7 @@ May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math.
 
 from rlstack.imports.deferred import deferred
 
-# Flax takes a seventh of the time of a command's imports, tools for tests a fiftieth.
+# Flax would take a seventh of the time of a command's imports, Haiku's tools for tests a fiftieth.
 with deferred("haiku.experimental.flax", "haiku.testing"):
     import haiku as _haiku  # noqa: F401
 

@@ -1,8 +1,9 @@
-"""Pure functions of random keys that run seldom, so that their compilation takes longer than they.
+"""Quick compilation of functions of random keys that are called once or a few times.
 
-XLA compiles nine kernels for each draw and each split of a key, which are most kernels of a
-function that initialises params or resets environments. Here the host draws random bits with numpy,
-and XLA compiles the rest of the function. The results are those of `jax.jit`, bit for bit.
+XLA compiles nine kernels for each draw and each split of a key. In a function that initialises
+params or resets environments, these are most of the kernels. Here the host draws the random bits
+with numpy, and XLA compiles the rest of the function. The results are those of `jax.jit`, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class CompiledQuickly:
     """
 
     def __init__(self, function: Callable[..., PyTree]) -> None:
-        """Stores the function, which is traced at its first call."""
+        """Stores the function; it is traced when arguments of new shapes are given."""
         self._function = function
         self._parts: dict[Any, _Parts] = {}
 
@@ -85,10 +86,10 @@ class _Parts:
         self._results = _flatten(traced, self._arguments, steps)
         self._draws = [step for step in steps if step.on_host]
         self._rest = [step for step in steps if not step.on_host]
-        needed = [x for step in self._rest for x in step.inputs] + self._results
+        used = [x for step in self._rest for x in step.inputs] + self._results
         made = {x for step in self._rest for x in step.outputs}
-        needed = [x for x in dict.fromkeys(needed) if x not in made and x.constant is None]
-        self._crossing = needed  # arguments, and what the host draws
+        # The inputs of the compiled rest: arguments, and what the host draws.
+        self._crossing = [x for x in dict.fromkeys(used) if x not in made and x.constant is None]
         self._compiled = jax.jit(self._compute, compiler_options=_OPTIONS)
 
     def call(self, arguments: Sequence[Any]) -> PyTree:
@@ -174,7 +175,8 @@ def _slice(x: np.ndarray, params: Mapping[str, Any]) -> list[np.ndarray]:
     return [x[tuple(slice(*of) for of in bounds)]]
 
 
-# Of the primitives with one input that the host computes: its value and params to the outputs.
+# What the host computes for a primitive, all of which have one input: from the value of the input
+# and the params of the equation, the outputs.
 _RULES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], list[np.ndarray]]] = {
     "random_wrap": lambda x, _: [x],
     "random_unwrap": lambda x, _: [x],

@@ -25,7 +25,7 @@ def encrypt(key: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
     """
     first, second = key[..., 0], key[..., 1]
     keys = first, second, first ^ second ^ _PARITY
-    with np.errstate(over="ignore"):  # of which numpy warns where words are scalars
+    with np.errstate(over="ignore"):  # numpy warns where words are scalars
         x, y = x + keys[0], y + keys[1]
         for i in range(5):
             for distance in _ROTATIONS[i % 2]:

@@ -32,8 +32,8 @@ from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
-# What draws pictures. gymnax imports it in the modules of its environments, and with it pandas and
-# scipy, which takes 2.1 s of 2.4.
+# Modules that draw pictures. gymnax imports them together with its environments, and they import
+# pandas and SciPy. This takes 2.1 of the 2.4 s in which gymnax is imported.
 _PICTURES = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn"
 _SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 
