@@ -195,6 +195,7 @@ class CoordinatorClient:
     A client belongs to one thread, in which it can be found by `check_end`.
 
     Attributes:
+      began: when the coordinator first answered; None before.
       gauges: returns the current values that a report sends; called for each report.
       incarnation: how often this node has been restarted.
       has_lasting_work: whether a restart would not lose all that this node has done.
@@ -226,7 +227,7 @@ class CoordinatorClient:
         self._next_report = 0.0
         self._silent_seconds = 0.0  # since the last answer, as far as this process ran
         self._last_attempt = time.monotonic()
-        self._began: float | None = None  # when the coordinator first answered
+        self.began: float | None = None
         self._dismissed = False  # by the learner
         self._lost = False  # whether the coordinator is
         _thread.client = self
@@ -311,9 +312,9 @@ class CoordinatorClient:
         It is 0 if a restart would lose all of it, because the same error then comes back however
         late.
         """
-        if self._began is None or not self.has_lasting_work:
+        if self.began is None or not self.has_lasting_work:
             return 0.0
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def check_end(self) -> None:
         """Checks that this node may end now.
@@ -353,13 +354,13 @@ class CoordinatorClient:
             now = time.monotonic()
             self._silent_seconds += min(now - self._last_attempt, timing.ATTEMPT)
             self._last_attempt = now
-            starting = self._began is None and not self.incarnation
+            starting = self.began is None and not self.incarnation
             if self._silent_seconds > (timing.START if starting else self._patience):
                 self._lost, self._state = True, self._state._replace(phase=OVER)
             return
         self._unanswered = {}
         self._silent_seconds, self._last_attempt = 0.0, clock
-        self._began = clock if self._began is None else self._began
+        self.began = clock if self.began is None else self.began
         self._state = ProgramState(**answer)
 
 

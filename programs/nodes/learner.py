@@ -274,7 +274,8 @@ class LearnerNode:
             self._save(state)
 
     def _save(self, state: ProgramState) -> None:
-        if state.env_frames == self._saved_frames:
+        # Before the coordinator's first answer there was no update, and the frames are not known.
+        if self._program.began is None or state.env_frames == self._saved_frames:
             return
         self._saved_frames = state.env_frames
         with self._program.phase("saving a checkpoint"):
@@ -294,10 +295,12 @@ class LearnerNode:
         return {"learner": self._learner.save(), "replay": replay.tree}, replay.metadata
 
     def _write(self, state: ProgramState, tree: PyTree, metadata: Mapping[str, Any]) -> None:
-        progress = Progress(state.env_frames, state.train_seconds, state.timed_frames)
+        self._write_at(progress_of(state), tree, metadata)
+
+    def _write_at(self, progress: Progress, tree: PyTree, metadata: Mapping[str, Any]) -> None:
         checkpoint.save(
             self._setup.directory.checkpoints,
-            state.env_frames,
+            progress.env_frames,
             tree,
             {**progress.metadata(), **metadata},
             before_rename=self._setup.directory.check_claim,
@@ -316,3 +319,8 @@ class LearnerNode:
 
     def _read(self, path: Path, target: PyTree) -> Any:
         return checkpoint.restore(path, target, partial=True)
+
+
+def progress_of(state: ProgramState) -> Progress:
+    """Returns the progress of the run that the coordinator told."""
+    return Progress(state.env_frames, state.train_seconds, state.timed_frames)

@@ -191,8 +191,9 @@ class GroupLearnerNode(LearnerNode):
 
     def _save(self, state: ProgramState) -> None:
         """Saves at the frames that the first process knows; all processes call it together."""
-        frames = int(self._group.agree(state.env_frames)[0, 0])
-        if frames == self._saved_frames:
+        knows = self._program.began is not None
+        frames, known = map(int, self._group.agree(state.env_frames, knows)[0])
+        if not known or frames == self._saved_frames:
             return
         if self._index:
             self._saved_frames = frames

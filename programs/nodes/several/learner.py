@@ -18,7 +18,7 @@ from programs import timing
 from programs.components.replay import ProgramReplay
 from programs.nodes.base import LEARNER, OVER, RUNNING, ProgramState, Setup
 from programs.nodes.heartbeat import Heartbeat
-from programs.nodes.learner import LearnerNode
+from programs.nodes.learner import LearnerNode, progress_of
 from programs.nodes.several.parts import Part, PartFiles, joined, part_of
 from programs.nodes.several.versions import KeptVersions
 from rlstack.learning.learner import LearnerConfig
@@ -72,9 +72,12 @@ class PolicyLearnerNode(LearnerNode):
         self._replay.set_params_version(self._learner.version)
 
     def run(self) -> None:
-        """Learns as `LearnerNode.run`; first says that this learner is there."""
-        if self._setup.learner_restarts:
-            self._poll(now=True)  # actors do not discard their steps while it compiles
+        """Learns as `LearnerNode.run`; first says that this learner is there.
+
+        So actors do not discard their steps while it compiles, and an interrupted program waits for
+        it: the other learners may have made updates.
+        """
+        self._poll(now=True)
         super().run()
 
     def _newest_version(self) -> int:
@@ -165,7 +168,7 @@ class FollowingLearnerNode(PolicyLearnerNode):
         self._source.clean()  # the checkpoint before this one is whole
         with self._program.phase("saving a checkpoint"):
             tree, metadata = self._tree()
-            self._files.write(self._setup.policy, number, Part(tree, metadata))
+            self._files.write(self._setup.policy, number, Part(tree, metadata, progress_of(state)))
         self._given = number, last
         self._program.has_lasting_work = True
 
@@ -256,7 +259,9 @@ class LeadingLearnerNode(PolicyLearnerNode):
         trees = {self._setup.policy: tree, **{name: part.tree for name, part in parts.items()}}
         for part in parts.values():
             metadata = {**metadata, **part.metadata}
-        super()._write(state, joined(trees), metadata)
+        # While a learner compiles, it does not hear how far the run has come.
+        progress = max([progress_of(state), *(part.progress for part in parts.values())])
+        self._write_at(progress, joined(trees), metadata)
 
     def _parts(self, *, last: bool) -> dict[str, Part]:
         """Asks the other learners for their parts, and returns those that come before the end.

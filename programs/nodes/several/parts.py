@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from programs.tracking.progress import Progress
 from programs.tracking.run_dir import RunDir
 from rlstack.types import PyTree
 
@@ -26,6 +27,7 @@ class Part(NamedTuple):
     # {"learner": {name: ...}, "replay": ..., "versions": those of it, by who plays them}
     tree: PyTree
     metadata: Mapping[str, Any]
+    progress: Progress  # of the run, as far as this learner knew
 
 
 def joined(trees: Mapping[str, PyTree]) -> PyTree:
@@ -75,7 +77,7 @@ class PartFiles:
         partial = path.with_suffix(".partial")
         try:
             with open(partial, "wb") as file:
-                found = (jax.device_get(part.tree), dict(part.metadata))
+                found = (jax.device_get(part.tree), dict(part.metadata), part.progress)
                 pickle.dump(found, file, protocol=5)
             os.replace(partial, path)
         except OSError as error:

@@ -18,6 +18,7 @@ from programs.nodes.several.writer import RenewedWriter
 from programs.program_config import ProgramConfig
 from programs.run.launch import ProgramError
 from programs.stop_config import StopConfig
+from programs.tracking.progress import Progress
 from programs.tracking.run_dir import RunDir
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
@@ -230,7 +231,7 @@ def test_a_learner_that_was_restarted_is_asked_again(tmp_path, monkeypatch):
     def give_part(*call):
         asked.append(call)
         if len(asked) == 3:
-            PartFiles(RunDir(tmp_path)).write("distributor", 1, Part(tree(2), {}))
+            PartFiles(RunDir(tmp_path)).write("distributor", 1, Part(tree(2), {}, Progress(7)))
 
     learner = leading(tmp_path, {"distributor": SimpleNamespace(give_part=give_part)}, [there])
     learner._write(there, tree(1), {})

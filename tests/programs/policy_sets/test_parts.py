@@ -13,6 +13,7 @@ from programs.nodes.coordinator import Coordinator
 from programs.nodes.ending import NodeLostError
 from programs.nodes.several.learner import FollowingLearnerNode, LeadingLearnerNode
 from programs.nodes.several.parts import Part, PartFiles, joined, part_of
+from programs.tracking.progress import Progress
 from programs.tracking.run_dir import RunDir
 from rlstack.storage.loggers import InMemoryLogger
 from tests.programs.policy_sets.cases import chain
@@ -41,8 +42,8 @@ def test_parts_are_joined_by_policy_and_taken_apart_again():
 def test_a_part_is_taken_once_and_those_of_an_earlier_command_are_removed(tmp_path):
     files = PartFiles(RunDir(tmp_path))
     assert files.take("a", 1) is None
-    files.write("a", 1, Part(tree(1), {"replay/a": 5}))
-    files.write("b", 1, Part(tree(2), {}))
+    files.write("a", 1, Part(tree(1), {"replay/a": 5}, Progress(7)))
+    files.write("b", 1, Part(tree(2), {}, Progress(7)))
     assert files.take("a", 2) is None
     part = files.take("a", 1)
     assert part.metadata == {"replay/a": 5}
@@ -56,7 +57,7 @@ def test_a_part_is_taken_once_and_those_of_an_earlier_command_are_removed(tmp_pa
 def test_a_part_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file, where a folder must be")
     with pytest.raises(OSError, match="parts"):
-        PartFiles(RunDir(tmp_path)).write("a", 1, Part(tree(1), {}))
+        PartFiles(RunDir(tmp_path)).write("a", 1, Part(tree(1), {}, Progress(7)))
 
 
 def test_no_checkpoint_is_written_without_the_part_of_a_learner_that_has_ended(
@@ -75,7 +76,7 @@ def test_no_checkpoint_is_written_without_the_part_of_a_learner_that_has_ended(
     assert asked == [(1, True)]
     assert "b gave no part" in caplog.text
     assert not (tmp_path / "checkpoints").exists()
-    learner._files.write("b", 2, Part(tree(2), {}))
+    learner._files.write("b", 2, Part(tree(2), {}, Progress(7)))
     learner._write(ProgramState(SAVING, env_frames=7), tree(1), {})
     assert (tmp_path / "checkpoints" / "step_000000000007").exists()
 
