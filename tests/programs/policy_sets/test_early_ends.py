@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from programs.nodes.base import SAVING
 from programs.nodes.several.learner import FollowingLearnerNode
 from programs.tracking.signals import Interrupted
 from rlstack.learning.learner import Learner
