@@ -1,4 +1,4 @@
-"""A program that ends while a learner compiles: what the others have learned is saved."""
+"""A program that ends while a learner compiles: what it saves."""
 
 import os
 import signal
@@ -8,12 +8,13 @@ import time
 import pytest
 
 from programs.nodes.several.learner import FollowingLearnerNode
+from programs.run import train
 from programs.tracking.signals import Interrupted
 from rlstack.learning.learner import Learner
 from rlstack.storage import checkpoint
 from tests.programs.policy_sets.test_lost_learners import saved_numbers
 from tests.programs.policy_sets.test_topologies import chains
-from tests.programs.running import nothing_left, run
+from tests.programs.running import nothing_left, ppo, run
 
 # Programs in threads handle signals, so the time limit must not need one.
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -23,6 +24,23 @@ pytestmark = pytest.mark.timeout(120, method="thread")
 def _nothing_left():
     with nothing_left():
         yield
+
+
+def test_a_learner_that_was_never_told_the_frames_of_the_run_saves_nothing(tmp_path, monkeypatch):
+    """It has learned nothing, and must not write a checkpoint at frame 0."""
+    run(ppo("heavy_env", frames=600), tmp_path / "run")
+    saved = checkpoint.paths(tmp_path / "run" / "checkpoints")
+    compile_ = Learner.compile
+
+    def interrupted(learner, spec):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # all threads are told to stop
+        compile_(learner, spec)
+
+    monkeypatch.setattr(Learner, "compile", interrupted)
+    with pytest.raises(Interrupted):
+        train.resume(tmp_path / "run", frames=100_000)
+    assert checkpoint.paths(tmp_path / "run" / "checkpoints") == saved
 
 
 def test_an_interruption_while_the_first_learner_compiles_saves_the_updates_of_another(
