@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 import jax
 import numpy as np
 
-from programs.components.saved_replays import SavedReplays
+from programs.components.saved_replays import SavedReplays, Server
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from rlstack.replay import (
@@ -165,18 +165,14 @@ class SharedMemory:
         return stored.stacked(handle.writer(rank, experiment.num_actors))
 
 
-class ReverbReplay:
-    """Replay on a Reverb server, found by its address."""
+class _OnServer:
+    """Replay on a server, which writes its own checkpoints and starts from one."""
 
-    def __init__(
-        self, experiment: Experiment, spec: Transition, saved: SavedReplays, address: str
-    ) -> None:
-        """Does not connect yet; `spec` describes one environment's step."""
-        self._experiment, self._spec, self._address = experiment, spec, address
-        self._saved = saved
+    def __init__(self, experiment: Experiment, spec: Transition, saved: SavedReplays) -> None:
+        self._experiment, self._spec, self._saved = experiment, spec, saved
 
     def reader(self) -> LearnerReplay:
-        """Connects the learner. The server writes its own checkpoints, and starts from one."""
+        """Connects the learner."""
         stored = _Stored.of(self._experiment, self._spec)
         buffer, saved = self._connect(stored), self._saved
         return LearnerReplay(
@@ -192,6 +188,28 @@ class ReverbReplay:
         del find_memory
         stored = _Stored.of(self._experiment, self._spec)
         return stored.stacked(self._connect(stored, self._experiment.env_ids(rank)))
+
+    def _connect(self, stored: _Stored, env_ids: range | None = None) -> Server:
+        """Connects a learner, or an actor with these environments."""
+        raise NotImplementedError
+
+
+class ReverbReplay(_OnServer):
+    """Replay on a Reverb server, found by its address."""
+
+    def __init__(
+        self, experiment: Experiment, spec: Transition, saved: SavedReplays, address: str
+    ) -> None:
+        """Does not connect yet.
+
+        Args:
+          experiment: the experiment, with its replay.
+          spec: of one environment's step.
+          saved: the checkpoints of the server.
+          address: of the server.
+        """
+        super().__init__(experiment, spec, saved)
+        self._address = address
 
     def _connect(self, stored: _Stored, env_ids: range | None = None) -> ReverbReplayBuffer:
         from rlstack.replay.reverb import ReverbReplayBuffer
@@ -216,7 +234,7 @@ class ReverbReplay:
         )
 
 
-class TableReplay:
+class TableReplay(_OnServer):
     """Replay in the table of another node, a `rlstack.replay.served.ReplayService`."""
 
     def __init__(
@@ -230,26 +248,8 @@ class TableReplay:
           saved: the checkpoints of the service.
           service: a client of the service, for this replay only.
         """
-        self._experiment, self._spec, self._service = experiment, spec, service
-        self._saved = saved
-
-    def reader(self) -> LearnerReplay:
-        """Connects the learner. The service writes its own checkpoints, and starts from one."""
-        stored = _Stored.of(self._experiment, self._spec)
-        buffer, saved = self._connect(stored), self._saved
-        return LearnerReplay(
-            stored.stacked(buffer),
-            save=lambda: SavedReplay(metadata=saved.save(buffer)),
-            template=lambda: (),
-            load=lambda tree: None,
-            clean=saved.clean,
-        )
-
-    def writer(self, rank: int, find_memory: Callable[[], str]) -> ReplayWriter:
-        """Connects an actor."""
-        del find_memory
-        stored = _Stored.of(self._experiment, self._spec)
-        return stored.stacked(self._connect(stored, self._experiment.env_ids(rank)))
+        super().__init__(experiment, spec, saved)
+        self._service = service
 
     def _connect(self, stored: _Stored, env_ids: range | None = None) -> ServedReplayBuffer:
         # In lock-step, a round must sample every step added in it, and no step of a later round.
