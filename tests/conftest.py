@@ -1,8 +1,10 @@
 """Settings and hooks for all tests."""
 
 import atexit
+import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -58,6 +60,27 @@ def pytest_collection_modifyitems(items):
         values = getattr(getattr(item, "callspec", None), "params", {}).values()
         if needs_reference.intersection(value for value in values if type(value) is str):
             item.add_marker(pytest.mark.reference)
+
+
+@pytest.fixture
+def compilations(caplog):
+    """Gives a context manager whose list has, after the body, the names of what XLA compiled in it.
+
+    A name is that of a jitted function, such as ``jit(act)``.
+    """
+
+    @contextlib.contextmanager
+    def compilations():
+        names, before = [], len(caplog.messages)
+        jax.config.update("jax_log_compiles", True)
+        try:
+            yield names
+        finally:
+            jax.config.update("jax_log_compiles", False)
+        found = (re.search(r"XLA compilation of (\S+)", m) for m in caplog.messages[before:])
+        names += [match[1] for match in found if match]
+
+    return compilations
 
 
 @pytest.fixture(autouse=True, scope="module")

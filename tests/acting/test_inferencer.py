@@ -77,7 +77,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(name):
 
 @pytest.mark.parametrize("rows", [None, np.array([2, 0, 1, 4], np.int32)], ids=["all", "some"])
 @pytest.mark.parametrize("name", ["ppo-lstm", "dqn"])
-def test_acting_can_be_compiled_before_there_are_params(name, rows, caplog):
+def test_acting_can_be_compiled_before_there_are_params(name, rows, compilations):
     c = case(name)
     num_envs, function = (4, "act") if rows is None else (6, "act_rows")
     early, late = (
@@ -85,14 +85,10 @@ def test_acting_can_be_compiled_before_there_are_params(name, rows, caplog):
         for _ in range(2)
     )
     timestep = random_timesteps(c.setting.obs_spec, [FIRST] * 4)
-    jax.config.update("jax_log_compiles", True)
-    try:
+    with compilations() as compiled:
         early.compile(jax.tree.map(np.zeros_like, timestep))
         answer = early.inference(rows, timestep)
-    finally:
-        jax.config.update("jax_log_compiles", False)
-    compiled = [r for r in caplog.messages if f"XLA compilation of jit({function})" in r]
-    assert len(compiled) == 1  # and not again by the first batch
+    assert compiled.count(f"jit({function})") == 1  # and not again by the first batch
     assert_close(answer, late.inference(rows, timestep), atol=0, rtol=0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import haiku as hk
@@ -56,18 +55,6 @@ def _network(key):
     return params, params, net.apply(params, key, jnp.ones((2, 4)))
 
 
-@contextlib.contextmanager
-def _compilations(caplog):
-    """Gives a list, which has a message for each of XLA's compilations after the body."""
-    messages = []
-    jax.config.update("jax_log_compiles", True)
-    try:
-        yield messages
-    finally:
-        jax.config.update("jax_log_compiles", False)
-        messages += [message for message in caplog.messages if "XLA compilation" in message]
-
-
 def _same(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -93,13 +80,13 @@ def test_initial_params_and_states_of_agents_are_those_of_jit(name):
     _same(CompiledQuickly(begin)(KEY, params), LEVEL_1(begin)(KEY, params))
 
 
-def test_xla_gets_bits_and_draws_none(caplog):
+def test_xla_gets_bits_and_draws_none(compilations):
     """A function of one weight is compiled once, for all keys, without a loop of Threefry."""
     ours = CompiledQuickly(hk.transform(lambda: hk.Linear(64)(jnp.ones((1, 64)))).init)
-    with _compilations(caplog) as messages:
+    with compilations() as compiled:
         for seed in range(3):
             ours(np.array([0, seed], np.uint32))
-    assert len(messages) == 1
+    assert len(compiled) == 1
     (parts,) = ours._parts.values()
     names = {step.equation.primitive.name for step in parts._rest}
     assert not any(name.startswith("random") for name in names)
@@ -125,11 +112,11 @@ def test_typed_keys_are_taken_as_they_are():
     _same(found, expected)
 
 
-def test_shapes_of_results_need_no_compilation(caplog):
+def test_shapes_of_results_need_no_compilation(compilations):
     ours = CompiledQuickly(_network)
-    with _compilations(caplog) as messages:
+    with compilations() as compiled:
         shapes = ours.eval_shape(KEY)
-    assert not messages
+    assert not compiled
     expected = jax.eval_shape(_network, KEY)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
         lambda x: (x.shape, x.dtype), expected
