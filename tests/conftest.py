@@ -64,9 +64,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def compilations(caplog):
-    """Gives a context manager whose list has, after the body, the names of what XLA compiled in it.
+    """Returns a context manager that lists the functions that XLA compiles in its body.
 
-    A name is that of a jitted function, such as ``jit(act)``.
+    The list is filled when the body ends. It has names such as ``jit(act)``.
     """
 
     @contextlib.contextmanager

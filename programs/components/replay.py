@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TextIO, TypeVar
 
 import jax
 import numpy as np
@@ -32,6 +32,8 @@ from rlstack.types import Batch, PyTree, Transition
 
 if TYPE_CHECKING:
     from rlstack.replay.reverb import ReverbReplayBuffer
+
+Access = TypeVar("Access")  # to a server: its address, or a client of it
 
 
 def make_replay(experiment: Experiment, spec: Transition) -> ReplayBuffer:
@@ -165,11 +167,22 @@ class SharedMemory:
         return stored.stacked(handle.writer(rank, experiment.num_actors))
 
 
-class _OnServer:
+class _OnServer(Generic[Access]):
     """Replay on a server, which writes its own checkpoints and starts from one."""
 
-    def __init__(self, experiment: Experiment, spec: Transition, saved: SavedReplays) -> None:
-        self._experiment, self._spec, self._saved = experiment, spec, saved
+    def __init__(
+        self, experiment: Experiment, spec: Transition, saved: SavedReplays, server: Access
+    ) -> None:
+        """Does not connect yet.
+
+        Args:
+          experiment: the experiment, with its replay.
+          spec: of one environment's step.
+          saved: the checkpoints of the server.
+          server: its address, or a client of it that serves this replay only.
+        """
+        self._experiment, self._spec = experiment, spec
+        self._saved, self._server = saved, server
 
     def reader(self) -> LearnerReplay:
         """Connects the learner."""
@@ -194,22 +207,8 @@ class _OnServer:
         raise NotImplementedError
 
 
-class ReverbReplay(_OnServer):
+class ReverbReplay(_OnServer[str]):
     """Replay on a Reverb server, found by its address."""
-
-    def __init__(
-        self, experiment: Experiment, spec: Transition, saved: SavedReplays, address: str
-    ) -> None:
-        """Does not connect yet.
-
-        Args:
-          experiment: the experiment, with its replay.
-          spec: of one environment's step.
-          saved: the checkpoints of the server.
-          address: of the server.
-        """
-        super().__init__(experiment, spec, saved)
-        self._address = address
 
     def _connect(self, stored: _Stored, env_ids: range | None = None) -> ReverbReplayBuffer:
         from rlstack.replay.reverb import ReverbReplayBuffer
@@ -225,7 +224,7 @@ class ReverbReplay(_OnServer):
         return ReverbReplayBuffer(
             stored.cfg,
             experiment.total_envs,
-            self._address,
+            self._server,
             stored.spec,
             env_ids=env_ids,
             num_actors=experiment.num_actors,
@@ -234,22 +233,8 @@ class ReverbReplay(_OnServer):
         )
 
 
-class TableReplay(_OnServer):
-    """Replay in the table of another node, a `rlstack.replay.served.ReplayService`."""
-
-    def __init__(
-        self, experiment: Experiment, spec: Transition, saved: SavedReplays, service: Caller
-    ) -> None:
-        """Does not connect yet.
-
-        Args:
-          experiment: the experiment, with its replay.
-          spec: of one environment's step.
-          saved: the checkpoints of the service.
-          service: a client of the service, for this replay only.
-        """
-        super().__init__(experiment, spec, saved)
-        self._service = service
+class TableReplay(_OnServer[Caller]):
+    """Replay in the table of another node, found by a client of its `ReplayService`."""
 
     def _connect(self, stored: _Stored, env_ids: range | None = None) -> ServedReplayBuffer:
         # In lock-step, a round must sample every step added in it, and no step of a later round.
@@ -257,7 +242,7 @@ class TableReplay(_OnServer):
         return ServedReplayBuffer(
             stored.cfg,
             self._experiment.total_envs,
-            self._service,
+            self._server,
             stored.spec,
             env_ids=env_ids,
             prefetch=on_request,

@@ -149,5 +149,6 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # closing writes what is still buffered
+            # close() writes what is buffered, and the launcher has ended.
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()

@@ -175,8 +175,8 @@ def _slice(x: np.ndarray, params: Mapping[str, Any]) -> list[np.ndarray]:
     return [x[tuple(slice(*of) for of in bounds)]]
 
 
-# What the host computes for a primitive, all of which have one input: from the value of the input
-# and the params of the equation, the outputs.
+# How the host computes each primitive. All of them have one input. A function gets its value and
+# the params of the equation, and returns the outputs.
 _RULES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], list[np.ndarray]]] = {
     "random_wrap": lambda x, _: [x],
     "random_unwrap": lambda x, _: [x],

@@ -1,4 +1,4 @@
-"""A program that ends while a learner compiles: what it saves."""
+"""What is saved when a program ends while a learner compiles."""
 
 import os
 import signal
