@@ -7,6 +7,7 @@ signals must have handlers before anything that takes long is imported.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -101,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             if launcher.is_needed(rest):
                 stack.enter_context(launcher.early())
-        return _run(command, rest, argv is None)
+        code = _run(command, rest, argv is None)
+    if argv is None:
+        gc.freeze()  # at its end, Python would look for garbage in all that JAX has traced
+    return code
 
 
 def _run(command: str, args: list[str], in_own_process: bool) -> int:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
+
+_IMPORTING = threading.RLock()  # of deferred packages
 
 
 @contextlib.contextmanager
@@ -57,3 +62,40 @@ class _StandIn(ModuleType):
             return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
 
         return call
+
+
+def defer_package(name: str) -> None:
+    """Puts off the import of a package until one of its attributes is used.
+
+    Its modules can be imported before, without all that the package itself imports. Does nothing if
+    the package was imported already, or is not installed.
+
+    Args:
+      name: of the package, in one that imports its packages when they are used, as SciPy does.
+    """
+    outer = None if name in sys.modules else importlib.util.find_spec(name.partition(".")[0])
+    if outer is None or outer.submodule_search_locations is None:
+        return
+    spec = PathFinder.find_spec(name, outer.submodule_search_locations)
+    if spec is not None:
+        package: Any = importlib.util.module_from_spec(spec)
+        package.__class__ = _Deferred
+        sys.modules[name] = package
+
+
+class _Deferred(ModuleType):
+    """A package that is imported when an attribute is used that it does not have yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        with _IMPORTING:
+            if isinstance(self, _Deferred):
+                spec: Any = self.__spec__
+                if spec.loader_state is _IMPORTING:  # what the package imports looks for a name
+                    raise AttributeError(name)
+                spec.loader_state = _IMPORTING
+                try:
+                    spec.loader.exec_module(self)
+                    self.__class__ = ModuleType  # type: ignore[assignment]
+                finally:
+                    spec.loader_state = None
+        return getattr(self, name)

@@ -120,12 +120,16 @@ def test_names_and_options_that_gymnax_lacks():
         SyncEnv("CartPole-v1", 1, "jax", options={"size": 3})
 
 
-def test_gymnax_is_imported_without_what_draws_pictures():
+def test_gymnax_is_imported_without_pictures_and_networks():
     program = """if True:
         import sys
         from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
         make_gymnax("CartPole-v1", {})
-        assert not {"pandas", "seaborn", "matplotlib"} & set(sys.modules)
+        assert not {"pandas", "seaborn", "matplotlib", "flax.linen"} & set(sys.modules)
+        import flax
+        from flax import linen
+        assert flax.linen.Dense is linen.Dense
+        assert isinstance(linen.Dense(3), sys.modules["flax.linen"].Module)
         from gymnax.environments.misc import pong
         assert len(pong.sns.color_palette()) == 10
         assert "pandas" in sys.modules

@@ -32,9 +32,9 @@ from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
-# Modules that draw pictures. gymnax imports them together with its environments, and they import
-# pandas and SciPy. This takes 2.1 of the 2.4 s in which gymnax is imported.
-_PICTURES = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn"
+# What environments do not need, but gymnax and Flax import: modules that draw pictures, which
+# import pandas and SciPy, and networks. This takes 2.2 of the 2.4 s in which gymnax is imported.
+_UNUSED = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn", "flax.linen"
 _SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 
 
@@ -49,7 +49,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
     """
     try:
-        with deferred(*_PICTURES):
+        with deferred(*_UNUSED):
             import gymnax
             from gymnax.registration import registered_envs
     except ImportError as error:
