@@ -37,6 +37,16 @@ def test_the_commit_is_marked_dirty_or_unknown(tmp_path, monkeypatch):
     assert result.git_commit() == "unknown"
 
 
+def test_a_commit_is_unknown_after_an_unforeseen_error(monkeypatch):
+    def run(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(subprocess, "run", run)
+    result.commit_at_start.cache_clear()
+    assert result.commit_at_start().result(10) == "unknown"
+    result.commit_at_start.cache_clear()
+
+
 def test_a_result_names_the_commit_at_the_start_of_the_run(monkeypatch):
     result.commit_at_start.cache_clear()
     monkeypatch.setattr(result, "git_commit", lambda: "first")
