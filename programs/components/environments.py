@@ -6,10 +6,13 @@ import dataclasses
 import time
 from typing import Any
 
+import numpy as np
+
 from programs.components import opponents
 from programs.components.seeds import role_seed
 from programs.env_config import EnvConfig, OpponentsConfig
 from programs.experiment import Experiment
+from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
 from rlstack.types import EnvSpec
@@ -40,6 +43,20 @@ def make_env(
     except BaseException:
         pool.close()
         raise
+
+
+def not_finite(name: str, bad: np.ndarray) -> EnvError:
+    """Returns the error of environments whose rewards or observations are not finite.
+
+    Args:
+      name: of the environments.
+      bad: bool ``[B]``, whether each of them is one.
+    """
+    ids = ", ".join(map(str, np.flatnonzero(bad)))
+    return EnvError(
+        f"Env {ids} ({name}): rewards and observations must be finite; they were not. Mend the "
+        "environment, or turn the check off with --env.check-finite False."
+    )
 
 
 def starting_seconds(pool: Pool, began: float) -> float:

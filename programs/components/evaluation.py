@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+import jax
+import numpy as np
+
 from programs.components.agent import make_agent
-from programs.components.environments import Pool, make_evaluation_env
+from programs.components.environments import Pool, make_evaluation_env, not_finite
 from programs.components.seeds import role_key
+from programs.env_config import EnvConfig
 from programs.experiment import Experiment
-from rlstack.acting.evaluator import Evaluation, Evaluator, EvaluatorConfig, joined
+from rlstack.acting.evaluator import Evaluation, Evaluator, EvaluatorConfig, Row, joined
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
+from rlstack.fused.acting import Actors, Played
+from rlstack.jax_envs.environment import BatchedEnv
+from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import Hook, check_callable, load_hook, name_of
 from rlstack.types import EnvSpec, Params, PRNGKey
 
@@ -28,6 +36,8 @@ Shows = Callable[[int, int], None]  # the number of episodes that ended, and of 
 
 _FIELD = "Experiment: evaluator.factory"
 _EXTRA = 0.3  # seconds that all evaluations of a short run may take: nobody notices them
+_MOST_STEPS = 128  # that a call of a compiled evaluation makes
+_CALL_SECONDS = 0.05  # about the longest time of such a call, so that an evaluation can be given up
 _WANTED = "(cfg, agent, rng_key) -> Evaluator of rlstack"
 
 
@@ -53,9 +63,11 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     if cfg.by_index:  # each pool plays one episode in each environment
         cfg = dataclasses.replace(cfg, episodes=cfg.num_envs)
     rng_key = role_key(experiment.seed, "evaluator")
-    if not cfg.factory:
-        return Evaluator(cfg, agent, rng_key)
-    return _own(cfg, agent, rng_key)
+    if cfg.factory:
+        return _own(cfg, agent, rng_key)
+    if experiment.evaluation_env.type == "jax":
+        return CompiledEvaluator(cfg, agent, rng_key, experiment.evaluation_env)
+    return Evaluator(cfg, agent, rng_key)
 
 
 def _own(cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey) -> Any:
@@ -138,6 +150,66 @@ def compile_evaluation(experiment: Experiment, evaluator: Evaluator, params: Par
 
     with contextlib.suppress(_GivenUpError):
         evaluate(experiment, evaluator, params, stop, brief=True)
+
+
+class CompiledEvaluator(Evaluator):
+    """Plays in environments written in JAX: a call of one compiled function makes many steps.
+
+    With opponents it plays as `Evaluator` does.
+    """
+
+    def __init__(
+        self, cfg: EvaluatorConfig, agent: Agent, rng_key: PRNGKey, env_cfg: EnvConfig
+    ) -> None:
+        """Prepares to evaluate; see `Evaluator`.
+
+        Args:
+          cfg: the number of episodes and of environments.
+          agent: built with the greedy policy.
+          rng_key: the acting key.
+          env_cfg: says whether rewards and observations must be finite.
+        """
+        super().__init__(cfg, agent, rng_key)
+        self._env_cfg = env_cfg
+        # By the environments; copies of the evaluator share them.
+        self._functions: dict[BatchedEnv, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def _play(self, params: Params, env: Any) -> Generator[Row, bool, None]:
+        if getattr(env, "functions", None) is None:
+            yield from super()._play(params, env)
+        batch, env_keys = env.functions
+        if batch not in self._functions:
+            self._functions[batch] = self._compiled(batch)
+        begin, play = self._functions[batch]
+        acting, played = begin(env_keys, self._fresh["rng_key"])
+        made = steps = 1
+        while True:
+            if (yield from self._rows(played, made)):
+                acting, played = begin(acting.env.rng_key, acting.rng_key)
+                made = 1
+                continue
+            began, made = time.monotonic(), steps
+            acting, played = jax.block_until_ready(play(params, acting, steps))
+            if time.monotonic() - began < _CALL_SECONDS:
+                steps = min(2 * steps, _MOST_STEPS)
+            else:
+                steps = max(1, steps // 2)
+
+    def _compiled(self, batch: BatchedEnv) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        finite = self._env_cfg.check_finite
+        actors = Actors(self.agent, batch, self._num_envs, check_finite=finite)
+        play = functools.partial(actors.play, most=_MOST_STEPS)
+        return CompiledQuickly(actors.begin), jax.jit(play, donate_argnums=1)
+
+    def _rows(self, played: Played, made: int) -> Generator[Row, bool, bool]:
+        """Yields the steps that were made; returns whether new episodes must be started."""
+        step_type, reward, bad = (np.asarray(x)[:made] for x in played)
+        for i in range(made):  # the evaluation may not need all of them
+            if bad[i].any():
+                raise not_finite(self._env_cfg.name, bad[i])
+            if (yield Row(step_type[i], reward[i])):
+                return True
+        return False
 
 
 class Allowance:

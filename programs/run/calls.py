@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from programs.components.environments import not_finite
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
-from rlstack.checks import EnvError
 from rlstack.fused.acting import Tally
 from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
@@ -122,15 +122,9 @@ class CompiledRun(abc.ABC):
         """
         if not report.tally.bad.any():
             return
-        ids = np.flatnonzero(report.tally.bad)
         self._restarts += 1
         self.restart_environments()
-        name = self.experiment.env.name
-        raise EnvError(
-            f"Env {', '.join(map(str, ids))} ({name}): rewards and observations must be finite; "
-            "they were not. Mend the environment, or turn the check off with "
-            "--env.check-finite False."
-        )
+        raise not_finite(self.experiment.env.name, np.asarray(report.tally.bad))
 
 
 class Calls(CompiledRun):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.checks import Checked
 from rlstack.references import Hook
-from rlstack.types import Array, Logs, Params, PRNGKey, StepType, TimeStep
+from rlstack.types import Array, Logs, Params, PRNGKey, StepType
 
 _log = logging.getLogger(__name__)
 
@@ -124,6 +124,13 @@ def as_logs(evaluation: Evaluation) -> Logs:
     return logs
 
 
+class Row(NamedTuple):
+    """What an evaluation counts of one step of every environment."""
+
+    step_type: Array  # [B] int32
+    reward: Array  # [B] float32
+
+
 class _EvaluatedParams:
     """The params under evaluation, as a source for the Inferencer."""
 
@@ -197,14 +204,13 @@ class Evaluator:
                 f"Evaluator.evaluate: the pool must have num_envs ({self._num_envs}) environments; "
                 f"got {env.num_envs}."
             )
-        self._source.params = params
-        self._inferencer.load(self._fresh)
         tally = _Tally(self._num_envs, self._episodes_per_env, self._max_steps)
         metrics_of = getattr(env, "episode_metrics", None)  # other pools may have none
         metrics: dict[str, list[Array]] = {}
-        timestep = env.reset()
+        playing = self._play(params, env)
+        row = next(playing)
         while True:
-            ended = tally.add(timestep)
+            ended = tally.add(row)
             if ended and metrics_of is not None:
                 for name, values in metrics_of(np.array(ended, np.int32)).items():
                     metrics.setdefault(name, []).append(values)
@@ -214,10 +220,9 @@ class Evaluator:
                 break
             if tally.only_cut_remain:  # an environment is reset with all others or by itself
                 tally.start_again()
-                timestep = env.reset()
-                continue
-            action = self._inferencer.inference(None, timestep).agent_output.action
-            timestep = env.step(action)
+                row = playing.send(True)
+            else:
+                row = playing.send(False)
         if tally.cut:
             _log.warning(
                 "evaluation: %d of %d episodes were cut after evaluator.max_steps (%d) steps and "
@@ -232,6 +237,24 @@ class Evaluator:
         returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
         found = {name: np.concatenate(values) for name, values in metrics.items()}
         return Evaluation(returns, lengths, tuple(met), tally.cut, found)
+
+    def _play(self, params: Params, env: Any) -> Generator[Row, bool, None]:
+        """Plays in all environments.
+
+        Yields:
+          One step of every environment, the first step of an episode at first. Sent True, it starts
+          new episodes in all environments.
+        """
+        self._source.params = params
+        self._inferencer.load(self._fresh)
+        timestep = env.reset()
+        while True:
+            restart = yield Row(timestep.step_type, timestep.reward)
+            if restart:
+                timestep = env.reset()
+            else:
+                action = self._inferencer.inference(None, timestep).agent_output.action
+                timestep = env.step(action)
 
 
 class _Tally:
@@ -262,14 +285,14 @@ class _Tally:
             for cut, found in zip(self._is_cut, self.returns, strict=True)
         )
 
-    def add(self, timestep: TimeStep) -> list[int]:
+    def add(self, row: Row) -> list[int]:
         """Takes one step of every environment; returns those with an episode that ended and counts.
 
         Episodes that were cut are not among them.
         """
         ended = []
-        step_type = np.asarray(timestep.step_type)
-        self._return += timestep.reward
+        step_type = np.asarray(row.step_type)
+        self._return += np.asarray(row.reward)
         self._length += step_type != StepType.FIRST
         over = step_type == StepType.LAST
         for i in np.flatnonzero(over | (self._length >= self._max_steps)):

@@ -80,6 +80,13 @@ class Pool:
         return self._open("step_infos").step_infos(env_ids)
 
     @property
+    def functions(self) -> Any:
+        """The environments as pure functions, a `rlstack.jax_envs.environment.BatchedEnv`, and the
+        keys ``[B, ...]`` that they begin with; None for environments that are not written in JAX.
+        """
+        return getattr(self._backend, "functions", None)
+
+    @property
     def render_fps(self) -> float | None:
         """The steps in a second of these environments, for people; None if they do not say."""
         return getattr(self._backend, "render_fps", None)

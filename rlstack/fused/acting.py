@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ from dm_env import specs
 from rlstack.agent import Agent
 from rlstack.exploration import with_env_ids
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.networks.layers import forms
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
+
+T = TypeVar("T")
 
 
 class Acting(NamedTuple):
@@ -54,6 +57,14 @@ class Tally(NamedTuple):
             earlier.lengths + self.lengths,
             earlier.bad | self.bad,
         )
+
+
+class Played(NamedTuple):
+    """What an evaluation counts of one step, ``[B]``, or of several, ``[T, B]``."""
+
+    step_type: Array  # int32
+    reward: Array  # float32
+    bad: Array  # bool, where a reward or an observation is not finite
 
 
 class Acted(NamedTuple):
@@ -134,10 +145,52 @@ class Actors:
         transition = Transition(
             timestep, acted.output, acted.state, jnp.full(self.num_envs, version)
         )
-        bad = not_finite(received) if self._check_finite else jnp.zeros(self.num_envs, bool)
+        bad = self._bad(received)
         returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad)
         acting = Acting(env, received, acted.next_state, acted.next_key, returns, lengths)
         return acting, stepped.after(tally), transition
+
+    def begin(self, env_keys: PRNGKey, rng_key: PRNGKey) -> tuple[Acting, Played]:
+        """Starts an episode in every environment, as `start` does; returns also their first steps.
+
+        Args:
+          env_keys: ``[B, ...]``, from `BatchedEnv.keys` or of an earlier state.
+          rng_key: the acting key.
+        """
+        acting = strongly_typed(self.start(env_keys, rng_key))
+        row = self._row(acting.timestep)
+        return acting, jax.tree.map(lambda x: x[None], row)
+
+    def play(
+        self, params: Params, acting: Acting, steps: Array | int, most: int
+    ) -> tuple[Acting, Played]:
+        """Acts several times in every environment, for an evaluation.
+
+        Args:
+          params: to act with.
+          acting: the state.
+          steps: the number of times.
+          most: the largest number of times, T.
+
+        Returns:
+          The new state, and the steps that the environments made, ``[T, B]``; rows after
+          ``steps`` are 0.
+        """
+
+        def once(i: Array, carry: tuple[Acting, Played]) -> tuple[Acting, Played]:
+            acting, played = carry
+            after, _, _ = self.step(params, jnp.zeros((), jnp.int32), acting, self.tally())
+            # XLA then leaves out what counts episodes, and compiles in less time.
+            acting = after._replace(returns=acting.returns, lengths=acting.lengths)
+            row = self._row(acting.timestep)
+            return acting, jax.tree.map(lambda rows, x: rows.at[i].set(x), played, row)
+
+        empty = jax.tree.map(
+            lambda x: jnp.zeros((most, *x.shape), x.dtype),
+            jax.eval_shape(self._row, acting.timestep),
+        )
+        with forms.in_loop():
+            return jax.lax.fori_loop(0, steps, once, (acting, empty))
 
     def act(self, params: Params, timestep: TimeStep, state: AgentState, rng_key: PRNGKey) -> Acted:
         """Acts on one step of every environment, which do not step.
@@ -152,6 +205,12 @@ class Actors:
         state = self.agent.reset_state(state, timestep.first())
         output, next_state = self.agent.actor_step(step_key, params, timestep, state)
         return Acted(output, state, next_state, next_key)
+
+    def _row(self, timestep: TimeStep) -> Played:
+        return Played(timestep.step_type, timestep.reward, self._bad(timestep))
+
+    def _bad(self, timestep: TimeStep) -> Array:
+        return not_finite(timestep) if self._check_finite else jnp.zeros(self.num_envs, bool)
 
     def action(self, action: PyTree) -> PyTree:
         """Returns the action in the environment's dtypes and bounds, as pools do."""
@@ -206,3 +265,12 @@ def not_finite(timestep: TimeStep) -> Array:
         if jnp.issubdtype(x.dtype, jnp.floating):
             bad |= ~jnp.isfinite(x).reshape((rows, -1)).all(axis=1)
     return bad
+
+
+def strongly_typed(state: T) -> T:
+    """Returns a state at the start without weak types.
+
+    With them, a function from states to states would be compiled twice: for these types and for
+    those of its own results.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)

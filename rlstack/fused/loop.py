@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rlstack.agent import Agent
-from rlstack.fused.acting import Actors, Tally
+from rlstack.fused.acting import Actors, Tally, strongly_typed
 from rlstack.fused.devices import WHOLE, Devices
 from rlstack.fused.learning import Updater, Updates
 from rlstack.fused.queue import Queue
@@ -85,8 +85,7 @@ class CompiledLoop:
         """
         acting = self._actors.start(env_keys, acting_key)
         acting, replay = self._replay.start(learning, acting, replay_key)
-        # With weak types, `run` would be compiled once for them and once for its own results.
-        return jax.tree.map(_strongly_typed, LoopState(learning, acting, replay))
+        return strongly_typed(LoopState(learning, acting, replay))
 
     def restart(self, state: LoopState, env_keys: PRNGKey) -> LoopState:
         """Starts new episodes in all environments; no item spans the break."""
@@ -231,7 +230,3 @@ class FusedLoop(CompiledLoop):
     def log_names(self) -> tuple[str, ...]:
         """The names of the agent's logs, once `run` has been traced."""
         return self._updater.names
-
-
-def _strongly_typed(x: Array) -> Array:
-    return jnp.asarray(x, x.dtype)

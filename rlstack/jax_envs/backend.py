@@ -17,7 +17,7 @@ from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.jax_envs.factory import JaxEnvBuilder, make_batch, resolve
 from rlstack.jax_envs.game import BatchedGame
 from rlstack.random.compiled_quickly import CompiledQuickly
-from rlstack.types import PyTree, TimeStep
+from rlstack.types import PRNGKey, PyTree, TimeStep
 
 
 class _Compiled(NamedTuple):
@@ -129,6 +129,11 @@ class JaxBackend:
     def step_infos(self, env_ids: np.ndarray) -> list[dict[str, float]]:
         """Returns no numbers, likewise."""
         return [{} for _ in env_ids]
+
+    @property
+    def functions(self) -> tuple[BatchedEnv, PRNGKey]:
+        """See `rlstack.envs.pool.Pool.functions`."""
+        return self._env, self._rng_key
 
     @property
     def render_fps(self) -> float | None:
