@@ -45,7 +45,7 @@ def make_env(
         raise
 
 
-def not_finite(name: str, bad: np.ndarray) -> EnvError:
+def not_finite_error(name: str, bad: np.ndarray) -> EnvError:
     """Returns the error of environments whose rewards or observations are not finite.
 
     Args:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.environments import Pool, make_evaluation_env, not_finite
+from programs.components.environments import Pool, make_evaluation_env, not_finite_error
 from programs.components.seeds import role_key
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
@@ -177,6 +177,7 @@ class CompiledEvaluator(Evaluator):
     def _play(self, params: Params, env: Any) -> Generator[Row, bool, None]:
         if getattr(env, "functions", None) is None:
             yield from super()._play(params, env)
+            return
         batch, env_keys = env.functions
         if batch not in self._functions:
             self._functions[batch] = self._compiled(batch)
@@ -206,7 +207,7 @@ class CompiledEvaluator(Evaluator):
         step_type, reward, bad = (np.asarray(x)[:made] for x in played)
         for i in range(made):  # the evaluation may not need all of them
             if bad[i].any():
-                raise not_finite(self._env_cfg.name, bad[i])
+                raise not_finite_error(self._env_cfg.name, bad[i])
             if (yield Row(step_type[i], reward[i])):
                 return True
         return False

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components.environments import not_finite
+from programs.components.environments import not_finite_error
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
@@ -124,7 +124,7 @@ class CompiledRun(abc.ABC):
             return
         self._restarts += 1
         self.restart_environments()
-        raise not_finite(self.experiment.env.name, np.asarray(report.tally.bad))
+        raise not_finite_error(self.experiment.env.name, np.asarray(report.tally.bad))
 
 
 class Calls(CompiledRun):
