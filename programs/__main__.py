@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stack.enter_context(launcher.early())
         code = _run(command, rest, argv is None)
     if argv is None:
-        gc.freeze()  # at its end, Python would look for garbage in all that JAX has traced
+        gc.freeze()  # else Python collects garbage when it exits, which takes 0.2 s after training
     return code
 
 

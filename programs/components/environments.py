@@ -46,11 +46,11 @@ def make_env(
 
 
 def not_finite_error(name: str, bad: np.ndarray) -> EnvError:
-    """Returns the error of environments whose rewards or observations are not finite.
+    """Returns an error that names the environments with values that are not finite.
 
     Args:
       name: of the environments.
-      bad: bool ``[B]``, whether each of them is one.
+      bad: bool ``[B]``, where a reward or an observation is not finite.
     """
     ids = ", ".join(map(str, np.flatnonzero(bad)))
     return EnvError(

@@ -149,6 +149,6 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            # close() writes what is buffered, and the launcher has ended.
+            # close() flushes the pipe. This fails because the launcher has ended.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()

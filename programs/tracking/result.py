@@ -88,5 +88,5 @@ def _commit_of(root: Path) -> str:
             return "unknown"
         commit = git("rev-parse", "HEAD")
         return f"{commit}-dirty" if git("status", "--porcelain") else commit
-    except Exception:  # no git, no text, anything: a run must not fail, or wait, for its commit
+    except Exception:  # whatever it is: a run must not fail because of it
         return "unknown"

@@ -81,8 +81,10 @@ class Pool:
 
     @property
     def functions(self) -> Any:
-        """The environments as pure functions, a `rlstack.jax_envs.environment.BatchedEnv`, and the
-        keys ``[B, ...]`` that they begin with; None for environments that are not written in JAX.
+        """The environments as pure functions; None if they are not written in JAX.
+
+        They are a `rlstack.jax_envs.environment.BatchedEnv` and the keys ``[B, ...]`` of the first
+        `BatchedEnv.reset`.
         """
         return getattr(self._backend, "functions", None)
 

@@ -67,8 +67,8 @@ class _StandIn(ModuleType):
 def defer_package(name: str) -> None:
     """Puts off the import of a package until one of its attributes is used.
 
-    Its modules can be imported before, without all that the package itself imports. Does nothing if
-    the package was imported already, or is not installed.
+    The modules in it can be imported earlier; this does not import the package. Does nothing if the
+    package was imported already, or is not installed.
 
     Args:
       name: of the package, in one that imports its packages when they are used, as SciPy does.
@@ -90,7 +90,7 @@ class _Deferred(ModuleType):
         with _IMPORTING:
             if isinstance(self, _Deferred):
                 spec: Any = self.__spec__
-                if spec.loader_state is _IMPORTING:  # what the package imports looks for a name
+                if spec.loader_state is _IMPORTING:  # its own import asks for the attribute
                     raise AttributeError(name)
                 spec.loader_state = _IMPORTING
                 try:

@@ -58,8 +58,8 @@ from rlstack.networks.torsos import (
     observation_features,
 )
 
-# For orthogonal initial weights, JAX takes LAPACK from two modules of this package. It imports them
-# in a tenth of the time that the whole package takes.
+# JAX needs LAPACK for orthogonal initial weights, and takes it from two modules of this package.
+# The package itself takes ten times as long to import as these modules.
 defer_package("scipy.linalg")
 
 __all__ = [

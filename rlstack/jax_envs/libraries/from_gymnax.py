@@ -32,8 +32,8 @@ from rlstack.types import PRNGKey, PyTree
 
 _LIMIT = "max_steps_in_episode"
 _NEVER = 2**30  # steps
-# What environments do not need, but gymnax and Flax import: modules that draw pictures, which
-# import pandas and SciPy, and networks. This takes 2.2 of the 2.4 s in which gymnax is imported.
+# gymnax and Flax import these modules, and environments do not need them: they draw pictures, with
+# pandas and SciPy, or are networks. They take 2.2 of the 2.4 s in which gymnax is imported.
 _UNUSED = "matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn", "flax.linen"
 _SCATTER = "scatter inputs have incompatible types"  # in MinAtar, which writes numbers as bools
 

@@ -25,7 +25,7 @@ SEATS = "rlstack.jax_envs.cover:Cover"
 
 
 class Drifting:
-    """Episodes of ten steps with rewards 0.1, of which the sixth may be NaN, or of no end."""
+    """Each reward is 0.1, or NaN at the sixth step. An episode has ten steps, or never ends."""
 
     def __init__(self, fails=False, ends=True):
         self._fails, self._ends = fails, ends
