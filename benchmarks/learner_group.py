@@ -245,9 +245,10 @@ def _child(index: int, processes: int, parts: int, meeting: str, name: str, seco
         update = _with_votes(learner, sample, joined)
         found["update"] = _seconds_of(update, seconds, joined)
         found["agreement"] = _seconds_of(lambda: joined.agree(1, 1, 1), seconds / 2, joined)
-        made = collectives(learner.compiled_update(sample))
-        found["collectives"] = made.numbers.total() + (0 if learner.carries_votes else 1)
-        found["exchanged"] = made.bytes
+        programs = [(collectives(x), n) for x, n in learner.compiled_update(sample).items()]
+        number = sum(made.numbers.total() * calls for made, calls in programs)
+        found["collectives"] = number + (0 if learner.carries_votes else 1)
+        found["exchanged"] = sum(made.bytes * calls for made, calls in programs)
         found["divided"] = averages(agent) or found["collectives"] > 1
     print(json.dumps(found), flush=True)
 

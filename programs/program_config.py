@@ -192,8 +192,6 @@ def _limits(
         yield "replay.service", replay.chosen_service, "table", "Add --replay.service table."
     if learner.prefetch == "on":
         yield "learner.prefetch", learner.prefetch, "auto or off", one
-    if learner.minibatches == "calls":
-        yield "learner.minibatches", learner.minibatches, "auto or scan", one
     devices = len(learner.devices)
     if program.launch == "processes" and devices % count:
         yield "learner.devices", devices, f"a multiple of {count} devices", one

@@ -31,6 +31,7 @@ class Placement:
       processes: number of processes.
       mesh: the devices of all processes, in the order of their shares.
       on_cpu: whether the devices are CPUs.
+      everywhere: the sharding of arrays with a copy on each device.
     """
 
     def __init__(self, indices: Sequence[int], processes: int = 1) -> None:
@@ -57,7 +58,7 @@ class Placement:
         own = jax.process_index() if processes > 1 else None
         self._local = [d for d in mesh.devices.flat if own in (None, d.process_index)]
         self._first = list(mesh.devices.flat).index(self._local[0])  # position of own shares
-        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
         self._by_column = NamedSharding(mesh, PartitionSpec(None, AXIS))
         self._by_row = NamedSharding(mesh, PartitionSpec(AXIS))
         self.several = len(self._devices) > 1
@@ -70,8 +71,8 @@ class Placement:
         if self.processes > 1:
             # Computed alike, but hosts of another kind may round differently: one has them all.
             tree = multihost_utils.broadcast_one_to_all(tree)
-            return jax.tree.map(lambda x: _everywhere(self._everywhere, x), tree)
-        where = self._everywhere if self.several else self._devices[0]
+            return jax.tree.map(lambda x: _everywhere(self.everywhere, x), tree)
+        where = self.everywhere if self.several else self._devices[0]
         return jax.device_put(tree, where)
 
     def owned(self, tree: Tree) -> Tree:
@@ -96,7 +97,7 @@ class Placement:
 
     def of_divided_update(self) -> tuple[NamedSharding, ...]:
         """Returns the same for an update in which each device has the priorities of its rows."""
-        return (self._everywhere, self._everywhere, self._everywhere, self._by_row)
+        return (self.everywhere, self.everywhere, self.everywhere, self._by_row)
 
     def own_rows(self, rows: jax.Array) -> np.ndarray:
         """Returns the rows of this process."""

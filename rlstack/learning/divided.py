@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,7 @@ _SMALL_BATCH = 1 << 20
 # of a hundred million). These are estimates, on the side of fewer collectives.
 _LEAST_WORK, _LEAST_WORK_OF_ACCELERATORS = 1 << 23, 1 << 27
 
+A = TypeVar("A", bound=Agent)
 Placed = tuple[Layout, jax.Array, jax.Array] | Batch
 
 
@@ -66,11 +67,7 @@ class DividedUpdate:
         self._placement, self._check_finite = placement, check_finite
         self._devices = placement.mesh.size
         self._averages = averages(agent)
-        divided = agent if self._averages else agent.with_network(self._divide)
-        if isinstance(divided, EpochAgent) and divided.may_stop:
-            # Devices of other kinds may round differently; all must leave out the same minibatches.
-            vars(divided)["stops_at"] = functools.partial(_on_any_device, divided.stops_at)
-        self._agent = divided
+        self._agent = agent if self._averages else divided_over(agent, placement)
         self._by_xla = OneCall(agent, placement, check_finite=check_finite)
         # A batch that is carried whole should take no longer than the gradients. That of an agent
         # that averages is not carried, and one with epochs takes each minibatch from all rows.
@@ -82,10 +79,6 @@ class DividedUpdate:
             self._update, static_argnums=3, donate_argnums=1, out_shardings=where
         )
 
-    def _divide(self, network: Any) -> Any:
-        least = _LEAST_WORK if self._placement.on_cpu else _LEAST_WORK_OF_ACCELERATORS
-        return by_share(network, self._devices, least)
-
     def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Placed:
         """Moves a batch of this process, and its votes, to its devices.
 
@@ -95,9 +88,7 @@ class DividedUpdate:
         most, processes = self._most_bytes, self._placement.processes
         if most is not None and processes * _nbytes(batch) > most:
             return self._by_xla.place(batch)
-        given = np.zeros(NUM_VOTES, np.int32)
-        given[: len(votes)] = votes
-        return self._placement.packed(batch, given)
+        return self._placement.packed(batch, given_votes(votes))
 
     def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
         """Returns at once where JAX dispatches asynchronously, as on an accelerator."""
@@ -115,15 +106,13 @@ class DividedUpdate:
             votes,
         )
 
-    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> str:
-        """Returns the compiled function, as XLA's HLO."""
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
+        """Returns the compiled function, as XLA's HLO, which an update calls once."""
         if isinstance(placed, Batch):
             return self._by_xla.compiled(params, learner_state, placed)
         layout, *packed = placed
-        return (
-            self._jitted.lower(params, learner_state, tuple(packed), layout).compile().as_text()
-            or ""
-        )
+        lowered = self._jitted.lower(params, learner_state, tuple(packed), layout)
+        return {lowered.compile().as_text() or "": 1}
 
     def _update(
         self, params: Params, learner_state: LearnerState, packed: PyTree, layout: Layout
@@ -155,13 +144,12 @@ class DividedUpdate:
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
     ) -> tuple[Params, LearnerState, LearnerOutput, Array]:
         """Makes the step of one device with the batch of all, but for the rows of networks."""
-        whole = [jax.lax.all_gather(x[0], AXIS) if x.size else x for x in packed]
-        batch, votes = layout.unpack(*whole)
+        batch, votes = whole_batch(layout, packed, self._devices)
         after, learner_state, output = self._agent.learner_step(params, learner_state, batch)
         if output.priorities is not None:
             own = own_rows(output.priorities, self._devices)
             output = output._replace(priorities=own)
-        return after, learner_state, output, votes.reshape((self._devices, -1))
+        return after, learner_state, output, votes
 
     def _averaging_step(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
@@ -184,6 +172,33 @@ class DividedUpdate:
             self._agent, params, learner_state, batch, average
         )
         return after, learner_state, output, all_votes[0]
+
+
+def divided_over(agent: A, placement: Placement) -> A:
+    """Returns the agent with networks that each device runs on its share of the rows.
+
+    It must be traced within `rlstack.devices.by_device`.
+    """
+    least = _LEAST_WORK if placement.on_cpu else _LEAST_WORK_OF_ACCELERATORS
+    divided: Any = agent.with_network(lambda network: by_share(network, placement.mesh.size, least))
+    if isinstance(divided, EpochAgent) and divided.may_stop:
+        # Devices of other kinds may round differently; all must leave out the same minibatches.
+        vars(divided)["stops_at"] = functools.partial(_on_any_device, divided.stops_at)
+    return divided
+
+
+def given_votes(votes: Sequence[int]) -> np.ndarray:
+    """Returns votes as `Placement.packed` takes them; those that are not given are 0."""
+    given = np.zeros(NUM_VOTES, np.int32)
+    given[: len(votes)] = votes
+    return given
+
+
+def whole_batch(layout: Layout, packed: PyTree, devices: int) -> tuple[Batch, Array]:
+    """Returns the batch of all devices and their votes ``[devices, n]``, by one collective."""
+    whole = [jax.lax.all_gather(x[0], AXIS) if x.size else x for x in packed]
+    batch, votes = layout.unpack(*whole)
+    return batch, votes.reshape((devices, -1))
 
 
 def _on_any_device(condition: Callable[[Logs], Array], logs: Logs) -> Array:

@@ -23,10 +23,11 @@ from rlstack import devices
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
 from rlstack.devices.placement import Placement
+from rlstack.learning.by_minibatch import CallByMinibatch, DividedCalls
 from rlstack.learning.by_share import can_be_divided
 from rlstack.learning.divided import DividedUpdate
 from rlstack.learning.samples import ReplayReader, SampleLike
-from rlstack.learning.update import CallByMinibatch, OneCall, Update, Updated, in_thread
+from rlstack.learning.update import OneCall, Update, Updated, in_thread
 from rlstack.networks import in_parts
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.replay import ReplayClosedError
@@ -165,8 +166,8 @@ class Learner(Node):
         elif isinstance(self._update, OneCall) and not self._placement.several:
             self._update.compile(self.params, self.learner_state, batch)
 
-    def compiled_update(self, sample: SampleLike) -> str:
-        """Returns the compiled update for batches like this one, as XLA's HLO, to inspect it."""
+    def compiled_update(self, sample: SampleLike) -> dict[str, int]:
+        """Returns how often an update calls each compiled function, by XLA's HLO of it."""
         placed = self._update.place(sample.batch)
         return self._update.compiled(self.params, self.learner_state, placed)
 
@@ -359,9 +360,10 @@ def _begin(agent: Agent, rng_key: PRNGKey) -> tuple[Params, LearnerState]:
 
 
 def _compiled(cfg: LearnerConfig, agent: Agent, params: Params, placement: Placement) -> Update:
+    divides = placement.several and can_be_divided(agent.network)
     if isinstance(agent, EpochAgent) and _takes_calls(cfg, params):
-        return CallByMinibatch(agent, placement)
-    if placement.several and can_be_divided(agent.network):
+        return (DividedCalls if divides else CallByMinibatch)(agent, placement)
+    if divides:
         return DividedUpdate(agent, params, placement, check_finite=cfg.check_finite)
     return OneCall(agent, placement, check_finite=cfg.check_finite)
 
@@ -371,8 +373,7 @@ def _takes_calls(cfg: LearnerConfig, params: Params) -> bool:
         return cfg.minibatches == "calls"
     # Only convolution kernels have four axes.
     has_convolutions = any(leaf.ndim >= 4 for leaf in jax.tree.leaves(params))
-    one_device = len(cfg.devices) < 2 and cfg.processes == 1
-    return has_convolutions and jax.default_backend() == "cpu" and one_device
+    return has_convolutions and jax.default_backend() == "cpu"
 
 
 def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFiniteError:

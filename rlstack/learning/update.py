@@ -16,7 +16,7 @@ import numpy as np
 from rlstack.agent import Agent, EpochAgent
 from rlstack.devices.placement import Placement
 from rlstack.networks.layers import forms
-from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
+from rlstack.types import Batch, LearnerState, Logs, Params, PyTree
 
 
 class Updated(NamedTuple):
@@ -43,8 +43,8 @@ class Update(Protocol):
     def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
         """Returns the new params and learner state."""
 
-    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> str:
-        """Returns the compiled function, as XLA's HLO."""
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
+        """Returns the compiled functions, as XLA's HLO, and how often an update calls each."""
 
 
 class OneCall:
@@ -86,9 +86,11 @@ class OneCall:
         logs_on_host = functools.partial(fetch, self._names, logs)
         return Updated(after, learner_state, (params, learner_state), logs_on_host, priorities)
 
-    def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
-        """Returns the compiled function, as XLA's HLO."""
-        return self._jitted.lower(params, learner_state, placed).compile().as_text() or ""
+    def compiled(
+        self, params: Params, learner_state: LearnerState, placed: Batch
+    ) -> dict[str, int]:
+        """Returns the compiled function, as XLA's HLO, which an update calls once."""
+        return {self._jitted.lower(params, learner_state, placed).compile().as_text() or "": 1}
 
     def _packed(self, params: Params, learner_state: LearnerState, batch: Batch) -> Any:
         before = params, learner_state
@@ -136,56 +138,3 @@ def fetch(names: Sequence[str], logs: jax.Array) -> Logs:
 def select(condition: jax.Array | bool, new: PyTree, old: PyTree) -> PyTree:
     """Returns the new arrays where the condition holds, and else the old ones."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
-
-
-class CallByMinibatch:
-    """One jitted call per minibatch, gathered on the host."""
-
-    def __init__(self, agent: EpochAgent, placement: Placement) -> None:
-        """Compiles nothing yet."""
-        self._agent, self._placement = agent, placement
-        self._prepare, self._update = jax.jit(self._prepared), jax.jit(agent.update)
-        self._finish = jax.jit(agent.finish)
-
-    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Batch:
-        """Divides the batch over several devices; it carries no votes."""
-        del votes
-        return self._placement.batch(batch)
-
-    def __call__(self, params: Params, learner_state: LearnerState, placed: Batch) -> Updated:
-        """Makes the update."""
-        agent, before = self._agent, (params, learner_state)
-        learner_state, rows, schedule, batch_logs = self._prepare(params, learner_state, placed)
-        rows = jax.tree.map(np.asarray, rows)
-        all_logs = []
-        for indices in np.asarray(schedule):
-            minibatch = jax.tree.map(lambda x, i=indices: np.take(x, i, axis=0), rows)
-            minibatch = agent.lay_out_rows(minibatch)
-            *after, output = self._update(params, learner_state, minibatch)
-            all_logs.append(output.logs)
-            if agent.may_stop and agent.stops_at(output.logs):
-                break
-            params, learner_state = after
-        params, learner_state = self._finish(params, learner_state)
-
-        def on_host() -> Logs:
-            logs = jax.tree.map(_mean, *all_logs) | jax.tree.map(np.asarray, batch_logs)
-            if agent.may_stop:
-                logs["minibatches"] = np.float32(len(all_logs))
-            return logs
-
-        return Updated(params, learner_state, before, on_host, None)
-
-    def compiled(self, params: Params, learner_state: LearnerState, placed: Batch) -> str:
-        """Returns the compiled part before the minibatches, as XLA's HLO."""
-        return self._prepare.lower(params, learner_state, placed).compile().as_text() or ""
-
-    def _prepared(
-        self, params: Params, learner_state: LearnerState, batch: Batch
-    ) -> tuple[LearnerState, PyTree, Array, Logs]:
-        learner_state, rows, schedule = self._agent.prepare(params, learner_state, batch)
-        return learner_state, rows, schedule, self._agent.batch_logs(rows)
-
-
-def _mean(*values: Any) -> np.floating:
-    return np.mean([np.asarray(value) for value in values])

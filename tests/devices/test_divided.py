@@ -3,15 +3,20 @@
 Two of four devices of a CPU, in a child process; `test_group` has processes.
 """
 
+import dataclasses
+from collections import Counter
+
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.learner_group import collectives
-from rlstack.learning import divided
+from rlstack.learning import by_minibatch, divided
+from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.learning.update import OneCall
-from tests.agent_cases import assert_close, case
-from tests.devices.test_devices import in_child, make, sample
+from rlstack.replay import Sample
+from tests.agent_cases import Case, assert_close, case
+from tests.devices.test_devices import KEYS, in_child, make, sample
 
 # Uneven minibatches, masks, states, gradients of inputs, draws for each row, burn-in, noise.
 OTHERS = [
@@ -25,6 +30,8 @@ OTHERS = [
     "rainbow",
 ]
 OTHERS += ["bc-structured", "dqn-normalised", "pqn-lstm"]
+# Convolutions on CPUs are learned by calls unless told otherwise.
+BY_CALLS = {"ppo-image": "auto", "ppo-gru-normalised": "calls"}
 
 
 def test_collectives_are_counted_in_loops_too():
@@ -61,8 +68,14 @@ def few_collectives():
     """Runs in the process of the test above."""
 
     def found(name, **config):
-        learner = make(name, devices=(0, 1), **config)
-        return collectives(learner.compiled_update(sample(name))).numbers
+        return made_by(make(name, devices=(0, 1), **config), name)
+
+    def made_by(learner, name):
+        numbers = Counter()
+        for program, calls in learner.compiled_update(sample(name)).items():
+            for kind, number in collectives(program).numbers.items():
+                numbers[kind] += number * calls
+        return numbers
 
     # Gradients, logs and votes together.
     assert found("dqn") == {"all-reduce": 1}
@@ -77,18 +90,22 @@ def few_collectives():
     more = 2 if jax.__version_info__ < (0, 6) else 0
     expected = {"all-gather": 1 + minibatches, "all-reduce": minibatches + more}
     assert found("ppo-separate") == expected
+    # The same by calls, whose shuffles are not divided.
+    expected["all-reduce"] = minibatches
+    assert found("ppo-separate", minibatches="calls") == expected
     print("ppo-separate")
-    learner = make("ppo-image", devices=(0, 1))
+    learner = make("ppo-image", devices=(0, 1), minibatches="scan")
     assert isinstance(learner._update, divided.DividedUpdate)
     if jax.__version_info__ >= (0, 6):  # in a loop, XLA's own convolutions take 10 times as long
-        assert " convolution(" not in learner.compiled_update(sample("ppo-image"))
+        (program,) = learner.compiled_update(sample("ppo-image"))
+        assert " convolution(" not in program
     print("ppo-image")
     assert found("impala-lstm") == {"all-gather": 2, "all-reduce": 1}
     print("impala-lstm")
     # What XLA adds if it divides the update.
     by_xla = make("dqn", devices=(0, 1))
     by_xla._update = OneCall(case("dqn").agent, by_xla._placement, check_finite=True)
-    assert collectives(by_xla.compiled_update(sample("dqn"))).numbers.total() > 3
+    assert sum(made_by(by_xla, "dqn").values()) > 3
     print("xla")
 
 
@@ -114,12 +131,40 @@ def others():
     print("large")
 
 
-def check_equal(name, isinstance_of):
-    one, two = make(name), make(name, devices=(2, 0))
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(300)
+def test_agents_with_epochs_learn_the_same_by_a_call_for_each_minibatch():
+    assert in_child(by_calls) == [*BY_CALLS, "stops"]
+
+
+def by_calls():
+    """Runs in the process of the test above."""
+    divided._LEAST_WORK = 0
+    for name, choice in BY_CALLS.items():
+        check_equal(name, isinstance_of=by_minibatch.DividedCalls, minibatches=choice)
+        print(name)
+    setting = case("ppo-separate").setting
+    limited = Case(setting._replace(cfg=dataclasses.replace(setting.cfg, target_kl=1e-4)))
+    logs, _ = check_learns_the_same(limited, by_minibatch.DividedCalls, minibatches="calls")
+    assert 1 <= logs["minibatches"] < setting.cfg.num_epochs * setting.cfg.num_minibatches
+    print("stops")
+
+
+def check_equal(name, isinstance_of, **config):
+    _, learner = check_learns_the_same(case(name), isinstance_of, **config)
+    return learner
+
+
+def check_learns_the_same(chosen, isinstance_of, **config):
+    """Returns the logs and the learner that has two devices."""
+    one, two = (
+        Learner(LearnerConfig(devices=devices, **config), chosen.agent, None, jax.random.PRNGKey(0))
+        for devices in ((), (2, 0))
+    )
     assert isinstance(two._update, isinstance_of)
-    batch = sample(name).batch
-    weights = np.linspace(0.5, 2.0, len(batch.weights), dtype=np.float32)
-    weighted = sample(name)._replace(batch=batch._replace(weights=weights))
+    weights = np.linspace(0.5, 2.0, len(chosen.batch.weights), dtype=np.float32)
+    weighted = Sample(chosen.batch._replace(weights=weights), KEYS)
     for _ in range(2):
         logs = [learner.step(weighted) for learner in (one, two)]
         assert_close(*logs, atol=2e-5, rtol=2e-4)
@@ -127,4 +172,4 @@ def check_equal(name, isinstance_of):
     assert_close(one.params, two.params, atol=2e-5, rtol=2e-4)
     assert_close(one.learner_state, two.learner_state, atol=2e-5, rtol=2e-4)
     assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(two.params))
-    return two
+    return logs[1], two

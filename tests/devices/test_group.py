@@ -21,7 +21,9 @@ from tests.programs.networks import network
 from tests.rpc.nodes import free_port
 
 KEYS = np.array([5, 6, 7, 8], np.uint64)
-NAMES = ("ppo-separate", "dqn")
+# By one call of an update, by one for each minibatch, and with the mean of the gradients.
+NAMES = ("ppo-separate", "ppo-image", "dqn")
+_FAST_TO_COMPILE = "--xla_backend_optimization_level=0"
 
 
 def children(function, directory, count=2, hosts=None):
@@ -38,7 +40,7 @@ def children(function, directory, count=2, hosts=None):
         subprocess.Popen(
             [*within[index], sys.executable, "-c", code, *given[index], str(directory)],
             cwd=Path(__file__).resolve().parents[2],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": _FAST_TO_COMPILE},
             stderr=open(directory / f"stderr{index}", "wb"),  # noqa: SIM115
         )
         for index in range(count)

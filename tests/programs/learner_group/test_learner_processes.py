@@ -48,7 +48,6 @@ def several(name="cartpole-ppo", topology="heavy_env", *, learner=None, program=
             r"program\.num_actors must be a multiple of 2 .* got 3\. ",
         ),
         ({"learner": {"devices": (0, 1, 2)}}, r"learner\.devices must be a multiple of 2 devices"),
-        ({"learner": {"minibatches": "calls"}}, r"learner\.minibatches must be auto or scan"),
         ({"learner": {"prefetch": "on"}}, r"learner\.prefetch must be auto or off"),
     ],
 )

@@ -1,0 +1,167 @@
+"""Updates of agents with epochs by one call of a jitted function for each minibatch.
+
+On CPUs this is the fast way for convolutions, which take many times longer in a compiled loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from rlstack.agent import EpochAgent
+from rlstack.devices import by_device
+from rlstack.devices.packing import Layout
+from rlstack.devices.placement import AXIS, Placement
+from rlstack.learning.divided import divided_over, given_votes, whole_batch
+from rlstack.learning.update import Updated
+from rlstack.types import Array, Batch, LearnerState, Logs, Params, PyTree
+
+
+class _Prepared(NamedTuple):
+    """A batch before its minibatches."""
+
+    learner_state: LearnerState
+    rows: PyTree  # [N, ...]
+    schedule: Array  # [number of minibatches, rows of each] int32
+    logs: Logs  # of the batch
+
+
+class CallByMinibatch:
+    """One jitted call per minibatch, gathered on the host; each device computes all of it."""
+
+    def __init__(self, agent: EpochAgent, placement: Placement) -> None:
+        """Compiles nothing yet."""
+        self._agent, self._placement = agent, placement
+        everywhere = placement.everywhere if placement.several else None
+        self._prepare = jax.jit(self._prepared, out_shardings=everywhere)
+        self._update = jax.jit(self._updated)
+        self._finish = jax.jit(agent.finish)
+
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Any:
+        """Divides the batch over several devices; it carries no votes."""
+        del votes
+        return self._placement.batch(batch)
+
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
+        """Makes the update."""
+        prepared = self._prepare(params, learner_state, placed)
+        return self._go_over(prepared, (params, learner_state))
+
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
+        """Returns the compiled functions, as XLA's HLO, and how often an update calls each."""
+        prepared = self._prepare(params, learner_state, placed)
+        lowered = self._prepare.lower(params, learner_state, placed)
+        return self._compiled(lowered, params, prepared)
+
+    def _compiled(self, prepare: Any, params: Params, prepared: _Prepared) -> dict[str, int]:
+        state, schedule = prepared.learner_state, np.asarray(prepared.schedule)
+        minibatch = self._minibatch(_on_host(prepared.rows), schedule[0])
+        calls = (
+            (prepare, 1),
+            (self._update.lower(params, state, minibatch), len(schedule)),
+            (self._finish.lower(params, state), 1),
+        )
+        return {lowered.compile().as_text() or "": count for lowered, count in calls}
+
+    def _go_over(self, prepared: _Prepared, before: tuple[Params, LearnerState]) -> Updated:
+        """Goes over the minibatches of a batch; ``before`` is as it was before the update."""
+        agent, rows, all_logs = self._agent, _on_host(prepared.rows), []
+        params, learner_state = before[0], prepared.learner_state
+        for indices in np.asarray(prepared.schedule):
+            minibatch = self._minibatch(rows, indices)
+            *after, logs, stops = self._update(params, learner_state, minibatch)
+            all_logs.append(logs)
+            if agent.may_stop and stops:
+                break
+            params, learner_state = after
+        params, learner_state = self._finish(params, learner_state)
+
+        def on_host() -> Logs:
+            logs = jax.tree.map(_mean, *all_logs) | _on_host(prepared.logs)
+            if agent.may_stop:
+                logs["minibatches"] = np.float32(len(all_logs))
+            return logs
+
+        return Updated(params, learner_state, before, on_host, None)
+
+    def _minibatch(self, rows: PyTree, indices: np.ndarray) -> PyTree:
+        minibatch = jax.tree.map(lambda x: np.take(x, indices, axis=0), rows)
+        return self._agent.lay_out_rows(minibatch)
+
+    def _prepared(self, params: Params, learner_state: LearnerState, batch: Batch) -> _Prepared:
+        learner_state, rows, schedule = self._agent.prepare(params, learner_state, batch)
+        return _Prepared(learner_state, rows, schedule, self._agent.batch_logs(rows))
+
+    def _updated(
+        self, params: Params, learner_state: LearnerState, minibatch: PyTree
+    ) -> tuple[Params, LearnerState, Logs, Array]:
+        """Takes a step; returns its logs, and whether it and those after it are left out."""
+        agent = self._agent
+        params, learner_state, output = agent.update(params, learner_state, minibatch)
+        stops = agent.stops_at(output.logs) if agent.may_stop else False
+        return params, learner_state, output.logs, jnp.asarray(stops)
+
+
+class DividedCalls(CallByMinibatch):
+    """One jitted call per minibatch, in which each device has a share of the rows.
+
+    What the devices exchange, and the votes, are as in `rlstack.learning.divided.DividedUpdate`.
+    """
+
+    def __init__(self, agent: EpochAgent, placement: Placement) -> None:
+        """Compiles nothing yet; the networks of the agent `can_be_divided`."""
+        super().__init__(divided_over(agent, placement), placement)
+        everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
+        divide = functools.partial(by_device, mesh=placement.mesh, out_specs=everywhere)
+
+        def prepare(layout: Layout, *arguments: Any) -> Any:
+            function = functools.partial(self._prepared_by_all, layout)
+            return divide(function, in_specs=(everywhere, everywhere, by_row))(*arguments)
+
+        self._prepare = jax.jit(prepare, static_argnums=0)
+        self._update = jax.jit(divide(self._updated, in_specs=everywhere))
+        self._finish = jax.jit(divide(self._agent.finish, in_specs=everywhere))
+
+    def place(self, batch: Batch, votes: Sequence[int] = (1,)) -> Any:
+        """Moves a batch of this process, and its votes, to its devices.
+
+        Raises:
+          ValueError: the size of the batch is no multiple of the number of devices.
+        """
+        return self._placement.packed(batch, given_votes(votes))
+
+    def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
+        """Makes the update, unless a vote is against it."""
+        layout, *packed = placed
+        before = params, learner_state
+        prepared, votes = self._prepare(layout, *before, packed)
+        if not np.asarray(votes)[:, 0].all():
+            return Updated(*before, before, dict, None, votes)
+        return self._go_over(prepared, before)._replace(votes=votes)
+
+    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
+        """Returns the compiled functions, as XLA's HLO, and how often an update calls each."""
+        layout, *packed = placed
+        prepared, _ = self._prepare(layout, params, learner_state, packed)
+        lowered = self._prepare.lower(layout, params, learner_state, packed)
+        return self._compiled(lowered, params, prepared)
+
+    def _prepared_by_all(
+        self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
+    ) -> tuple[_Prepared, Array]:
+        batch, votes = whole_batch(layout, packed, self._placement.mesh.size)
+        return self._prepared(params, learner_state, batch), votes
+
+
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
+
+
+def _mean(*values: Any) -> np.floating:
+    return np.mean([np.asarray(value) for value in values])
