@@ -47,6 +47,7 @@ class C51Config(QLearningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         below = self.min_value < self.max_value
+        self.require_finite("min_value", "max_value")
         self.require("min_value", below, f"below max_value ({self.max_value})")
 
 
@@ -80,7 +81,9 @@ class C51(QLearning):
         logits = of_actions(outputs, transition.action)
         target = self.target_probs(target_key, params, target_params, transition)
         losses = categorical_kl(target, logits)
-        return td_loss(losses, losses, self.means(logits), transition, batch.weights)
+        # Where prediction and target agree, rounding can make a divergence negative.
+        priorities = jnp.maximum(losses, 0.0)
+        return td_loss(losses, priorities, self.means(logits), transition, batch.weights)
 
     def target_probs(
         self, rng_key: PRNGKey, params: Params, target_params: Params, transition: NStep

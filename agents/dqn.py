@@ -37,6 +37,7 @@ class DQNConfig(QLearningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(0, "huber_delta")
+        self.require_finite("huber_delta")
 
 
 @register(DQNConfig, network=q_network, policy=behaviour_policy)

@@ -48,6 +48,7 @@ class IQNConfig(QLearningConfig):
         super().__post_init__()
         self.require_at_least(1, "num_acting_fractions", "num_fractions", "num_target_fractions")
         self.require_at_least(0, "huber_delta")
+        self.require_finite("huber_delta")
 
 
 @register(IQNConfig, network=implicit_q_network, policy=behaviour_policy, older_runtime=False)

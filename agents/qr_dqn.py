@@ -39,6 +39,7 @@ class QRDQNConfig(QLearningConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least(0, "huber_delta")
+        self.require_finite("huber_delta")
 
 
 @register(QRDQNConfig, network=distributional_q_network, policy=behaviour_policy)

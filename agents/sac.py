@@ -57,13 +57,17 @@ class SACConfig(PolicyAndCriticsConfig):
     """Whether to adjust the temperature so that the entropy approaches target_entropy."""
     target_entropy: float | None = None
     """Entropy to keep, in nats. None takes the values of the papers: minus the number of dimensions
-    of a continuous action, and 0.98 of the largest possible entropy of a discrete one."""
+    of a continuous action, and 0.98 of the largest possible entropy of a discrete one, which is
+    the logarithm of the number of legal actions."""
     temperature_optimizer: OptimizerConfig | None = None
     """Optimizer of the temperature's logarithm; None takes optimizer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("temperature", self.temperature > 0, "positive")
+        self.require_finite("temperature")
+        if self.target_entropy is not None:
+            self.require_finite("target_entropy")
 
 
 class SACOutput(NamedTuple):
@@ -103,12 +107,9 @@ class SAC(PolicyAndCriticsAgent):
         super().__init__(cfg, *args, **kwargs)
         if isinstance(self.action_spec, specs.DiscreteArray):
             self._bounds, self._learned_spec = None, self.action_spec
-            usual = 0.98 * math.log(self.action_spec.num_values)
         else:
             self._bounds = distributions.bounds_of(self.action_spec, "SAC")
             self._learned_spec = self._bounds.unit_spec()
-            usual = -float(self.action_spec.shape[0])
-        self._target_entropy = usual if cfg.target_entropy is None else cfg.target_entropy
         components: Components = {
             ("policy",): cfg.policy_optimizer,
             ("critics",): cfg.critics_optimizer,
@@ -187,7 +188,7 @@ class SAC(PolicyAndCriticsAgent):
         policy_loss = -jnp.where(valid, value + temperature * entropy, 0.0).mean()
         loss = critic_loss + policy_loss
         if self.cfg.learn_temperature:
-            surplus = jax.lax.stop_gradient(entropy) - self._target_entropy
+            surplus = jax.lax.stop_gradient(entropy) - self._target_entropy(transition.timestep)
             loss += (jnp.exp(params.log_temperature) * jnp.where(valid, surplus, 0.0)).mean()
         errors = jnp.abs(td_errors).mean(-1)
         logs = {
@@ -215,6 +216,16 @@ class SAC(PolicyAndCriticsAgent):
             return (distribution.probs() * values).sum(-1), distribution.entropy()
         action, log_prob = distribution.sample_and_log_prob(rng_key)
         return self.critic_values(critics, timestep, action).min(1), -log_prob
+
+    def _target_entropy(self, timestep: TimeStep) -> Array | float:
+        """Returns the entropy to keep, a number or ``[B]``."""
+        if self.cfg.target_entropy is not None:
+            return self.cfg.target_entropy
+        if self._bounds is not None:
+            return -float(self.action_spec.shape[0])
+        mask = action_mask(timestep.observation)
+        equal = distributions.categorical(jnp.zeros(self.action_spec.num_values), mask)
+        return 0.98 * equal.entropy()
 
     def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:
         """Returns the steps, with continuous actions scaled to [-1, 1]."""

@@ -190,6 +190,7 @@ def test_gradients_are_clipped_over_all_components_together(own):
         {"anneal_steps": 5, "warmup_steps": 5},
         {"anneal_steps": 0, "schedule": "cosine"},
         {"final_learning_rate": 0.0, "schedule": "exponential", "anneal_steps": 5},
+        {"final_learning_rate": 1e-5},
         {"anneal_steps": 5, "name": "sm3"},
         {"warmup_steps": 5, "name": "rprop"},
     ],

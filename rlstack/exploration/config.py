@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from rlstack.checks import Checked
@@ -73,8 +74,27 @@ class PolicyConfig(Checked):
             self.require("warm_up", not self.warm_up, "0 for agent, which has options of its own")
         if self.kind in _POLICIES:
             self.make(num_envs=1)
+            self._check_values()
         elif self.schedule != "constant":
             self.require("schedule", False, f"constant for {self.kind}, which has no parameter")
+
+    def _check_values(self) -> None:
+        """Checks that the policy takes all values of the schedule."""
+        values = [self.start]
+        if self.schedule == "multi_phase":
+            values = [value for _, value in self.points]
+        elif self.schedule == "linear":
+            values += [self.end]
+        elif self.schedule == "exponential":
+            # It never reaches its end, so a temperature may approach 0.
+            values += [self.end or math.ulp(0.0)]
+        for value in values:
+            _POLICIES[self.kind](value)
+
+    @property
+    def is_of_agent(self) -> bool:
+        """Whether actions are drawn from the agent's own distribution, or as its options say."""
+        return self.kind == "agent" or (self.kind == "sample" and not self.warm_up)
 
     @property
     def counts(self) -> bool:

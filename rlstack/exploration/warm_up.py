@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from rlstack.checks import Checked
+from rlstack.checks import Checked, WrongKindError
 from rlstack.distributions import Distribution, TanhNormal
 from rlstack.exploration.policies import EpsilonGreedy, Policy
 from rlstack.exploration.schedules import Counts
@@ -47,6 +47,10 @@ class WarmUp(Checked):
 
 def _random_action(rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> Array:
     mode = distribution.mode()
+    if not hasattr(mode, "dtype"):
+        raise WrongKindError(
+            f"WarmUp: the action must be one array; got {type(mode).__name__}. Set the frames to 0."
+        )
     if not jnp.issubdtype(mode.dtype, jnp.floating):
         return EpsilonGreedy(1.0)(rng_key, distribution, counts)
     low: float | Array = -1.0

@@ -53,7 +53,7 @@ class NormalisationConfig(Checked):
     """Standardised observations are clipped to plus or minus this."""
     rewards: RewardScale = "none"
     """Whether rewards are divided by the running standard deviation of rewards, or of discounted
-    returns."""
+    returns. They stay as they are while its square is below 1e-8: all are equal."""
     return_discount: float = 0.99
     """Discount of the returns that the option rewards=return uses."""
     reward_scale: float = 1.0
@@ -66,6 +66,7 @@ class NormalisationConfig(Checked):
         self.require("observation_clip", self.observation_clip > 0, "positive")
         self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
         self.require_at_least(0, "reward_clip")
+        self.require_finite("reward_scale")
 
 
 class Statistics(NamedTuple):
@@ -166,21 +167,22 @@ class Normalised(Wrapped):
     ) -> tuple[NormalisedLearnerState, Batch]:
         """Returns the learner state with this batch in its statistics, and the normalised batch.
 
-        The statistics leave out the last step of each item, because it is the next item's first
-        step.
+        The last step of an item is the first of the next, so the statistics take observations of
+        all steps but the last, on which the agent acts, and rewards of all but the first. An item
+        that begins at the last step of an episode is not drawn, so its reward is only there.
         """
         trajectory, pending = batch.trajectory, learner_state.pending
-        before = jax.tree.map(lambda x: x[:-1], trajectory)
         if self.normalisation.observations:
-            seen = before.timestep.observation
+            seen = jax.tree.map(lambda x: x[:-1], trajectory.timestep.observation)
             observation = self._standardiser.update(pending.observation, seen)
             pending = pending._replace(observation=observation)
         if self.normalisation.rewards != "none":
-            amount = before.timestep.reward
+            after = jax.tree.map(lambda x: x[1:], trajectory)
+            amount = after.timestep.reward
             if self._counts_returns:
-                amount = self._returns(before.agent_state, before.timestep)
+                amount = self._returns(after.agent_state, after.timestep)
             # The first step of an episode has no reward.
-            reward = update_statistics(pending.reward, amount, ~before.timestep.first())
+            reward = update_statistics(pending.reward, amount, ~after.timestep.first())
             pending = pending._replace(reward=reward)
         if self._counts_returns:
             trajectory = trajectory._replace(agent_state=trajectory.agent_state.agent)
@@ -202,7 +204,8 @@ class Normalised(Wrapped):
             )
         if cfg.rewards != "none":
             # Rewards are scaled and not shifted: a shift would change which policy is best.
-            reward = reward * jax.lax.rsqrt(statistics.reward.variance[0] + 1e-8)
+            variance = statistics.reward.variance[0]
+            reward = reward * jnp.where(variance < 1e-8, 1.0, jax.lax.rsqrt(variance + 1e-8))
         if cfg.reward_clip:
             reward = jnp.clip(reward, -cfg.reward_clip, cfg.reward_clip)
         return timestep._replace(observation=observation, reward=reward)

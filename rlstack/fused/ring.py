@@ -33,9 +33,9 @@ class RingState(NamedTuple):
     unbroken: Array  # [] int32, the first step after the last break of the streams
     valid: Array  # [items, B] bool, where a cell has an item
     held: Array  # [] int32, items in the table
-    inserts: Array  # [] int32, items inserted, ever
+    inserts: Array  # [] int32, items inserted, ever; stays at the largest int32
     credit: Array  # [] int32, items that may be sampled now, in units of 1 / `Ring.unit`
-    drawn: Array  # [] int32, items drawn, ever
+    drawn: Array  # [] int32, items drawn, ever; stays at the largest int32
     rng_key: PRNGKey
     masses: tuple[Array, ...]  # of the items, a `SumTree`; () if uniform
     largest: Array  # [] float32, the largest priority so far
@@ -67,6 +67,11 @@ class Ring:
                 "step; got None. Add --replay.samples-per-insert."
             )
         rate = Fraction(cfg.samples_per_insert).limit_denominator(_FINEST)
+        if abs(float(rate) / cfg.samples_per_insert - 1) > 0.01:
+            raise ValueError(
+                f"Ring: samples_per_insert must be within 1 % of a fraction of at most {_FINEST}; "
+                f"got {cfg.samples_per_insert}. Choose a larger --replay.samples-per-insert."
+            )
         self._rate, self.unit = rate.numerator, rate.denominator
         self._first_credit = int(cfg.tolerance * self.unit) - self._rate * cfg.min_size
         if max(abs(self._first_credit), self._rate * actors.num_envs) > 2**30:
@@ -231,7 +236,7 @@ class Ring:
             steps_added=ring.steps_added + jnp.asarray(active, jnp.int32),
             valid=jnp.asarray(ring.valid).at[cell].set(jnp.where(due, valid, replaced)),
             held=ring.held + inserted - jnp.where(due, replaced.sum(dtype=jnp.int32), 0),
-            inserts=ring.inserts + inserted,
+            inserts=_added(ring.inserts, inserted),
             credit=ring.credit + self._rate * inserted,
             masses=masses,
         )
@@ -274,7 +279,7 @@ class Ring:
         ring = ring._replace(
             rng_key=next_key,
             credit=ring.credit - self.unit * cfg.batch_size,
-            drawn=ring.drawn + cfg.batch_size,
+            drawn=_added(ring.drawn, cfg.batch_size),
         )
         return ring, cells, weights
 
@@ -336,3 +341,8 @@ class Ring:
         mass, total = self._tree.leaves(ring.masses, cells), self._tree.total(ring.masses)
         weights = (mass * (ring.held / total)) ** -beta
         return (weights / weights.max()).astype(jnp.float32)
+
+
+def _added(count: Array, more: Array | int) -> Array:
+    """Returns a sum of counts, at most the largest int32."""
+    return jnp.minimum(count, jnp.iinfo(jnp.int32).max - more) + more

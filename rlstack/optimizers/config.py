@@ -77,6 +77,8 @@ class OptimizerConfig(Checked):
             self.require("anneal_steps", self.anneal_steps > self.warmup_steps, rule)
         positive = self.final_learning_rate > 0 or self.schedule != "exponential"
         self.require("final_learning_rate", positive, "positive if the schedule is exponential")
+        reached = self.anneal_steps > 0 or not self.final_learning_rate
+        self.require("final_learning_rate", reached, "0 without anneal_steps")
         if callable(learning_rate(self)) and not catalogue.takes_schedule(self.name):
             raise ValueError(
                 f"OptimizerConfig: the learning rate of {self.name} must be constant; got "

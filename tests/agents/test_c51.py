@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import AGENTS
+from agents import AGENTS, c51
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
@@ -116,6 +116,12 @@ def test_targets_losses_and_priorities_by_algorithm_1(double):
     np.testing.assert_allclose(priorities, terms.sum(-1), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(loss, (weighted.weights * terms.sum(-1)).mean(), rtol=1e-3)
     np.testing.assert_allclose(logs["value"], (probs @ ATOMS).mean(), rtol=1e-4)
+
+
+def test_a_divergence_below_0_by_rounding_is_a_priority_of_0(monkeypatch):
+    monkeypatch.setattr(c51, "categorical_kl", lambda *_: np.full(4, -1e-7, np.float32))
+    _, (_, priorities) = make().loss(KEY, ONLINE, TARGET, BATCH)
+    np.testing.assert_array_equal(priorities, 0.0)
 
 
 def test_acting_takes_the_largest_mean():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agents import pqn
 from agents.pqn import PQN, PQNConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, q_network
@@ -113,6 +114,11 @@ def test_acting_stores_the_value_of_the_best_legal_action():
 def test_configs_out_of_range_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         PQNConfig(**changes)
+
+
+def test_noisy_layers_are_refused():
+    with pytest.raises(ValueError, match=r"noisy_sigma must be 0; got 0\.5\. PQN explores by"):
+        pqn.network(MASKED, ONE_OF_4, NetworkConfig(noisy_sigma=0.5))
 
 
 def test_more_minibatches_than_steps_are_refused():

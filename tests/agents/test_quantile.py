@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agents.dqn import DQNConfig
 from agents.iqn import IQN, IQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from rlstack.exploration import EpsilonGreedy, Greedy
@@ -180,3 +181,9 @@ def test_fractions_are_drawn_anew_with_every_update_and_every_step():
 def test_configs_out_of_range_are_refused(config, name):
     with pytest.raises(ValueError, match=f"{config.__name__}: {name}"):
         config(**{name: -1})
+
+
+@pytest.mark.parametrize("config", [DQNConfig, QRDQNConfig, IQNConfig])
+def test_an_infinite_delta_is_refused(config):
+    with pytest.raises(ValueError, match="huber_delta must be finite"):
+        config(huber_delta=float("inf"))

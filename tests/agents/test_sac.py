@@ -308,3 +308,17 @@ def test_what_it_cannot_do_is_refused():
     ):
         with pytest.raises(ValueError, match=next(iter(changes))):
             SACConfig(**changes)
+
+
+def test_the_entropy_to_keep_is_that_of_the_legal_actions():
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 0, 0]], np.float32)
+    observation = {"observation": np.zeros((3, 3), np.float32), "action_mask": mask}
+    timestep = make_batch([[MID, MID]] * 3, SACOutput).trajectory.timestep
+    found = discrete()._target_entropy(timestep._replace(observation=observation))
+    np.testing.assert_allclose(found, 0.98 * np.log([4, 2, 1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("field", ["temperature", "target_entropy"])
+def test_numbers_that_are_not_finite_are_refused(field):
+    with pytest.raises(ValueError, match=f"{field} must be finite"):
+        SACConfig(**{field: float("inf")})

@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
 from programs.presets import preset
-from rlstack import exploration
+from rlstack import distributions, exploration
+from rlstack.checks import WrongKindError
 from rlstack.exploration import Counts, PolicyConfig
 
 
@@ -40,6 +42,13 @@ def test_each_kind_makes_its_policy():
     ("changes", "message"),
     [
         ({"kind": "epsilon_greedy", "start": 2.0}, "epsilon must be in"),
+        ({"kind": "epsilon_greedy", "schedule": "linear", "end": -0.2}, "epsilon must be in"),
+        ({"kind": "softmax", "schedule": "linear", "end": 0.0}, "temperature must be positive"),
+        ({"kind": "softmax", "schedule": "exponential", "end": -1.0}, "temperature must be"),
+        (
+            {"kind": "uniform_noise", "schedule": "multi_phase", "points": ((0, 1.0), (9, -1.0))},
+            "scale must be at least 0",
+        ),
         ({"kind": "sample", "schedule": "linear"}, "schedule must be constant for sample"),
         ({"kind": "softmax", "schedule": "multi_phase"}, "points must be one or more"),
         ({"warm_up": 5}, "warm_up must be 0 for agent"),
@@ -57,7 +66,24 @@ def test_an_experiment_uses_it_and_schedules_need_an_agent_that_counts():
     chosen = PolicyConfig("softmax", "linear")
     made = make_agent(dataclasses.replace(experiment, policy=chosen), spec)
     assert made.policy == chosen.make(experiment.total_envs)
-    ppo = dataclasses.replace(preset("cartpole-ppo"), policy=chosen)
+    a2c = dataclasses.replace(preset("cartpole-a2c"), policy=chosen)
     with pytest.raises(ValueError, match="whose state does not count steps"):
-        make_agent(ppo, spec)
-    assert make_agent(ppo, spec, greedy=True).policy == exploration.Greedy()
+        make_agent(a2c, spec)
+    assert make_agent(a2c, spec, greedy=True).policy == exploration.Greedy()
+
+
+def test_a_loss_that_compares_with_acting_takes_the_agents_own_probabilities():
+    for name in ("cartpole-ppo", "cartpole-impala"):
+        for policy in (PolicyConfig("softmax", start=3.0), PolicyConfig("sample", warm_up=10)):
+            with pytest.raises(ValueError, match=r"policy\.kind must be agent, or sample"):
+                dataclasses.replace(preset(name), policy=policy)
+        dataclasses.replace(preset(name), policy=PolicyConfig("sample"))
+
+
+def test_a_warm_up_takes_one_array():
+    zeros = np.zeros((2, 3), np.float32)
+    joint = distributions.Joint({"a": distributions.categorical(zeros)})
+    warm = exploration.WarmUp(exploration.Sample(), 10)
+    counts = Counts(np.zeros(2), np.zeros(2), np.arange(2))
+    with pytest.raises(WrongKindError, match="the action must be one array; got dict"):
+        warm(jax.random.PRNGKey(0), joint, counts)

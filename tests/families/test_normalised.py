@@ -130,12 +130,13 @@ def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_aft
     learn = quick_jit(agent.learner_step)
     for batch in batches:
         params, state, _ = learn(params, state, batch)
-    steps = [jax.tree.map(lambda x: x[:-1], b.trajectory) for b in batches]
-    seen = np.concatenate([s.timestep.observation.reshape((-1, 3)) for s in steps])
+    seen = np.concatenate([b.trajectory.timestep.observation[:-1] for b in batches])
+    seen = seen.reshape((-1, 3))
     found = params.statistics.observation
     assert found.num_seen == len(seen) == 40
     np.testing.assert_allclose(found.mean[0], seen.mean(0), atol=1e-6)
     np.testing.assert_allclose(found.variance[0], seen.var(0), rtol=1e-5)
+    steps = [jax.tree.map(lambda x: x[1:], b.trajectory) for b in batches]
     returns = np.concatenate(
         [
             (s.agent_state.discounted_return * DISCOUNT + s.timestep.reward)[
@@ -145,13 +146,40 @@ def test_statistics_stand_still_while_a_batch_is_learned_and_join_the_params_aft
         ]
     )
     found = params.statistics.reward
-    assert found.num_seen == len(returns) == 40 - 2 * 3
+    assert found.num_seen == len(returns) == 40 - 2
     np.testing.assert_allclose(found.variance[0], returns.var(), rtol=1e-4)
     # Acting and learning use the same statistics, so the KL divergence is 0.
     acted = data(agent, params, step_types(), seed=3)
     rows = agent.prepare(params, state, acted)[1]
     _, logs = agent.agent.loss(params.agent, rows)
     assert abs(logs["kl"]) < 1e-6
+
+
+@pytest.mark.parametrize("rewards", ["reward", "return"])
+def test_items_of_one_step_count_the_reward_at_the_end_of_an_episode(rewards):
+    agent = normalised(plain("dqn"), NormalisationConfig(rewards=rewards))
+    params = agent.initial_params(jax.random.PRNGKey(0))
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
+    batch = data(agent, params, np.array([[MID, FIRST, MID, MID], [LAST, MID, LAST, MID]]))
+    reward = np.array([[5.0] * 4, [1.0, 0.0, 1.0, 0.0]], np.float32)
+    trajectory = batch.trajectory
+    trajectory = trajectory._replace(timestep=trajectory.timestep._replace(reward=reward))
+    if rewards == "return":
+        fresh = trajectory.agent_state._replace(discounted_return=np.zeros((2, 4), np.float32))
+        trajectory = trajectory._replace(agent_state=fresh)
+    params, _, _ = quick_jit(agent.learner_step)(
+        params, state, batch._replace(trajectory=trajectory)
+    )
+    found = params.statistics.reward
+    assert found.num_seen == 4 and found.variance[0] == 0.25
+
+
+def test_rewards_that_are_all_equal_are_not_scaled():
+    agent = normalised(plain("dqn"), NormalisationConfig(rewards="reward"))
+    equal = RunningStatistics(np.float32(10), [np.float32(1.0)], [np.float32(0.0)])
+    timestep = random_timesteps(VECTOR, [MID] * 4)
+    shown = agent._seen(MOMENTS._replace(reward=equal), timestep)
+    np.testing.assert_array_equal(shown.reward, timestep.reward)
 
 
 def test_returns_are_discounted_along_the_stored_states():
@@ -193,6 +221,7 @@ def test_nothing_to_normalise_is_no_wrapper():
         {"rewards": "returns"},
         {"return_discount": 1.5},
         {"reward_clip": -1.0},
+        {"reward_scale": float("nan")},
     ],
 )
 def test_configs_out_of_range_are_refused(changes):

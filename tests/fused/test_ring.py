@@ -176,8 +176,27 @@ def test_no_item_spans_a_break():
     assert int(state.held) == 4 * NUM_ENVS
 
 
+def test_counters_stay_at_the_largest_number():
+    cfg = CONFIGS["sequences"]
+    ring, state = make(cfg)
+    largest = np.iinfo(np.int32).max
+    state = state._replace(inserts=jnp.int32(largest - 4), drawn=jnp.int32(largest - 5))
+    for number in range(20):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    for _ in range(3):
+        state, _, weights = ring.draw(state)
+        assert np.isfinite(weights).all() and weights.min() > 0.01
+    assert state.inserts == state.drawn == largest
+    assert ring.can_sample(state._replace(credit=jnp.int32(100)))
+
+
 def test_rates_that_cannot_be_counted_are_refused():
-    for rate, size, text in ((None, 5, "must be given"), (1e6 + 0.123, 10**4, "rounder numbers")):
+    for rate, size, text in (
+        (None, 5, "must be given"),
+        (1e6 + 0.123, 10**4, "rounder numbers"),
+        (4e-4, 5, "a larger --replay.samples-per-insert"),
+        (6e-4, 5, "within 1 % of a fraction"),
+    ):
         cfg = ReplayConfig(
             sampler="uniform",
             batch_size=4,
