@@ -22,8 +22,9 @@ _HEAD = """\
 # Results
 
 Greedy returns at the end of training, one row for each preset. Written by `{command}` from the run
-directories. `rlstack train PRESET --seed SEED` repeats a run. If options are listed below, give
-them too.
+directories. `rlstack train PRESET --seed SEED`, with the options listed below if there are any,
+repeats a run at its commit with the versions of `requirements.lock`. Other commits, versions and
+machines round differently, and returns then differ as between seeds.
 
 """
 _INTERVALS = (
