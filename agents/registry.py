@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rlstack import exploration
 from rlstack.agent import Agent
-from rlstack.networks import Network, PolicyAndCritic
+from rlstack.networks import Network, NetworkConfig, PolicyAndCritic
 
 AgentClass = TypeVar("AgentClass", bound=type[Agent])
 
@@ -21,6 +21,29 @@ class Entry(NamedTuple):
     offline: bool
     older_runtime: bool
     compares_with_acting: bool
+
+    def check(self, policy: exploration.PolicyConfig, network: NetworkConfig) -> None:
+        """Checks what the agent's loss excludes.
+
+        Raises:
+          ValueError: actions have other probabilities in acting than in learning.
+        """
+        if not self.compares_with_acting:
+            return
+        why = (
+            f"with {self.agent.__name__}, whose loss compares the probabilities of actions in "
+            "learning with those in acting"
+        )
+        if not policy.is_of_agent:
+            raise ValueError(
+                f"Experiment: policy.kind must be agent, or sample without warm_up, {why}; got "
+                f"{policy.kind}. Explore with --agent.entropy-cost."
+            )
+        if network.norm == "batch":
+            raise ValueError(
+                f"Experiment: network.norm must not be batch {why}: batch norm gives different "
+                "ones. Use --network.norm batch_renorm or layer."
+            )
 
 
 AGENTS: dict[type, Entry] = {}  # by the class of the agent's config
@@ -52,7 +75,7 @@ def register(
       older_runtime: whether XLA's older CPU runtime can compile the agent's update. The one in
           jaxlib 0.5 aborts on large matrix products of random numbers.
       compares_with_acting: whether the loss has the ratio of an action's probabilities in learning
-          and in acting. Plain batch norm gives different ones, and is refused.
+          and in acting, see `Entry.check`.
     """
 
     def add(agent: AgentClass) -> AgentClass:

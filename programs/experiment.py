@@ -174,13 +174,8 @@ class Experiment(Checked):
                 "Experiment: policy.kind must be agent with policy_factory, because there is one "
                 f"policy; got {self.policy.kind}. Give one of them."
             )
-        entry = AGENTS.get(type(self.agent))
-        if entry is not None and entry.compares_with_acting and self.network.norm == "batch":
-            raise ValueError(
-                f"Experiment: network.norm must not be batch with {entry.agent.__name__}, whose "
-                "loss compares the probabilities of actions in learning with those in acting: "
-                "batch norm gives different ones. Use --network.norm batch_renorm or layer."
-            )
+        if (entry := AGENTS.get(type(self.agent))) is not None:
+            entry.check(self.policy, self.network)
         self.require("updates", self.updates >= 0, "at least 0")
         self.require("hours", 0 <= self.hours < math.inf, "at least 0 and finite")
         judges = self.stop.return_reached is not None or self.stop.patience
@@ -315,13 +310,28 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
     Raises:
       ValueError: the text is not the config of an experiment; the message names the wrong field.
     """
+    wrong = f"{where}: not the config of an experiment"
     try:
-        tree: Any = json.loads(text)
-        use_modules(tree.get("modules", ()) if isinstance(tree, dict) else ())
+        tree = _tree(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{wrong}, an object in JSON as a run writes it: {error}") from error
+    use_modules(tree.get("modules", ()))
+    try:
         return _converter().structure(tree, Experiment)
     except cattrs.BaseValidationError as error:
         reasons = "; ".join(cattrs.transform_error(error, "config", _reason))
-        raise ValueError(f"{where}: not the config of an experiment: {reasons}") from error
+        raise ValueError(f"{wrong}: {reasons}") from error
+
+
+def _tree(text: str) -> dict[str, Any]:
+    """Returns the object of a JSON text, of which the modules can be imported."""
+    tree: Any = json.loads(text)
+    if not isinstance(tree, dict):
+        raise ValueError(f"got {tree!r:.40}")
+    names = tree.get("modules", [])
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"modules must be a list of names; got {names!r:.40}")
+    return tree
 
 
 def _reason(error: BaseException, kind: type | None) -> str:

@@ -47,6 +47,16 @@ def for_children() -> str:
     return os.pathsep.join(arranged(sys.path))
 
 
+def code_of(module: str) -> str:
+    """Returns code for ``python -c`` that runs the `main` of a module.
+
+    ``python -m`` would find modules of the current directory first. So would ``-c``, which puts ""
+    first, but not with PYTHONSAFEPATH: then the first entry is one of ``PYTHONPATH``.
+    """
+    first = "sys.path[:] = filter(None, sys.path)"
+    return f"import sys; {first}; from {module} import main; sys.exit(main())"
+
+
 @contextlib.contextmanager
 def imported_for_good() -> Iterator[None]:
     """Imports in the body, at the start of a process, are never looked through for garbage.

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from agents.bc import BCConfig
 from agents.fixed import RandomConfig
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
+from programs.components.restored import read_config
 from programs.experiment import EnvConfig, Experiment, from_json, to_json
 from programs.presets import PRESETS, describe, preset
 from programs.stop_config import StopConfig
+from programs.tracking.run_dir import RunDir
 from rlstack.checks import WrongKindError, hints_of, is_config
 from rlstack.networks import NetworkConfig
 from rlstack.references import load_object
@@ -34,6 +37,30 @@ def test_json_names_the_agent_and_refuses_unknown_fields():
         from_json(text.replace("clip_ratio", "clip_ration"))
     with pytest.raises(ValueError, match="discount must be in"):
         from_json(text.replace('"discount": 0.98', '"discount": 1.98'))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", r"Expecting value: line 1 column 1 \(char 0\)"),
+        ('{"preset": ', "Expecting value"),
+        ("[" * 100_000, "recursion"),
+        ('["not rlstack"]', r"got \['not rlstack'\]"),
+        ("null", "got None"),
+        ("{}", "preset"),
+        ('{"modules": "one"}', "modules must be a list of names; got 'one'"),
+        ('{"modules": [1]}', r"modules must be a list of names; got \[1\]"),
+        ('{"env": 5}', "env"),
+        ('{"agent": [], "learner": {"num_devices": "two"}}', "agent.*learner"),
+    ],
+)
+def test_a_text_that_is_no_config_is_refused_with_the_name_of_its_file(tmp_path, text, why):
+    directory = RunDir.create(tmp_path / "run", "", 1)
+    directory.config.write_text(text)
+    start = f"^{re.escape(str(directory.config))}: not the config of an experiment"
+    with pytest.raises(ValueError, match=f"{start}.*{why}") as raised:
+        read_config(directory)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1200
 
 
 def test_an_unknown_preset_suggests_the_nearest():
