@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import tyro
 
@@ -23,6 +24,7 @@ from programs.run.launch import ProgramError
 from programs.sets.members import FailedRunsError, RunSet, is_set
 from programs.sweeps import space
 from programs.tracking import open_files
+from programs.tracking.display import lasting
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
 from rlstack.checks import EnvCrash
@@ -49,12 +51,13 @@ def main(command: str, args: list[str]) -> int:
     except UsageError as error:
         _fail(f"rlstack {command}: {error}")
         return 2
-    except BrokenPipeError:  # as with `| head`; Python would fail again when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except FloatingPointError:  # JAX_DEBUG_NANS: the traceback shows the operation
         raise
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as with `| head`
+            # Python would fail again when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         if os.environ.get("RLSTACK_TRACEBACK"):
             raise
         text = _describe(error)
@@ -127,8 +130,18 @@ _STACK = tuple(f"{_ROOT / name}{os.sep}" for name in ("rlstack", "agents", "prog
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
 
 
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe whose reader has gone away. Other pipes may break too."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):  # it is no file
+        return False
+    return bool(poll.poll(0))  # without a request it tells of errors only
+
+
 def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
+    print(message, file=lasting())
     return 1
 
 
@@ -236,6 +249,8 @@ def _check_combination(chosen: _TrainOptions, args: Sequence[str], vary: Collect
     given = {arg.partition("=")[0] for arg in args}
     if "--seeds" in given and not chosen.seeds:
         raise UsageError("--seeds must be followed by one or more seeds, such as 1 2 3")
+    if "--population" in given and chosen.population < 2:
+        raise UsageError(f"--population must be at least 2; got {chosen.population}")
     if chosen.seeds and chosen.population:
         raise UsageError("--population takes one seed, --seed: leave out --seeds")
     if chosen.seeds and "--seed" in given:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 
-from programs.experiment import to_json
+from programs.experiment import Experiment, to_json
 from programs.populations import selection
 from programs.populations.lineage import Lineage
 from programs.populations.population import Population
 from programs.run import train as runs
 from programs.sets import processes
+from programs.tracking.endings import is_complete
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted
@@ -37,8 +38,12 @@ def train(
     jobs: int,
     launch: processes.Launch | None,
     out: TextIO,
+    over: Mapping[str, Result],
 ) -> list[Result | str]:
     """Trains all members to their ends.
+
+    Members that have ended before the budget of frames, by another budget or by a stop rule, take
+    no part in later selections.
 
     Args:
       population: what trains.
@@ -47,6 +52,7 @@ def train(
       jobs: number of members that train at the same time; 1 trains in this process.
       launch: starts processes, also for one job; see `processes.here`.
       out: receives what happens.
+      over: the members that have nothing left to train, from `over`.
 
     Returns:
       The result of each member, or what made it fail since the last selection.
@@ -54,61 +60,92 @@ def train(
     Raises:
       Interrupted: SIGINT or SIGTERM was received; everything is saved.
     """
-    total = population.base.frames
+    base, total = population.base, population.base.frames
+    found: dict[str, Result | str] = dict(over)
     while True:
         if not lineage.copied:
             _copy(population, lineage, root)
-        begin = lineage.selections * population.period
-        end = min(begin + population.period, total)
-        found = dict(_trained(population.names, root, end, jobs, launch, out))
+        end = min((lineage.selections + 1) * population.period, total)
+        names = [name for name in population.names if not _is_over(base, found.get(name))]
+        # Each command counts all frames, updates and hours of the member.
+        budgets = {"frames": end, "updates": base.updates, "hours": base.hours}
+        found |= _trained(names, root, budgets, jobs, launch, out)
         outcomes = [found[name] for name in population.names]
-        if end >= total:
+        among = [i for i, outcome in enumerate(outcomes) if not _is_over(base, outcome)]
+        if end >= total or not among:
             return outcomes
-        scores = [
-            -math.inf if isinstance(outcome, str) else _score(root / name, begin, before)
-            for name, outcome, before in zip(
-                population.names, outcomes, lineage.scores, strict=True
-            )
-        ]
-        frames = [begin if isinstance(outcome, str) else outcome.env_frames for outcome in outcomes]
-        copies = selection.select(
-            population,
-            lineage.selections + 1,
-            scores,
-            frames,
-            lineage.values,
-            range(population.size),
+        _select(population, lineage, root, outcomes, among, out)
+
+
+def _select(
+    population: Population,
+    lineage: Lineage,
+    root: Path,
+    outcomes: Sequence[Result | str],
+    among: Sequence[int],
+    out: TextIO,
+) -> None:
+    """Selects among members that have trained since the last selection; see `train`."""
+    begin = lineage.selections * population.period
+    scores = [
+        -math.inf if isinstance(outcome, str) else _score(root / name, begin, before)
+        for name, outcome, before in zip(population.names, outcomes, lineage.scores, strict=True)
+    ]
+    frames = [begin if isinstance(outcome, str) else outcome.env_frames for outcome in outcomes]
+    copies = selection.select(
+        population, lineage.selections + 1, scores, frames, lineage.values, among
+    )
+    lineage.take(copies, scores)
+    lineage.copied = False
+    lineage.write(root)
+    for copy in copies:
+        print(
+            f"member-{copy.member} copies member-{copy.source} at frame {copy.frames:,}",
+            file=out,
+            flush=True,
         )
-        lineage.take(copies, scores)
-        lineage.copied = False
-        lineage.write(root)
-        for copy in copies:
-            print(
-                f"member-{copy.member} copies member-{copy.source} at frame {copy.frames:,}",
-                file=out,
-                flush=True,
-            )
+
+
+def over(population: Population, root: Path, *, same_budget: bool) -> dict[str, Result]:
+    """Returns the results of the members that have nothing left to train, by their names.
+
+    Args:
+      population: with its budgets of now.
+      root: its directory.
+      same_budget: whether it had these budgets before; see `is_complete`.
+    """
+    found = {name: read_result(RunDir(root / name)) for name in population.names}
+    return {
+        name: result
+        for name, result in found.items()
+        if result is not None and is_complete(population.base, result, same_budget=same_budget)
+    }
+
+
+def _is_over(base: Experiment, outcome: Result | str | None) -> bool:
+    """Whether a member has nothing left to train; one that failed may copy another one."""
+    return isinstance(outcome, Result) and is_complete(base, outcome, same_budget=True)
 
 
 def _trained(
     names: Sequence[str],
     root: Path,
-    frames: int,
+    budgets: Mapping[str, float],
     jobs: int,
     launch: processes.Launch | None,
     out: TextIO,
 ) -> Iterator[tuple[str, Result | str]]:
-    """Trains each member to a number of frames; yields its name and what came of it."""
+    """Trains each member until a budget is spent; yields its name and what came of it."""
     if jobs > 1 or launch is not None:
         for name, failure in processes.run(
-            root, names, {"frames": frames}, jobs, out, launch or processes.here
+            root, names, budgets, jobs, out, launch or processes.here
         ):
             result = None if failure else read_result(RunDir(root / name))
             yield name, result or failure or "it left no result"
         return
     for name in names:
         try:
-            with runs.earlier_run(root / name, {"frames": frames}, may_restart=True) as opened:
+            with runs.earlier_run(root / name, budgets, may_restart=True) as opened:
                 yield name, opened.result or runs.train_opened(opened, out)
         except Interrupted:
             raise

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from programs.env_config import Option
@@ -21,11 +21,11 @@ from programs.run import train
 from programs.run.train import Opened
 from programs.sets import loops, processes
 from programs.sets.members import FailedRunsError, short_names
-from programs.sets.train import check
+from programs.sets.train import check, reporting
 from programs.sweeps.space import Range
-from programs.tracking.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay, lasting
 from programs.tracking.progress import Progress
-from programs.tracking.result import Result, read_result
+from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir, new_directory
 
 _ROOT = Path("runs")
@@ -72,18 +72,17 @@ def run(
         base = dataclasses.replace(base, loggers=(*base.loggers, "jsonl"))
     pbt = dataclasses.replace(population.pbt, period=population.period)  # whatever the next budget
     population = dataclasses.replace(population, base=base, pbt=pbt)
+    # All configs are checked before anything is written.
     experiments = [population.experiment(i, v) for i, v in enumerate(population.first_values())]
     processes.check_jobs(jobs)
     if jobs == 1 and launch is None:
-        check(experiments[:1])  # before anything is written
+        check(experiments[:1])
     if directory is None:
         directory = new_directory(_ROOT, f"{base.preset}-population")
     made = RunDir.create(directory, base.preset, base.seed)
     with made.claimed():
         population.write(made.path)
-        for name, experiment in zip(population.names, experiments, strict=True):
-            with train.new_run(experiment, made.path / name):
-                pass
+        _make_members(population, lineage.read(made.path, population), made.path)
         return _train(population, made.path, jobs, launch, stream)
 
 
@@ -115,13 +114,22 @@ def resume(
     path = Path(directory).absolute()
     with RunDir(path).claimed():
         population.write(path)
-        results = [read_result(RunDir(path / name)) for name in population.names]
-        finished = [r for r in results if r is not None and r.env_frames >= population.base.frames]
-        if len(finished) == population.size:
-            out = sys.stderr if stream is None else stream
-            print(f"{path} has finished, and stays as it is. Give more --frames.", file=out)
-            return _ended(population, lineage.read(path, population), path, finished)
-        return _train(population, path, jobs, launch, stream)
+        state = lineage.read(path, population)
+        _make_members(population, state, path)
+        over = apart.over(population, path, same_budget=not budgets)
+        if len(over) == population.size:
+            text = f"{path} has finished, and stays as it is. Give more --frames."
+            print(text, file=lasting(stream), flush=True)
+            return _ended(population, state, path, [over[name] for name in population.names])
+        return _train(population, path, jobs, launch, stream, over)
+
+
+def _make_members(population: Population, state: Lineage, root: Path) -> None:
+    """Makes the members that there are not; a command may have ended before it had made all."""
+    for i, name in enumerate(population.names):
+        if not RunDir(root / name).config.is_file():
+            with train.new_run(population.experiment(i, state.values[i]), root / name):
+                pass
 
 
 def _train(
@@ -130,17 +138,20 @@ def _train(
     jobs: int,
     launch: processes.Launch | None,
     stream: TextIO | None,
+    over: Mapping[str, Result] = MappingProxyType({}),
 ) -> list[Ended]:
-    out = sys.stderr if stream is None else stream
+    out = lasting(stream)
     state = lineage.read(root, population)
     outcomes: Sequence[Result | Exception | str]
     if jobs == 1 and launch is None and _may_share_a_program(population):
         outcomes = _together(population, state, root, out)
     else:
-        outcomes = apart.train(population, state, root, jobs, launch, out)
+        outcomes = apart.train(population, state, root, jobs, launch, out, over)
     ended = _ended(population, state, root, outcomes)
-    _report(population, state, root, ended, out)
-    if failed := [one for one in ended if one.result is None]:
+    failed = [one for one in ended if one.result is None]
+    with reporting(out, have_failed=bool(failed)):
+        _report(population, state, root, ended, out)
+    if failed:
         errors = "\n".join(f"{one.path.name}: {one.error}" for one in failed)
         raise FailedRunsError(
             f"{len(failed)} of {len(ended)} members failed after the last selection.\n{errors}"

@@ -96,7 +96,8 @@ def read(path: str | Path) -> Run:
             f"{path} must hold a finished run; its result.json is missing or of "
             f"another version. Finish the run with rlstack train --resume {path}."
         )
-    lines = jsonl.read(directory.metrics)
+    # Without the logger jsonl there are no metrics, and so no curve.
+    lines = jsonl.read(directory.metrics) if directory.metrics.exists() else []
     for curve, least in _CURVES:
         points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
         if len(points) >= least:

@@ -9,6 +9,7 @@ import sys
 from programs import module_path
 from programs.nodes import supervisor
 from programs.tracking import signals
+from programs.tracking.display import lasting
 from programs.tracking.signals import Interrupted
 
 
@@ -26,6 +27,6 @@ def main() -> int:
         else:
             train.resume(root, json.loads(budgets), reports=False)
     except Interrupted as end:
-        print(end, file=sys.stderr)
+        print(end, file=lasting())
         return end.exit_code
     return 0

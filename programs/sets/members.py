@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,16 @@ class RunSet:
                     f"RunSet: {name} must be one or more different values; got "
                     f"{' '.join(map(str, values)) or 'none'}."
                 )
+            if same := _same(values, _file_name):
+                raise ValueError(
+                    f"RunSet: {name} must have values with different names, because each run has a "
+                    f"directory of this name; {same[0]!r} and {same[1]!r} are both "
+                    f"{_file_name(same[0])}."
+                )
+        if same := _same(list(self.vary), _field_name):
+            raise ValueError(
+                f"RunSet: each option must be varied once; {same[0]} and {same[1]} are the same."
+            )
         if "seed" in self.vary:
             raise ValueError("RunSet: seed must not be varied; give the seeds with --seeds.")
 
@@ -203,7 +213,7 @@ def with_option(
     Raises:
       ValueError: there is no such option, or it takes no such value.
     """
-    return _replaced(experiment, f"{where} {name}", name.replace("-", "_").split("."), value)
+    return _replaced(experiment, f"{where} {name}", _field_name(name).split("."), value)
 
 
 def _replaced(config: Any, name: str, path: Sequence[str], value: Option) -> Any:
@@ -243,6 +253,21 @@ def short_names(names: Iterable[str]) -> list[str]:
     return [
         last if lasts.count(last) == 1 else name for last, name in zip(lasts, every, strict=True)
     ]
+
+
+def _same(values: Sequence[Any], key: Callable[[Any], str]) -> tuple[Any, Any] | None:
+    """Returns the first two values with an equal key; None if all differ."""
+    seen: dict[str, Any] = {}
+    for value in values:
+        if (text := key(value)) in seen:
+            return seen[text], value
+        seen[text] = value
+    return None
+
+
+def _field_name(name: str) -> str:
+    """Returns the name of an option as the config has it, with its groups."""
+    return name.replace("-", "_")
 
 
 def _file_name(value: Option) -> str:

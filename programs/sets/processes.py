@@ -21,8 +21,7 @@ from programs import module_path
 from programs.nodes import supervisor
 from programs.tracking.signals import Interrupted, StopSignals
 
-# As `python -m programs.sets.child`, which would find modules of the current directory first.
-_MAIN = "import sys; del sys.path[0]; from programs.sets.child import main; sys.exit(main())"
+_MAIN = module_path.code_of("programs.sets.child")
 _PERIOD = 0.1  # seconds between two looks at the processes
 _GRACE = 60.0  # seconds from the request to stop until a process is killed
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -22,7 +21,7 @@ from programs.run import train
 from programs.sets import loops, processes, together
 from programs.sets import members as sets
 from programs.sets.members import FailedRunsError, Member, RunSet
-from programs.tracking.display import ProgressDisplay
+from programs.tracking.display import ProgressDisplay, lasting
 from programs.tracking.progress import Progress
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir, new_directory
@@ -185,7 +184,7 @@ def _train(
     part: Part = ALL,
     reports: bool = True,
 ) -> list[Ended]:
-    out = sys.stderr if stream is None else stream
+    out = lasting(stream)
     members = part.of(run_set.members())
     ended: list[Ended] = []
 
@@ -210,15 +209,33 @@ def _train(
         for group, traced in _groups(run_set, members, out):
             for member, outcome in _train_group(root, group, traced, budgets, out):
                 take(member, outcome)
+    failed = [one for one in ended if one.result is None]
     if reports:
-        _report(root, out)
-    if failed := [one for one in ended if one.result is None]:
+        with reporting(out, have_failed=bool(failed)):
+            _report(root, out)
+    if failed:
         errors = "\n".join(f"{one.member.name}: {one.error}" for one in failed)
         raise FailedRunsError(
             f"{len(failed)} of {len(ended)} runs failed. rlstack train --resume {root} tries them "
             f"again.\n{errors}"
         )
     return ended
+
+
+@contextlib.contextmanager
+def reporting(out: TextIO, *, have_failed: bool) -> Iterator[None]:
+    """Keeps an error of a report from taking the place of those of runs that failed.
+
+    Args:
+      out: is told of the error.
+      have_failed: whether runs failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not have_failed:
+            raise
+        print(f"there is no new report: {_described(error)}", file=out, flush=True)
 
 
 def _text(one: Ended) -> str:
@@ -266,7 +283,13 @@ def _train_group(
     with contextlib.ExitStack() as stack:
         runs = []
         for member in group:
-            opened = stack.enter_context(_opened(root, member, budgets))
+            try:
+                opened = stack.enter_context(_opened(root, member, budgets))
+            except Interrupted:
+                raise
+            except Exception as error:  # such as of a directory that another command has
+                yield member, _described(error)
+                continue
             if opened.result is not None:
                 yield member, opened.result
             else:
@@ -277,9 +300,7 @@ def _train_group(
             yield runs[0][0], _one(runs[0][1], out)
             return
         values = {name: [member.values[name] for member, _ in runs] for name in traced}
-        claimed = [run for _, run in runs]
-        with _display(claimed, out) as display:
-            outcomes = together.train(claimed, values, display)
+        outcomes = _together([run for _, run in runs], values, out)
         for (member, _), outcome in zip(runs, outcomes, strict=True):
             yield member, _described(outcome)
 
@@ -289,6 +310,19 @@ def _described(outcome: Result | Exception) -> Result | str:
     if isinstance(outcome, Exception):
         return f"{type(outcome).__name__}: {outcome}"
     return outcome
+
+
+def _together(
+    opened: Sequence[train.Opened], values: Mapping[str, Sequence[Option]], out: TextIO
+) -> Sequence[Result | Exception]:
+    """Trains runs in one program; an error of the program is that of each of them."""
+    try:
+        with _display(opened, out) as display:
+            return together.train(opened, values, display)
+    except Interrupted:
+        raise
+    except Exception as error:
+        return [error] * len(opened)
 
 
 def _one(opened: train.Opened, out: TextIO) -> Result | str:

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from programs.sweeps import report
 from programs.sweeps import sweep as sweeps
 from programs.sweeps.study import Row, Study, Trial
 from programs.sweeps.sweep import Sweep
+from programs.tracking.display import lasting
 from programs.tracking.result import read_result
 from programs.tracking.run_dir import RunDir, new_directory
 from programs.tracking.signals import Interrupted, StopSignals
@@ -105,7 +105,7 @@ def resume(
     if trials is not None:
         sweep = dataclasses.replace(sweep, trials=trials)
         sweep.write(root)
-    out = sys.stderr if stream is None else stream
+    out = lasting(stream)
     (root / "logs").mkdir(exist_ok=True)
     worker = new_directory(root / "workers", socket.gethostname())
     with RunDir(worker).claimed():

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rlstack.storage.loggers import Scalar, to_scalar
 
@@ -26,6 +26,40 @@ _LIVE_PERIOD = 0.25  # seconds between two drawings: looks smooth and costs almo
 _PHASE_SHOWN = 2.0  # seconds until a phase is named: shorter ones need no explanation
 _RATE_WINDOW = 15.0  # seconds over which frames per second are measured
 _MAX_SHOWN = 8  # returns and losses
+_NOT_TAKEN = (OSError, ValueError)  # what a stream raises; the second one after it was closed
+
+
+class _Lasting:
+    """A stream that loses text instead of failing; all else is that of the stream in it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text, or loses it."""
+        with contextlib.suppress(*_NOT_TAKEN):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on what was written, or loses it."""
+        with contextlib.suppress(*_NOT_TAKEN):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def lasting(stream: TextIO | None = None) -> TextIO:
+    """Returns a stream that cannot end a run, for all that a run says of itself.
+
+    Its reader may go away (`| head`), its disk may be full, and its terminal may be closed. Text is
+    then lost, until the stream takes text again.
+
+    Args:
+      stream: where the text goes; standard error by default.
+    """
+    return cast(TextIO, _Lasting(sys.stderr if stream is None else stream))
 
 
 class ProgressDisplay:
@@ -33,7 +67,7 @@ class ProgressDisplay:
 
     On a terminal it draws one display that updates in place; other output appears above it.
     Elsewhere it prints a line at most every `line_period` seconds. `close` restores the terminal;
-    it also runs at the end of a `with` block and at exit.
+    it also runs at the end of a `with` block and at exit. A stream that takes no text ends no run.
 
     Attributes:
       listener: the user's callbacks, which are told what happens; None if there are none.
@@ -68,7 +102,7 @@ class ProgressDisplay:
             )
         self.listener: Callbacks | None = None
         self._total = total_frames
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = lasting(stream)
         self._terminal = self._stream.isatty()
         self._period = _LIVE_PERIOD if self._terminal else line_period
         self._shows_progress = shows_progress
@@ -91,7 +125,7 @@ class ProgressDisplay:
 
     @property
     def stream(self) -> TextIO:
-        """The stream that the display writes to."""
+        """The stream that the display writes to; see `lasting`."""
         return self._stream
 
     def __enter__(self) -> ProgressDisplay:

@@ -1,11 +1,16 @@
 """Mistakes and failures: each is one line, which says what to do."""
 
+import io
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from programs.__main__ import main
 from programs.cli.options import nearest_option, whole_number
+from rlstack.storage import checkpoint
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,6 +43,9 @@ def one_line(capsys, *args, code):
         (["--seeds", "--frames", "10"], "--seeds must be followed by one or more seeds"),
         (["--seeds", "1", "2", "--seed", "3"], "--seeds has the seeds of all runs"),
         (["--dry-run", "--jobs", "2"], "--jobs needs --seeds or --vary"),
+        (["--population", "0"], "--population must be at least 2; got 0"),
+        (["--population=0", "--vary", "agent.discount", "0.5", "0.9"], "must be at least 2; got 0"),
+        (["--population", "-1", "--vary", "agent.discount", "0.5", "0.9"], "must be at least 2"),
         (["--env.options", "gravity"], "--env.options: must be names and values, such as"),
         (["--module"], "--module must be followed by the name of a module"),
         (["--module=no_such_module_7"], "there is no such module"),
@@ -90,6 +98,49 @@ def test_a_reader_that_goes_away_is_no_error(capsys, monkeypatch):
         changed.setattr("sys.stdout", broken)
         assert main(["presets"]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_has_its_exit_code_even_if_nobody_reads_standard_error(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    with monkeypatch.context() as changed:
+        changed.setattr("sys.stderr", closed)
+        assert main(["train", "--frames", "10"]) == 2
+
+
+def test_a_pipe_that_breaks_in_a_run_is_an_error(capsys, monkeypatch):
+    """Such as that of an environment's process: only that of the output ends a command quietly."""
+
+    def run(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("programs.run.train.run", run)
+    assert "Broken pipe" in one_line(capsys, "train", "cartpole-random", code=1)
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("topology", "streams", "code"),
+    [
+        ("single_process", "2> /dev/full", 0),
+        ("single_process", "2> >(true)", 0),
+        ("single_process", "> >(true) 2>&1", 1),
+        ("heavy_env", "2> >(true)", 0),
+    ],
+)
+def test_a_run_ends_as_usual_if_nobody_reads_its_output(tmp_path, topology, streams, code):
+    """Only its last line, which is the command's output, changes the exit code."""
+    run_dir = tmp_path / "run"
+    command = (
+        sys.executable, "-m", "programs", "train", "cartpole-ppo", "--frames", "600",
+        "--log-period", "100", "--topology", topology, "--run-dir", str(run_dir),
+    )  # fmt: skip
+    done = subprocess.run(["bash", "-c", f'"$@" {streams}', "bash", *command], timeout=100)
+    assert done.returncode == code
+    assert json.loads((run_dir / "result.json").read_text())["env_frames"] >= 600
+    assert checkpoint.latest(run_dir / "checkpoints") is not None
 
 
 def test_a_directory_can_be_given_again_after_a_mistake(capsys, tmp_path):

@@ -80,6 +80,16 @@ def test_options_that_differ_from_the_preset_are_listed(tmp_path):
     ]
 
 
+def test_runs_without_metrics_have_no_curve(tmp_path):
+    paths = make_runs(tmp_path / "runs", [20.0, 30.0])
+    for path in paths:
+        (path / "metrics.jsonl").unlink()
+    assert len(read(paths[0]).returns) == 0
+    out = tmp_path / "results.md"
+    assert main("report", [*map(str, paths), "--out", str(out), "--html", str(out) + ".html"]) == 0
+    assert "1: 20.0, 2: 30.0" in out.read_text()
+
+
 def test_unfinished_runs_and_repeated_seeds_are_refused(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = ["--out", str(tmp_path / "r.md")]

@@ -94,6 +94,19 @@ def test_seeds_may_be_numbers_of_numpy(tmp_path):
         ((1, 1), {}, "got 1 1"),
         ((1,), {"agent.discount": ()}, r"agent\.discount must be"),
         ((1,), {"seed": (1, 2)}, "--seeds"),
+        # Each run must have a directory of its own.
+        ((1,), {"agent.discount": (0.5, 1, 1.0)}, r"agent\.discount .*; 1 and 1\.0 are both 1\."),
+        (
+            (1,),
+            {"env.name": ("ALE/Pong-v5", "ALE-Pong-v5")},
+            "; 'ALE/Pong-v5' and 'ALE-Pong-v5' are both ALE-Pong-v5",
+        ),
+        ((1, 1.0), {}, r"seeds .*; 1 and 1\.0 are both 1\."),
+        (
+            (1,),
+            {"agent.num-epochs": (1, 2), "agent.num_epochs": (3, 4)},
+            r"varied once; agent\.num-epochs and agent\.num_epochs are the same",
+        ),
     ],
 )
 def test_sets_without_meaning_are_refused(seeds, vary, text):

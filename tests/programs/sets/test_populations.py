@@ -1,23 +1,31 @@
 """Populations: selection, copies, lineage, and exact resume in one compiled program."""
 
+import contextlib
 import dataclasses
 import io
 import json
 import math
 import os
+import shutil
 import signal
 
 import numpy as np
 import pytest
 
 from programs.cli.commands import main
+from programs.populations import apart as members_apart
 from programs.populations import lineage, selection, train
 from programs.populations.population import PbtConfig, Population, draw, fitted, read
 from programs.populations.selection import Copy
 from programs.presets import preset
+from programs.run.train import Opened
 from programs.sets import loops
+from programs.sets.members import FailedRunsError
+from programs.stop_config import StopConfig
 from programs.sweeps.space import Choices, Range
+from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
+from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.storage import checkpoint, checkpoint_parts
 from tests.fused.test_fused_run import dqn, ppo
 from tests.programs.running import metrics, nothing_left, params
@@ -241,9 +249,103 @@ def test_dqn_in_a_population(tmp_path):
     assert all(one.result.env_frames >= 2_000 for one in ended)
 
 
-def apart(**changes):
+def apart(size=2, **changes):
     base = ppo("single_process", updates=0, frames=900, log_period=100)
-    return population(dataclasses.replace(base, **changes), size=2, fraction=0.5)
+    return population(dataclasses.replace(base, **changes), size=size, fraction=0.5)
+
+
+def test_a_population_whose_members_were_not_all_made_has_all_when_it_is_resumed(
+    tmp_path, monkeypatch
+):
+    """The command was killed while it made them."""
+    monkeypatch.setattr(train, "_train", lambda *_: [])
+    root = tmp_path / "population"
+    train.run(apart(size=3), root, stream=io.StringIO())
+    configs = [(root / f"member-{i}" / "config.json").read_text() for i in range(3)]
+    for i in (1, 2):
+        shutil.rmtree(root / f"member-{i}")
+    (root / "member-1").mkdir()
+    train.resume(root, stream=io.StringIO())
+    assert configs == [(root / f"member-{i}" / "config.json").read_text() for i in range(3)]
+
+
+RESULT = Result(1.0, 0.0, 2, 300, 1, 1.0, 300.0, 1, "single_process", "catch", "unknown")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_members_apart_get_all_budgets(tmp_path, monkeypatch, jobs):
+    given = []
+
+    @contextlib.contextmanager
+    def opened(path, budgets, **_):
+        given.append((path.name, budgets))
+        yield Opened(None, None, result=RESULT._replace(env_frames=budgets["frames"]))
+
+    def run(root, names, budgets, *_):
+        for name in names:
+            with opened(root / name, budgets):
+                yield name, ""
+
+    monkeypatch.setattr("programs.run.train.earlier_run", opened)
+    monkeypatch.setattr("programs.sets.processes.run", run)
+    monkeypatch.setattr(train, "_report", lambda *_: None)
+    monkeypatch.setattr(members_apart, "read_result", lambda _: None)
+    root = tmp_path / "population"
+    with contextlib.suppress(FailedRunsError):  # no process has left a result
+        train.run(apart(), root, jobs=jobs, stream=io.StringIO())
+    given.clear()
+    with contextlib.suppress(FailedRunsError):
+        train.resume(root, {"updates": 7, "hours": 0.5}, jobs=jobs, stream=io.StringIO())
+    assert given[-2:] == [
+        (f"member-{i}", {"frames": 900, "updates": 7, "hours": 0.5}) for i in range(2)
+    ]
+
+
+def test_members_apart_that_have_ended_take_no_part_in_selections(tmp_path, monkeypatch):
+    ends = {"member-1": "stop.patience: 3", "member-2": "updates"}
+    trained = []
+
+    def train_to(names, root, budgets, *_):
+        trained.append(names)
+        for name in names:
+            by = ends.get(name, "frames")
+            frames = 250 if name in ends else budgets["frames"]
+            steps = 9 if by == "updates" else 1
+            yield name, RESULT._replace(env_frames=frames, learner_steps=steps, ended_by=by)
+
+    monkeypatch.setattr(members_apart, "_trained", train_to)
+    monkeypatch.setattr(members_apart, "_copy", lambda *_: None)
+    found = apart(size=4, updates=9)
+    state = lineage.Lineage.new(found)
+    state.scores = [3.0, 9.0, 0.0, 5.0]
+    outcomes = members_apart.train(found, state, tmp_path, 1, None, io.StringIO(), {})
+    assert [outcome.env_frames for outcome in outcomes] == [900, 250, 250, 900]
+    left = ["member-0", "member-3"]
+    assert trained == [[f"member-{i}" for i in range(4)], left, left]
+
+
+@pytest.mark.slow
+def test_members_apart_end_by_other_budgets_and_by_stop_rules(tmp_path):
+    """Then a new budget lets them go on."""
+    root = tmp_path / "population"
+    ended = train.run(apart(updates=2), root, stream=io.StringIO())
+    assert {(one.result.ended_by, one.result.learner_steps) for one in ended} == {("updates", 2)}
+    out = io.StringIO()
+    assert train.resume(root, stream=out) == ended and "has finished" in out.getvalue()
+    longer = train.resume(root, {"updates": 3}, stream=io.StringIO())
+    assert {(one.result.ended_by, one.result.learner_steps) for one in longer} == {("updates", 3)}
+    stop = {
+        "stop": StopConfig(return_reached=-1e9),
+        "evaluator": EvaluatorConfig(episodes=2, num_envs=2, period=200),
+    }
+    root = tmp_path / "stopped"
+    ended = train.run(apart(**stop), root, stream=io.StringIO())
+    assert all(one.result.ended_by.startswith("stop.return_reached") for one in ended)
+    assert all(one.result.env_frames < 300 for one in ended)
+    assert train.resume(root, stream=io.StringIO()) == ended
+    longer = train.resume(root, {"frames": 1_200}, stream=io.StringIO())
+    for one, before in zip(longer, ended, strict=True):
+        assert before.result.env_frames < one.result.env_frames < 1_200
 
 
 @pytest.mark.slow

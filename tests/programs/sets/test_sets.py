@@ -15,7 +15,10 @@ from programs.cli.commands import main
 from programs.run import train as single
 from programs.sets import processes, train
 from programs.sets.members import FailedRunsError, RunSet
+from programs.tracking.result import Result
+from programs.tracking.run_dir import RunDir
 from rlstack.storage import checkpoint
+from tests.fused.test_fused_run import ppo as fused
 from tests.programs.running import metrics, nothing_left, ppo
 
 RATE = "agent.optimizer.learning_rate"
@@ -48,6 +51,88 @@ def test_runs_go_one_after_the_other_and_a_failed_one_does_not_end_the_set(tmp_p
     assert all((one.path / "metrics.jsonl").exists() for one in ended)
     text = (root / "report.md").read_text()
     assert all(f"{seed}: " in text for seed in (1, 2, 3))
+
+
+RESULT = Result(1.0, 0.0, 2, 600, 2, 1.0, 600.0, 1, "single_process", "cartpole-ppo", "unknown")
+
+
+def fake_training(patch):
+    """Lets runs finish at once; returns the seeds of those that have trained."""
+    seeds = []
+
+    def finish(opened, *_):
+        seeds.append(opened.experiment.seed)
+        result = RESULT._replace(seed=seeds[-1])
+        opened.directory.write_result(result._asdict())
+        opened.directory.metrics.touch()
+        return result
+
+    patch.setattr(single, "train_opened", finish)
+    return seeds
+
+
+def test_a_run_that_cannot_be_opened_does_not_end_the_others(tmp_path, monkeypatch):
+    seeds = fake_training(monkeypatch)
+    root = train.create(RunSet(small(), (1, 2, 3, 4)), tmp_path / "set")
+    for seed in (1, 2):
+        (root / f"seed={seed}").mkdir()
+    (root / "seed=1" / "config.json").write_text("{")
+    (root / "seed=3").write_text("not a directory")
+    command = f"--resume {root} tries them again"
+    errors = r"seed=1: ValueError: (?s:.*)\nseed=2: RunLockedError: (?s:.*)\nseed=3: RunDirError: "
+    failed = pytest.raises(FailedRunsError, match=f"3 of 4 runs failed.*{command}.\n{errors}")
+    with RunDir(root / "seed=2").claimed(), failed:
+        train.resume(root, stream=io.StringIO())
+    assert seeds == [4]
+
+
+class Failed:
+    """A process that has failed."""
+
+    def poll(self):
+        return 1
+
+
+@pytest.mark.parametrize("options", [{}, {"jobs": 2, "launch": lambda *_: Failed()}])
+def test_failed_runs_are_told_if_there_can_be_no_report(tmp_path, monkeypatch, options):
+    fake_training(monkeypatch)
+    root = train.create(RunSet(small(), (1, 2)), tmp_path / "set")
+    train.resume(root, stream=io.StringIO())
+    for seed in (1, 2):
+        (root / f"seed={seed}" / "config.json").write_text("{")
+        (root / "logs").mkdir(exist_ok=True)
+        (root / "logs" / f"seed={seed}").write_text("it is damaged\n")
+    out = io.StringIO()
+    with pytest.raises(FailedRunsError, match="2 of 2 runs failed"):
+        train.resume(root, stream=out, **options)
+    assert "there is no new report: ValueError: " in out.getvalue()
+
+
+def test_an_error_of_one_program_does_not_end_the_others(tmp_path, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(train.together, "train", failing)
+    members = RunSet(fused(), (1, 2)).members()
+    found = list(train._train_group(tmp_path, members, [], {}, io.StringIO()))
+    error = "RuntimeError: no memory"
+    assert [(m.name, outcome) for m, outcome in found] == [("seed=1", error), ("seed=2", error)]
+
+
+def test_a_set_that_was_interrupted_while_its_runs_are_made_can_be_resumed(tmp_path, monkeypatch):
+    seeds, write = fake_training(monkeypatch), RunDir.write_config
+
+    def interrupted(self, text):
+        if self.path.name == "seed=2":
+            raise KeyboardInterrupt
+        write(self, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "write_config", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(RunSet(small(), (1, 2, 3)), tmp_path / "set", stream=io.StringIO())
+    ended = train.resume(tmp_path / "set", stream=io.StringIO())
+    assert len(ended) == 3 and seeds == [1, 2, 3]
 
 
 @pytest.mark.one_lane

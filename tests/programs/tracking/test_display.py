@@ -1,5 +1,6 @@
 """The progress display: its content, its period, and how it restores a terminal."""
 
+import errno
 import io
 import os
 import pty
@@ -102,6 +103,41 @@ def test_process_ids_have_no_separators():
         display.write_nodes({"actor/0": {"state": "up", "pid": 123456, "frames/s": 1234.5}})
         display.write(1, {})
     assert "123456" in stream.getvalue() and "1234" in stream.getvalue()
+
+
+class Failing(io.StringIO):
+    """A stream that takes no text while it has an error."""
+
+    def __init__(self, error, terminal):
+        super().__init__()
+        self.error, self._terminal = error, terminal
+
+    def isatty(self):
+        return self._terminal
+
+    def write(self, text):
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed")]
+)
+def test_a_stream_that_takes_no_text_ends_nothing(error, terminal):
+    clock, stream = Clock(), Failing(error, terminal)
+    with ProgressDisplay(1_000, stream, clock=clock) as display:
+        display.write(100, {"return": 1.0})
+        display.write_line("a note")
+        display.write_activity("evaluating")
+        print("a line of the run", file=display.stream, flush=True)
+        stream.error = None
+        clock.now += 10.0
+        display.write(500, {"return": 2.5})
+        assert "return" in stream.getvalue() and "2.5" in stream.getvalue()
+        stream.error = error
+    assert "a note" not in stream.getvalue()
 
 
 def test_bad_arguments():
