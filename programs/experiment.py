@@ -304,8 +304,8 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else name_of(value)
 
 
-def from_json(text: str, where: str | Path = "from_json") -> Experiment:
-    """Returns the experiment of a JSON text.
+def from_json(text: str | bytes, where: str | Path = "from_json") -> Experiment:
+    """Returns the experiment of a JSON text, or of its bytes in UTF-8.
 
     Raises:
       ValueError: the text is not the config of an experiment; the message names the wrong field.
@@ -323,7 +323,7 @@ def from_json(text: str, where: str | Path = "from_json") -> Experiment:
         raise ValueError(f"{wrong}: {reasons}") from error
 
 
-def _tree(text: str) -> dict[str, Any]:
+def _tree(text: str | bytes) -> dict[str, Any]:
     """Returns the object of a JSON text, of which the modules can be imported."""
     tree: Any = json.loads(text)
     if not isinstance(tree, dict):

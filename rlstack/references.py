@@ -123,7 +123,7 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(sorted(known))}" if len(known) <= 20 else ""
+    return f"; there are {', '.join(sorted(known))}" if 0 < len(known) <= 20 else ""
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -78,7 +78,7 @@ def _base(name: str, modules: tuple[str, ...]) -> Experiment:
         )
     if not name.endswith(".json"):
         return dataclasses.replace(preset(name), modules=modules)
-    experiment = from_json(Path(name).read_text(encoding="utf-8"), name)
+    experiment = from_json(Path(name).read_bytes(), name)
     return dataclasses.replace(experiment, modules=(*experiment.modules, *modules))
 
 

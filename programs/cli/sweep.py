@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from programs.program_config import RayConfig
 from programs.sets.members import RunSet, is_set
 
 _SEARCH_TASKS = 4  # of a Slurm array, unless --jobs says otherwise
+_OF_SEARCHES = ("trials", "prune", "storage")  # options that a grid does not read
 _USAGE = """\
 usage: rlstack sweep PRESET --vary NAME VALUE ... [--seeds N] [options]   a grid: all combinations
        rlstack sweep PRESET --search optuna --space NAME LOW HIGH [log] [options]   a search
@@ -96,13 +97,14 @@ def main(args: list[str], modules: tuple[str, ...] = ()) -> int:
     space, rest = env_options.take_vary(rest, "--space")
     chosen = experiment_options.read("sweep", name, rest, modules, _SweepOptions, {})
     if chosen is not None:
-        _check(chosen, vary, space)
+        _check(chosen, rest, vary, space)
         _search(chosen, space) if chosen.search == "optuna" else _grid(chosen, vary)
     return 0
 
 
 def _check(
     chosen: _SweepOptions,
+    args: Sequence[str],
     vary: Mapping[str, list[Option]],
     space: Mapping[str, list[Option]],
 ) -> None:
@@ -114,6 +116,13 @@ def _check(
         raise UsageError(
             "a sweep needs --vary NAME VALUE ..., --seeds N, or --search optuna and --space"
         )
+    given = {arg.partition("=")[0] for arg in args}
+    for name in _OF_SEARCHES:
+        is_given = f"--{name}" in given or getattr(chosen, name) != getattr(_SweepOptions, name)
+        if chosen.search == "grid" and is_given:
+            raise UsageError(f"--{name} needs --search optuna; a grid trains all its values")
+    if chosen.jobs is not None and chosen.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1; got {chosen.jobs}")
     if chosen.submit and chosen.launch != "slurm":
         raise UsageError("--submit needs --launch slurm")
 

@@ -29,7 +29,7 @@ def read_config(directory: RunDir, *, several: bool = False) -> Experiment:
       ValueError: its config file is not the config of an experiment, or the run trained several
         policies and the caller uses one.
     """
-    experiment = from_json(directory.config.read_text(), directory.config)
+    experiment = from_json(directory.config.read_bytes(), directory.config)
     if experiment.policies and not several:
         raise ValueError(
             f"{directory.path} must be a run of one policy; it trained several: "

@@ -36,8 +36,23 @@ def acting_key(seed: int, rank: int, incarnation: int = 0) -> PRNGKey:
 
 
 def role_seed(seed: int, role: str, rank: int = 0) -> int:
-    """Returns a seed of 30 bits; an environment's number can be added within 31."""
+    """Returns a seed of 30 bits; an environment's number can be added within 31.
+
+    Raises:
+      ValueError: see `check_seed`.
+    """
+    check_seed(seed)
     return int(np.random.SeedSequence([seed, _number(role), rank]).generate_state(1)[0] >> 2)
+
+
+def check_seed(seed: int) -> None:
+    """Checks a seed that a command or a function takes instead of that of a run.
+
+    Raises:
+      ValueError: it is not in [0, 2^31).
+    """
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed (--seed) must be in [0, 2^31); got {seed}.")
 
 
 def _number(role: str) -> int:

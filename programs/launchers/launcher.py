@@ -24,8 +24,7 @@ from programs import module_path, timing
 from programs.launchers import compiled
 from programs.nodes import supervisor
 
-# As `python -m programs.launchers.local`, which would find modules of the current directory first.
-LOCAL = "import sys; del sys.path[0]; from programs.launchers.local import main; sys.exit(main())"
+LOCAL = module_path.code_of("programs.launchers.local")
 _OF_SEVERAL_NODES = ("heavy_env", "light_env", "distributed")
 _WITHOUT_A_LAUNCHER = ("-h", "--help", "--dry-run", "--jobs")
 _PIPE_BYTES = 2**20  # the most of a program that is sent while the launcher still imports

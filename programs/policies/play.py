@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from programs.components.restored import Which, chosen_checkpoint, read_config
+from programs.components.seeds import check_seed
 from programs.env_config import Option
 from programs.policies.labels import GameLabels
 from programs.policies.policy import Policy, Prediction, load
@@ -61,8 +62,10 @@ def play(
       The returns of the finished episodes.
 
     Raises:
-      ValueError: there is no such game or run, or the run is on another game.
+      ValueError: there is no such game or run, the run is on another game, or the seed is negative
+        or too large.
     """
+    check_seed(seed)
     builder = find_game(env)
     if agent and checkpoint is None:
         raise ValueError("play: --agent needs the run of an agent. Add --checkpoint RUN_DIR.")

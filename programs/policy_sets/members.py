@@ -174,8 +174,8 @@ def of_one(experiment: Experiment, name: str, where: object) -> Experiment:
     if name not in experiment.policies:
         raise ValueError(
             f"{where} must have a policy of the name that is given; it has "
-            f"{', '.join(experiment.policies) or 'one without a name'}; got {name!r}"
-            f"{nearest(name, experiment.policies)}"
+            f"{', '.join(experiment.policies) or 'one without a name, so leave it out'}; "
+            f"got {name!r}{nearest(name, experiment.policies)}"
         )
     member = divide(experiment).members[name]
     if member.kind != "learning":

@@ -25,7 +25,7 @@ from programs.run.launch import check_packages, transport_name
 from programs.run.offline import resolve_dataset
 from programs.topologies import graph_of
 from programs.tracking.own_loggers import is_own
-from programs.tracking.run_dir import RunDir
+from programs.tracking.run_dir import RunDir, check_writable
 from rlstack.references import name_of
 from rlstack.types import EnvSpec, PyTree, Transition
 
@@ -87,7 +87,7 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
 
     Raises:
       ValueError: the config contradicts itself, the environment or this machine, or the directory
-        holds a run already.
+        cannot be written or is not empty.
     """
     experiment = members.resolved(opponents.resolved(resolve_dataset(experiment)))
     check_hooks(experiment)
@@ -95,8 +95,10 @@ def plan(experiment: Experiment, run_dir: str | os.PathLike[str] | None = None) 
     devices = check_devices(experiment)
     check_videos(experiment)
     directory = RunDir(Path(run_dir or f"runs/{experiment.preset}-s{experiment.seed}").absolute())
-    if run_dir is not None:
-        directory.check_new()
+    if run_dir is None:
+        check_writable(directory.path.parent)
+    else:
+        directory.check_free()
     spec = environment_spec(experiment)
     setup = Setup(experiment, directory, spec)
     if not experiment.in_one_process:

@@ -9,6 +9,7 @@ import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 _HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")  # that a request may give as its host
@@ -73,8 +74,19 @@ class LocalHandler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host") or []
         if len(hosts) == 1 and re.sub(r":\d+\Z", "", hosts[0].lower()) in _NAMES:
             return True
+        self.close_connection = True  # its body was not read
         self.refuse(HTTPStatus.FORBIDDEN, f"the host of a request must be {' or '.join(_NAMES)}")
         return False
+
+    def target(self) -> SplitResult | None:
+        """Returns the parts of the address that the request asks for; None if it was refused."""
+        try:
+            return urlsplit(self.path)
+        except ValueError as error:
+            self.close_connection = True  # its body was not read
+            why = f"a request must ask for a path, such as /; got {self.path!r:.80}: {error}"
+            self.refuse(HTTPStatus.BAD_REQUEST, why)
+            return None
 
     def refuse(self, status: HTTPStatus, why: str) -> None:
         """Answers with an error, as text."""
@@ -96,6 +108,8 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**_HEADERS, **self.more_headers()}.items():
             self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -86,6 +86,7 @@ class Players:
             raise ValueError(f"first must be true or false, or a list of these; got {first!r}.")
         if reward.dtype.kind not in "if":
             raise ValueError(f"reward must be a number, or a list of numbers; got {reward!r}.")
+        _require_finite("reward", reward)
         with self._lock:
             policy, is_new = self._player(fields.get("player", ""))
             if first.ndim and not is_new:
@@ -140,10 +141,18 @@ def _as_spec(spec: PyTree, value: Any) -> PyTree:
         return type(spec)(*parts) if hasattr(spec, "_fields") else tuple(parts)
     if isinstance(spec, specs.Array):
         try:
-            return np.asarray(value)
+            array = np.asarray(value)
         except ValueError as error:  # lists of different lengths
             raise ValueError(f"observation must have arrays of one shape; {error}.") from error
+        _require_finite("observation", array)
+        return array
     return value
+
+
+def _require_finite(name: str, array: np.ndarray) -> None:
+    """Checks what a policy may keep in the state of its player."""
+    if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+        raise ValueError(f"{name} must hold finite numbers; got {array[~finite].flat[0]}.")
 
 
 def _described(spec: specs.Array) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from programs.serving.local_http import LocalHandler, LocalServer
 from programs.serving.players import Players, TooManyPlayersError
 from rlstack.checks import WrongKindError
 
 _MOST_BYTES = 64 << 20  # of a request
+_MOST_DIGITS = 20  # of the number of bytes
 _PLAYERS = "/players/"
 
 
@@ -46,11 +47,11 @@ class _Handler(LocalHandler):
     timeout = 300  # seconds between two requests of a connection
 
     def do_GET(self) -> None:  # noqa: N802 (http.server calls it)
-        if self._is_allowed():
-            if urlsplit(self.path).path == "/":
-                self.answer_json(self.server.players.describe())
-            else:
-                self._refuse_path()
+        path = self._path()
+        if path == "/":
+            self.answer_json(self.server.players.describe())
+        elif path is not None:
+            self._refuse_path()
 
     def do_POST(self) -> None:  # noqa: N802 (http.server calls it)
         players = self.server.players
@@ -58,9 +59,10 @@ class _Handler(LocalHandler):
             "/act": players.act,
             "/predict": players.predict,
         }
-        if not self._is_allowed():
+        path = self._path(has_body=True)
+        if path is None:
             return
-        take = takes.get(urlsplit(self.path).path)
+        take = takes.get(path)
         if take is None:
             self._refuse_path()
             return
@@ -74,12 +76,12 @@ class _Handler(LocalHandler):
         except (ValueError, WrongKindError, RecursionError) as error:
             self.refuse(HTTPStatus.BAD_REQUEST, str(error))
         else:
-            self.answer_json(answer)
+            self._answer_step(answer)
 
     def do_DELETE(self) -> None:  # noqa: N802 (http.server calls it)
-        if not self._is_allowed():
+        path = self._path()
+        if path is None:
             return
-        path = urlsplit(self.path).path
         if not path.startswith(_PLAYERS):
             self._refuse_path()
         elif self.server.players.forget(name := unquote(path.removeprefix(_PLAYERS))):
@@ -88,13 +90,24 @@ class _Handler(LocalHandler):
             self.refuse(HTTPStatus.NOT_FOUND, f"there is no player {name!r}")
 
     def do_OPTIONS(self) -> None:  # noqa: N802 (http.server calls it)
-        if self._is_allowed():
+        if self._is_allowed() and self._skips_body():
             self.answer(HTTPStatus.NO_CONTENT, "text/plain", b"")
+
+    def _path(self, has_body: bool = False) -> str | None:
+        """Returns the path of a request, and reads a body that it should not have.
+
+        None if the request was refused.
+        """
+        if not self._is_allowed():
+            return None
+        target = self.target()
+        if target is None or not (has_body or self._skips_body()):
+            return None
+        return target.path
 
     def _is_allowed(self) -> bool:
         """Returns whether this machine, and no page of another site, asks; otherwise refuses."""
         if not self.is_named_here():
-            self.close_connection = True
             return False
         origin = self.headers.get("Origin")
         if origin is None or origin in self.server.origins:
@@ -105,15 +118,37 @@ class _Handler(LocalHandler):
 
     def _body(self) -> bytes | None:
         """Returns the body of a request; None if it was refused."""
-        length = self.headers.get("Content-Length", "")
-        if length.isdecimal() and int(length) <= _MOST_BYTES:
+        lengths = self.headers.get_all("Content-Length", [])
+        length = lengths[0] if len(lengths) == 1 else ""
+        # int() refuses numbers of thousands of digits.
+        is_short = length.isdecimal() and len(length) <= _MOST_DIGITS and int(length) <= _MOST_BYTES
+        if is_short and "Transfer-Encoding" not in self.headers:
             return self.rfile.read(int(length))
         self.close_connection = True
         self.refuse(
             HTTPStatus.BAD_REQUEST,
-            f"a request must have a Content-Length of at most {_MOST_BYTES}; got {length!r}",
+            f"a request must have one Content-Length of at most {_MOST_BYTES}, and no "
+            f"Transfer-Encoding; got {', '.join(lengths)!r:.80}",
         )
         return None
+
+    def _skips_body(self) -> bool:
+        """Reads the body of a request that needs none: it would begin the next request.
+
+        Returns whether the request can be answered; otherwise it was refused.
+        """
+        has_one = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
+        return not has_one or self._body() is not None
+
+    def _answer_step(self, answer: dict[str, Any]) -> None:
+        try:
+            self.answer_json(answer)
+        except ValueError:  # before anything was sent: JSON has no such numbers
+            self.refuse(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "the policy must answer with finite numbers; its params, or its state after steps "
+                "as large as this one, give others",
+            )
 
     def _refuse_path(self) -> None:
         self.close_connection = True  # its body was not read

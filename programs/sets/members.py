@@ -149,8 +149,8 @@ def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]
       RunDirError: the file cannot be read, or the block does not find in it what it needs.
     """
     try:
-        yield json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        yield json.loads(path.read_bytes())
+    except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunDirError(
             f"{path.parent} must be the directory of {what}; {path.name} cannot be read: {error}. "
             f"{command} makes one."

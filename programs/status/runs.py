@@ -33,6 +33,7 @@ _TAIL = 1 << 17  # bytes of the metrics that are read at first: hundreds of line
 _WINDOW = 8  # lines over which waits are measured
 _DEPTH = 4  # folder, sweep, trials, trial, run
 _LONG_WAIT = 0.1  # share of the time from which a wait is worth a word
+_AXES = ("env_frames", "wall_time")  # that a line of metrics has
 _NUMBERED = ("actor", "inferencer")  # groups of nodes whose names have a number
 
 
@@ -74,7 +75,7 @@ class RunStatus(NamedTuple):
     @property
     def num_restarts(self) -> int:
         """Restarts of all nodes."""
-        return sum(self.restarts.values()) or int(self.logs.get("program/restarts", 0))
+        return sum(self.restarts.values()) or _whole(self.logs.get("program/restarts"))
 
     @property
     def actors_wait(self) -> float | None:
@@ -128,8 +129,6 @@ class RunReader:
         self._clock = clock
         self._curves = curves
         self._config: Mapping[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            self._config = json.loads(self._directory.config.read_text())
         self._offset = 0
         self._inode = -1
         self._logs: dict[str, float] = {}
@@ -138,10 +137,8 @@ class RunReader:
     def read(self) -> RunStatus:
         """Returns the state of now."""
         self._read_metrics()
-        directory, config = self._directory, self._config
-        holder = holder_of(directory.path)
-        with contextlib.suppress(OSError, ValueError):  # a resumed run may have a new budget
-            config = json.loads(directory.config.read_text())
+        directory, config = self._directory, self._read_config()
+        holder = _holder(directory.path)
         last = self._lines[-1] if self._lines else {}
         failures = read_failures(directory.failures)
         restarts = Counter(str(failure["node"]) for failure in failures if failure["restarts"])
@@ -152,7 +149,7 @@ class RunReader:
             preset=str(config.get("preset", "")),
             topology=str(config.get("topology", "")),
             frames=frames,
-            budget=int(config.get("frames", 0)),
+            budget=_whole(config.get("frames")),
             logs=dict(self._logs),
             silence=self._clock() - last["wall_time"] if last else math.inf,
             waits=self._waits(),
@@ -162,6 +159,14 @@ class RunReader:
             config=config,
             result=result,
         )
+
+    def _read_config(self) -> Mapping[str, Any]:
+        """Returns the config, or the last one that could be read: the file may be another's."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            found = json.loads(self._directory.config.read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                self._config = found  # a resumed run may have a new budget
+        return self._config
 
     def _state(self, holder: Holder | None, result: Result | None, frames: int) -> str:
         if holder is not None and holder.alive:
@@ -197,12 +202,14 @@ class RunReader:
             return
 
     def _take(self, line: Any) -> None:
-        if not isinstance(line, dict) or not {"env_frames", "wall_time"} <= line.keys():
+        if not isinstance(line, dict):
             return
         numbers = {}
         for name, value in line.items():
-            with contextlib.suppress(TypeError, ValueError):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
                 numbers[name] = float(value)
+        if not all(math.isfinite(numbers.get(name, math.nan)) for name in _AXES):
+            return
         self._lines.append(numbers)
         self._logs.update(numbers)
         if self._curves is not None:
@@ -230,6 +237,18 @@ def find_runs(path: Path, depth: int = _DEPTH) -> list[Path]:
         below = sorted(entry.path for entry in entries if entry.is_dir())
         return [run for name in below for run in find_runs(Path(name), depth - 1)]
     return []
+
+
+def _whole(value: Any) -> int:
+    """Returns a number of JSON as a whole one; 0 for anything else."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 1 << 63 else 0
+
+
+def _holder(path: Path) -> Holder | None:
+    """Returns the command that has a run; None if the lock's file is not one of rlstack."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return holder_of(path)
+    return None
 
 
 def _logged_nodes(logs: Path) -> tuple[str, ...]:

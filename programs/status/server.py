@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from programs.serving.local_http import LocalHandler, LocalServer
 from programs.status.dashboard import Dashboard
@@ -44,13 +44,15 @@ class _Handler(LocalHandler):
     def do_GET(self) -> None:  # noqa: N802 (http.server calls it)
         if not self.is_named_here():
             return
-        address = urlsplit(self.path)
-        if address.path == "/":
+        asked = self.target()
+        if asked is None:
+            return
+        if asked.path == "/":
             self.answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
-        elif address.path == "/state.json":
+        elif asked.path == "/state.json":
             self.answer_json(self.server.dashboard.state())
-        elif address.path == "/curves.json":
-            self._answer_curves(address.query)
+        elif asked.path == "/curves.json":
+            self._answer_curves(asked.query)
         else:
             self.refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 

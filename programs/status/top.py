@@ -38,7 +38,10 @@ class Top:
 
         Raises:
           RunDirError: a directory holds no runs.
+          ValueError: `limit` is below 1.
         """
+        if limit < 1:
+            raise ValueError(f"--limit must be at least 1; got {limit}")
         self._paths, self._limit = paths, limit
         self._readers: dict[Path, RunReader] = {}
         self._rows = NodeRows()
@@ -96,6 +99,7 @@ def show(paths: Sequence[Path], console: Console, *, once: bool, limit: int) -> 
 
     Raises:
       RunDirError: a directory holds no runs.
+      ValueError: `limit` is below 1.
     """
     from rich.live import Live
 
@@ -120,7 +124,7 @@ def _cells(status: RunStatus) -> list[str]:
         f"{status.rate:,.0f}" if status.rate else "",
         _number(logs.get(_RETURN)),
         _number(logs.get(_EVALUATION)),
-        f"{int(logs['learner/steps']):,}" if "learner/steps" in logs else "",
+        f"{logs['learner/steps']:,.0f}" if "learner/steps" in logs else "",
         _share(status.actors_wait),
         _share(status.learner_waits),
         str(status.num_restarts),

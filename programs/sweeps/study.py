@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from programs.env_config import Option
 from programs.sweeps import space
@@ -69,7 +71,7 @@ class Study:
         self._root, self._worker, self._total = root, worker, sweep.trials
         self._space = {name: self._distribution(v) for name, v in sweep.values.items()}
         self._asked: dict[int, Any] = {}  # Optuna's trials, by number
-        url = sweep.storage or f"sqlite:///{root / 'study.db'}"
+        url = sweep.storage or _url_of(root / "study.db")
         try:
             self._study = self._open(url, root.name, sweep)
         except Exception as error:
@@ -241,6 +243,19 @@ class Study:
         trial = storage.get_trial_id_from_study_id_trial_number(study, number)
         storage.set_trial_user_attr(trial, "dropped", why)
         self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+
+
+def _url_of(path: Path) -> str:
+    """Returns the URL of a SQLite database, of which the path may have any characters.
+
+    SQLite's own form of a path quotes them. As they are, "?" would end the path, and Optuna would
+    take braces as fields of a template. SQLAlchemy adds the quotes that its version removes.
+    """
+    from sqlalchemy.engine import URL
+
+    quoted = f"file:{quote(os.fsencode(path.absolute()))}"
+    made = URL.create("sqlite", database=quoted, query={"uri": "true"})
+    return made.render_as_string(hide_password=False)
 
 
 def _dropped(trial: Any) -> bool:

@@ -45,8 +45,13 @@ def read_result(directory: RunDir) -> Result | None:
     if not directory.result.exists():
         return None
     try:
-        return Result(**json.loads(directory.result.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        found = Result(**json.loads(directory.result.read_bytes()))
+        # A number that is not finite is a text in JSON.
+        mean, deviation = float(found.eval_return_mean), float(found.eval_return_std)
+        return found._replace(
+            eval_return_mean=mean, eval_return_std=deviation, env_frames=int(found.env_frames)
+        )
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         _log.warning("%s cannot be read, and does not count: %s", directory.result, error)
         return None
 

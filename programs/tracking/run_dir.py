@@ -29,7 +29,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +78,29 @@ class RunDir:
         )
         try:
             made.mkdir(parents=True, exist_ok=True)
-            holds = sorted(child.name for child in made.iterdir() if child.name != ".lock")
+            holds = _held(made)
             if not holds:
                 with tempfile.TemporaryFile(dir=made) as probe:
                     probe.write(b"probe")
         except OSError as error:
-            raise RunDirError(
-                f"RunDir.create: {made} must be a directory that can be written; "
-                f"{error.strerror or error}. Choose another with --run-dir."
-            ) from error
+            raise _not_writable(made, error.strerror or error) from error
         found = cls(made.absolute())
         found.check_new()
-        if holds:
-            raise RunDirError(
-                f"RunDir.create: {made} must be new or empty; it holds {', '.join(holds[:3])}. "
-                "Choose another --run-dir."
-            )
+        _check_empty(made, holds)
         return found
+
+    def check_free(self) -> None:
+        """Checks as `create` does that the directory can be that of a new run; writes nothing.
+
+        Raises:
+          RunDirError: it cannot be written, or it is not empty.
+        """
+        check_writable(self.path)
+        self.check_new()
+        try:
+            _check_empty(self.path, _held(self.path) if self.path.exists() else [])
+        except OSError as error:
+            raise _not_writable(self.path, error.strerror or error) from error
 
     def check_new(self) -> None:
         """Checks that the directory holds no run yet.
@@ -287,11 +293,42 @@ def new_directory(root: Path, name: str) -> Path:
                 path.mkdir()
                 return path
     except OSError as error:
-        raise RunDirError(
-            f"RunDir.create: {root.absolute()} must be a directory that can be written; "
-            f"{error.strerror or error}. Choose another with --run-dir."
-        ) from error
+        raise _not_writable(root.absolute(), error.strerror or error) from error
     raise RunDirError(f"RunDir.create: too many runs named {base}. Choose one with --run-dir.")
+
+
+def check_writable(path: Path) -> None:
+    """Checks that a directory can be written, or made if there is none; writes nothing.
+
+    Raises:
+      RunDirError: it cannot.
+    """
+    path = path.absolute()
+    nearest = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    if not nearest.is_dir():
+        raise _not_writable(path, f"{nearest} is no directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _not_writable(path, f"this user may not write to {nearest}")
+
+
+def _held(path: Path) -> list[str]:
+    """Returns the names of what a directory holds, besides a lock."""
+    return sorted(child.name for child in path.iterdir() if child.name != ".lock")
+
+
+def _check_empty(path: Path, holds: Sequence[str]) -> None:
+    if holds:
+        raise RunDirError(
+            f"RunDir.create: {path} must be new or empty; it holds {', '.join(holds[:3])}. "
+            "Choose another --run-dir."
+        )
+
+
+def _not_writable(path: Path, why: object) -> RunDirError:
+    return RunDirError(
+        f"RunDir.create: {path} must be a directory that can be written; {why}. Choose another "
+        "with --run-dir."
+    )
 
 
 def _why_none(path: Path) -> str:

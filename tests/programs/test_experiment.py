@@ -42,6 +42,7 @@ def test_json_names_the_agent_and_refuses_unknown_fields():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("\udcff", "can't decode byte 0xff"),
         ("", r"Expecting value: line 1 column 1 \(char 0\)"),
         ('{"preset": ', "Expecting value"),
         ("[" * 100_000, "recursion"),
@@ -56,7 +57,7 @@ def test_json_names_the_agent_and_refuses_unknown_fields():
 )
 def test_a_text_that_is_no_config_is_refused_with_the_name_of_its_file(tmp_path, text, why):
     directory = RunDir.create(tmp_path / "run", "", 1)
-    directory.config.write_text(text)
+    directory.config.write_text(text, errors="surrogateescape")
     start = f"^{re.escape(str(directory.config))}: not the config of an experiment"
     with pytest.raises(ValueError, match=f"{start}.*{why}") as raised:
         read_config(directory)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
+from programs import module_path
 from programs.launchers import processes
 from programs.launchers.launchpad import manager
 from programs.nodes.base import Setup
 from programs.topologies import environment, graph_of
 from programs.tracking.display import ProgressDisplay
 
-MANAGER = (
-    "import sys; del sys.path[0]; from programs.launchers.launchpad.manager import main; "
-    "sys.exit(main())"
-)
+MANAGER = module_path.code_of("programs.launchers.launchpad.manager")
 
 
 def run_launchpad(process: subprocess.Popen[bytes], setup: Setup, display: ProgressDisplay) -> int:

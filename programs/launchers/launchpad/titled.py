@@ -21,7 +21,8 @@ def main() -> None:
     signals.give_handlers_a_stack()
     signs.give()
     sys.argv = sys.argv[2:]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    if not getattr(sys.flags, "safe_path", False):  # otherwise it is an entry of PYTHONPATH
+        sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

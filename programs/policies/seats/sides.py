@@ -69,8 +69,8 @@ def find(command: str, text: str | os.PathLike[str], params: Which = "last") -> 
     if policy and policy not in experiment.policies:
         raise ValueError(
             f"{where} must have a policy of the name that is given; it has "
-            f"{', '.join(experiment.policies) or 'one without a name'}; got {policy!r}"
-            f"{nearest(policy, experiment.policies)}"
+            f"{', '.join(experiment.policies) or 'one without a name, so leave it out'}; "
+            f"got {policy!r}{nearest(policy, experiment.policies)}"
         )
     return Entry(text, path, policy, experiment, directory.path.name)
 

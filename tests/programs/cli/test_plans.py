@@ -84,6 +84,33 @@ def test_a_dry_run_finds_mistakes(tmp_path):
         plan(preset("cartpole-ppo"), tmp_path)
 
 
+def test_a_dry_run_refuses_the_directories_that_a_run_refuses(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.tex").touch()
+    (tmp_path / "free").mkdir()
+    (tmp_path / "free" / ".lock").touch()
+    (tmp_path / "none").symlink_to("missing")
+
+    def refused(*args):
+        code = main(["train", "cartpole-ppo", "--dry-run", *args])
+        lines = capsys.readouterr().err.splitlines()
+        assert code == 1 and len(lines) == 1, lines
+        return lines[0]
+
+    assert "must be new or empty; it holds thesis.tex" in refused("--run-dir", "used")
+    assert f"{tmp_path / 'used/thesis.tex'} is no directory" in refused(
+        "--run-dir", "used/thesis.tex/run"
+    )
+    assert "none is no directory" in refused("--run-dir", "none")
+    assert main(["train", "cartpole-ppo", "--dry-run", "--run-dir", "free"]) == 0
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    why = f"must be a directory that can be written; this user may not write to {tmp_path}."
+    assert f"{tmp_path / 'a/b'} {why} Choose another" in refused("--run-dir", "a/b")
+    assert f"{tmp_path / 'runs'} {why}" in refused()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "none", "used"]
+
+
 RESULT = Result(41.5, 2.0, 20, 300, 1, 0.5, 600.0, 1, "single_process", "mine", "unknown")
 
 

@@ -3,15 +3,20 @@
 import dataclasses
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from programs import module_path
 from programs.components.environments import environment_spec
 from programs.launchers import compiled, launcher, local, processes, wiring
+from programs.launchers.launchpad import launch
+from programs.launchers.launchpad import titled as titled_script
 from programs.nodes.base import Setup
+from programs.sets import processes as sets
 from programs.topologies import graph_of
 from programs.tracking.run_dir import RunDir
 from tests.programs.launched import FAST, Launched
@@ -113,3 +118,40 @@ def test_actors_wait_for_a_learner_that_starts_late(tmp_path, monkeypatch):
         learner.resume()
         assert program.end(90) == (0, []), program.stderr
         assert program.failures() == []
+
+
+@pytest.mark.parametrize("code", [launcher.LOCAL, launch.MANAGER, sets._MAIN])
+def test_a_process_removes_no_entry_of_pythonpath(code, monkeypatch):
+    """With PYTHONSAFEPATH there is no entry for the current directory that `python -c` added."""
+    begins, _, _ = code.partition("from ")
+    for added in ([], [""]):
+        monkeypatch.setattr(sys, "path", [*added, "/one", "/two"])
+        exec(begins, {})
+        assert sys.path == ["/one", "/two"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("safe", ["", "1"])
+@pytest.mark.parametrize("titled", [False, True])
+def test_modules_are_those_of_pythonpath_with_and_without_a_safe_path(tmp_path, safe, titled):
+    for name in ("first", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "found.py").write_text(f"def main():\n    print({name!r})\n")
+    script = tmp_path / "script.py"
+    script.write_text("import found\nfound.main()\n")
+    command = ["-c", module_path.code_of("found")]
+    if titled:
+        command = [titled_script.__file__, "title", str(script)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path / "here",
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{module_path.for_children()}",
+            "PYTHONSAFEPATH": safe,
+        },
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.stdout == "first\n", done.stderr

@@ -23,6 +23,8 @@ from programs.serving.policy_server import PolicyServer
 from rlstack.types import EnvSpec
 from tests.programs import running
 
+METHODS = ("GET", "POST", "DELETE")
+
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -191,6 +193,83 @@ def test_a_step_that_does_not_fit_is_refused_and_leaves_nothing_behind(balancing
         players.act({"observation": [1.0] * 99, "player": "a"})
     shape = rlstack.load(remembering).spec.observation.shape
     assert players.act({"observation": np.zeros(shape).tolist(), "player": "b"})
+
+
+class Anything:
+    """Players that answer each step with the same action."""
+
+    def __init__(self, action=0.5):
+        self.action = action
+
+    def describe(self):
+        return {"env": "any"}
+
+    def act(self, step):
+        return {"action": self.action}
+
+    predict = act
+
+    def forget(self, player):
+        return True
+
+
+def test_numbers_that_are_not_finite_are_refused(balancing):
+    with serving(Players(rlstack.load(balancing))) as port:
+        for number, shown in (("NaN", "nan"), ("-Infinity", "-inf"), ("1e999", "inf")):
+            for path in ("/act", "/predict"):
+                body = f'{{"observation": [{number}, 0, 0, 0]}}'
+                status, text, _ = ask(port, "POST", path, body)
+                assert (status, text) == (
+                    400,
+                    f"observation must hold finite numbers; got {shown}.\n",
+                )
+        status, text, _ = ask(port, "POST", "/act", '{"observation": [0,0,0,0], "reward": NaN}')
+        assert (status, text) == (400, "reward must hold finite numbers; got nan.\n")
+        assert act(port, [0.0] * 4, "/predict")["action"] in (0, 1)
+
+
+def test_an_answer_that_json_cannot_represent_is_an_error_of_the_server(capfd):
+    with serving(Anything(float("nan"))) as port:
+        status, text, _ = ask(port, "POST", "/act", {})
+    assert status == 500 and "must answer with finite numbers" in text
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "why"),
+    [
+        ("POST /act", f"Content-Length: {'9' * 5000}", b"one Content-Length of at most"),
+        ("POST /act", "Content-Length: 2\r\nContent-Length: 3", b"one Content-Length"),
+        ("POST /act", "Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-Encoding"),
+        ("DELETE /players/a", "Transfer-Encoding: chunked", b"no Transfer-Encoding"),
+        ("GET /", f"Content-Length: {'9' * 5000}", b"one Content-Length"),
+        *((f"{method} http://[", "X: 1", b"must ask for a path") for method in METHODS),
+    ],
+)
+def test_a_malformed_request_is_refused_with_a_reason(capfd, request_line, header, why):
+    request = f"{request_line} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
+    with (
+        serving(Anything()) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as raw,
+    ):
+        raw.sendall(request.encode())
+        answer = raw.makefile("rb").read()  # until the server closes
+    assert answer.startswith(b"HTTP/1.1 400 ") and why in answer and b"Connection: close" in answer
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS"])
+def test_a_body_that_is_not_needed_does_not_begin_the_next_request(method):
+    with serving(Anything()) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        with contextlib.closing(connection):
+            for body in ("{}", "x" * 100_000, None):
+                connection.request(method, "/players/a" if method == "DELETE" else "/", body)
+                answer = connection.getresponse()
+                assert answer.status in (200, 204) and answer.headers["Connection"] is None
+                answer.read()
+                connection.request("POST", "/act", "{}")
+                assert json.loads(connection.getresponse().read()) == {"action": 0.5}
 
 
 def test_only_this_machine_and_the_web_pages_that_are_named_may_ask(balancing):

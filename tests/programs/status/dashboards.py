@@ -23,6 +23,22 @@ RESULT = {
 }
 
 
+# Texts of a config.json that is not of rlstack, or damaged.
+FOREIGN = (
+    '["not rlstack"]',
+    '"text"',
+    "{",
+    "",
+    "[" * 100_000,
+    '{"frames": null}',
+    '{"frames": "many"}',
+    '{"frames": [1]}',
+    '{"frames": 1e999}',
+    '{"frames": NaN}',
+    '{"frames": 1' + 400 * "0" + "}",
+)
+
+
 def make_run(path, seed=1, discount=0.9):
     directory = RunDir.create(path, "cartpole-ppo", seed)
     config = {"preset": "cartpole-ppo", "topology": "heavy_env", "frames": 1000, "seed": seed}

@@ -1,5 +1,6 @@
 """`rlstack dashboard`: its data, its server, and its page in a browser."""
 
+import json
 import math
 import shutil
 import signal
@@ -16,7 +17,17 @@ from programs.status.curves import Curves
 from programs.status.dashboard import Dashboard
 from programs.status.server import DashboardServer
 from programs.tracking.run_dir import RunDirError
-from tests.programs.status.dashboards import ask, ask_json, command, finish, line, log, make_run
+from tests.programs.status.dashboards import (
+    FOREIGN,
+    RESULT,
+    ask,
+    ask_json,
+    command,
+    finish,
+    line,
+    log,
+    make_run,
+)
 
 RETURN = "evaluator/episode_return"
 
@@ -98,6 +109,34 @@ def values_after(port):
     return [value for _, _, value in values(port, "one", "loss")]
 
 
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_foreign_or_damaged_config_leaves_the_other_runs_on_the_page(runs, port, text):
+    finish(make_run(runs / "one"))
+    other = runs / "two"
+    other.mkdir()
+    (other / "config.json").write_text(text)
+    found = {run["id"]: run for run in ask_json(port, "/state.json")["runs"]}
+    assert set(found) == {"one", "two"} and found["one"]["budget"] == 1000
+    assert (found["two"]["budget"], found["two"]["state"]) == (0, "stopped")
+
+
+def test_foreign_and_diverged_files_of_a_run_leave_it_on_the_page(runs, port):
+    diverged = finish(make_run(runs / "one"))
+    diverged.write_result({**RESULT, "eval_return_mean": math.nan})
+    other = make_run(runs / "two")
+    log(other, line(10, loss=1))
+    with open(other.metrics, "a") as file:
+        file.write('{"env_frames": "many", "wall_time": 1}\n{"env_frames": NaN, "wall_time": 1}\n')
+        file.write(f'{{"env_frames": 20, "wall_time": 2, "loss": 1{"0" * 400}}}\n')
+        file.write('{"env_frames": 30, "wall_time": 3, "program/restarts": NaN}\n')
+    (other.path / ".lock").write_text('{"pid": "none"}')
+    other.result.write_text(json.dumps({**RESULT, "env_frames": [1]}))
+    found = {run["id"]: run for run in ask_json(port, "/state.json")["runs"]}
+    assert (found["one"]["state"], found["one"]["result"]) == ("finished", None)
+    assert (found["two"]["frames"], found["two"]["result"]) == (30, None)
+    assert values(port, "two", "loss") == [[10.0, 0.0, 1.0]]
+
+
 def test_runs_of_sets_and_sweeps_are_compared_by_the_options_that_differ(runs, tmp_path, port):
     for discount in (0.9, 0.99):
         for seed in (1, 2):
@@ -170,6 +209,8 @@ def test_only_requests_of_this_machine_for_known_paths_are_answered(runs, port):
         assert ask(port, path)[0] == 404, path
     assert ask(port, "/curves.json?name=a")[0] == 400
     assert ask(port, "/", method="POST")[0] == 501
+    status, _, body = ask(port, "http://[")
+    assert status == 400 and body.startswith("a request must ask for a path")
     assert "http" not in ask(port, "/")[2].replace("http://www.w3.org/2000/svg", "")
 
 

@@ -8,12 +8,14 @@ import sys
 import pytest
 from rich.console import Console
 
+from programs.cli import status as cli
 from programs.status import processes
 from programs.status.node_rows import NodeRows
 from programs.status.runs import STATES, RunReader, find_runs
 from programs.status.top import Top, show
 from programs.tracking.run_dir import RunDir, RunDirError
 from tests.programs.launched import FAST, Launched
+from tests.programs.status.dashboards import FOREIGN
 
 CONFIG = {"preset": "cartpole-ppo", "topology": "heavy_env", "frames": 1000}
 RESULT = {
@@ -127,6 +129,30 @@ def test_the_table_has_runs_nodes_and_restarts(run, tmp_path, monkeypatch):
     with pytest.raises(RunDirError, match="must be the directory of a run"):
         Top([tmp_path / "none"])
     assert find_runs(tmp_path) == [run.path, other.path]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_foreign_or_damaged_config_is_a_row_of_the_table(run, text):
+    other = run.path.with_name("two")
+    other.mkdir()
+    (other / "config.json").write_text(text)
+    rows = [row.split() for row in shown(run.path.parent).splitlines()]
+    assert {"one", "two"} < {row[0] for row in rows}
+    assert next(row for row in rows if row[0] == "two")[-3:] == ["0/0", "0%", "0"]
+
+
+def test_a_config_that_is_damaged_later_does_not_change_what_is_known(run):
+    reader = RunReader(run.path, lambda: NOW)
+    assert reader.read().budget == 1000
+    run.config.write_text("[1]")
+    assert (reader.read().budget, reader.read().preset) == (1000, "cartpole-ppo")
+
+
+def test_the_limit_must_be_positive(run, capsys):
+    for limit in (0, -1):
+        assert cli.top([str(run.path), "--once", "--limit", str(limit)]) == 1
+        errors = capsys.readouterr().err
+        assert errors == f"rlstack top: --limit must be at least 1; got {limit}\n"
 
 
 def test_processes_are_found_by_their_titles(tmp_path):

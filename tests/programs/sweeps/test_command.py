@@ -65,18 +65,31 @@ def test_a_search_has_ranges_and_choices(asked):
         (["cartpole-ppo", "--search", "optuna"], "--search optuna needs --space"),
         (["cartpole-ppo", *SPACE, "--vary", RATE, "1"], "takes no --vary"),
         (["cartpole-ppo", "--seeds", "2", "--submit"], "--submit needs --launch slurm"),
+        (
+            ["cartpole-ppo", "--seeds", "2", "--launch", "slurm", "--jobs", "-1"],
+            "--jobs must be at",
+        ),
+        (
+            ["cartpole-ppo", *SPACE, "--launch", "slurm", "--jobs", "-1"],
+            "--jobs must be at least 1",
+        ),
+        (["cartpole-ppo", "--seeds", "2", "--jobs", "0"], "--jobs must be at least 1; got 0"),
+        (["cartpole-ppo", "--seeds", "2", "--trials", "3"], "--trials needs --search optuna"),
+        (["cartpole-ppo", "--seeds", "2", "--trials=50"], "--trials needs --search optuna"),
+        (["cartpole-ppo", "--seeds", "2", "--prune", "False"], "--prune needs --search optuna"),
+        (["cartpole-ppo", "--seeds", "2", "--storage", "x"], "--storage needs --search optuna"),
         (["cartpole-ppo", "--seeds", "2", "--trails", "3"], "did you mean --trials"),
         (["--jobs", "2"], "a preset must come first"),
         (["--resume", "x", "--task", "3"], "--task must be K/N"),
     ],
 )
-def test_mistakes_are_one_line(words, text, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line(words, text, asked, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / members.FILE).write_text("{}")
     assert main("sweep", words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert text in line
+    assert text in line and not asked
 
 
 def test_a_directory_without_a_sweep_is_one_line(tmp_path, capsys):

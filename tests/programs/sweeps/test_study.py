@@ -135,6 +135,23 @@ def test_two_commands_that_ask_for_the_last_trial_get_one(root, monkeypatch):
     assert len(study.rows()) == 1
 
 
+@pytest.mark.parametrize("name", ["a?b=c", "a b", "100%25", "a#b", "{trial}", "ü&uri=false"])
+def test_the_database_is_in_the_directory_of_the_sweep_whatever_its_name(tmp_path, name):
+    root = tmp_path / name / "sweep"
+    root.mkdir(parents=True)
+    study = Study(SWEEP, root)
+    study.complete(study.ask().number, 1.0)
+    assert [path.name for path in root.iterdir()] == ["study.db"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [row.value for row in Study(SWEEP, root).rows()] == [1.0]
+
+
+def test_a_database_of_an_earlier_version_is_read(tmp_path):
+    (root := tmp_path / "sweep").mkdir()
+    Study(dataclasses.replace(SWEEP, storage=f"sqlite:///{root / 'study.db'}"), root).ask()
+    assert [row.number for row in Study(SWEEP, root).rows()] == [0]
+
+
 def test_a_study_of_other_values_is_refused(root):
     Study(SWEEP, root)
     other = dataclasses.replace(SWEEP, values={RATE: Range(1e-4, 1e-2)})

@@ -8,6 +8,8 @@ import pytest
 from programs.presets import preset
 from programs.tracking import result
 from programs.tracking.periodic import PeriodicActions
+from programs.tracking.result import Result, read_result
+from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 
 
@@ -57,3 +59,14 @@ def test_a_result_names_the_commit_at_the_start_of_the_run(monkeypatch):
     evaluation = Evaluation(np.ones(1), np.ones(1, int))
     assert actions.result(evaluation, 10, 1).git_commit == "first"
     result.commit_at_start.cache_clear()
+
+
+def test_numbers_that_are_not_finite_are_numbers_again(tmp_path):
+    directory = RunDir.create(tmp_path / "run", "", 1)
+    nan = float("nan")
+    diverged = Result(nan, nan, 10, 1000, 10, 1.0, 1000.0, 1, "single_process", "", "abcdef0")
+    directory.write_result(diverged._asdict())
+    found = read_result(directory)
+    assert np.isnan(found.eval_return_mean) and np.isnan(found.eval_return_std)
+    directory.write_result({**diverged._asdict(), "eval_return_mean": "high"})
+    assert read_result(directory) is None

@@ -123,6 +123,32 @@ def test_a_set_plays_its_policies_in_their_seats(tmp_path, capsys):
     assert [one.winners() for one in found.episodes] == [[0, 1], [0, 1]]  # 2 against 2
 
 
+@pytest.mark.parametrize("seed", [-1, 2**31, 10**30])
+def test_a_seed_that_is_none_is_refused_by_its_option(fours, tmp_path, seed, capsys):
+    alone = tmp_path / "alone"
+    games.leave_run(alone, running.ppo("single_process"))
+    for args in (
+        ["watch", str(fours[0]), "--results-only"],
+        ["watch", str(alone)],
+        ["play", str(fours[0]), "--seat", "first"],
+        ["play", "xor"],
+    ):
+        assert main([*args, "--seed", str(seed)]) == 1
+        line = f"rlstack {args[0]}: seed (--seed) must be in [0, 2^31); got {seed}.\n"
+        assert capsys.readouterr().err == line
+
+
+def test_a_name_for_the_only_policy_of_a_run_is_refused_in_a_whole_sentence(fours, capsys):
+    assert main(["watch", f"{fours[0]}:nobody"]) == 1
+    why = (
+        f"{fours[0]} must have a policy of the name that is given; it has one without a name, so "
+        "leave it out; got 'nobody'"
+    )
+    assert capsys.readouterr().err == f"rlstack watch: {why}\n"
+    with pytest.raises(ValueError, match=r"got 'nobody'$"):
+        rlstack.load(fours[0], policy="nobody")
+
+
 class Counting(PolicyPlayer):
     """Counts its actions."""
 
