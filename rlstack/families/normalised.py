@@ -66,7 +66,6 @@ class NormalisationConfig(Checked):
         self.require("observation_clip", self.observation_clip > 0, "positive")
         self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
         self.require_at_least(0, "reward_clip")
-        self.require_finite("reward_scale")
 
 
 class Statistics(NamedTuple):

@@ -221,7 +221,6 @@ def test_nothing_to_normalise_is_no_wrapper():
         {"rewards": "returns"},
         {"return_discount": 1.5},
         {"reward_clip": -1.0},
-        {"reward_scale": float("nan")},
     ],
 )
 def test_configs_out_of_range_are_refused(changes):
