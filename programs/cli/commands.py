@@ -54,7 +54,8 @@ def main(command: str, args: list[str]) -> int:
     except FloatingPointError:  # JAX_DEBUG_NANS: the traceback shows the operation
         raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as with `| head`
+        # As with `| head`. Another pipe, such as one of an environment, may break too.
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
             # Python would fail again when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
@@ -131,13 +132,13 @@ _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + o
 
 
 def _is_unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe whose reader has gone away. Other pipes may break too."""
+    """Returns whether a stream is a pipe that nobody reads any more."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
     except (OSError, ValueError):  # it is no file
         return False
-    return bool(poll.poll(0))  # without a request it tells of errors only
+    return bool(poll.poll(0))  # it reports only errors, because no other events are registered
 
 
 def _fail(message: str) -> int:

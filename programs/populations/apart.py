@@ -135,7 +135,7 @@ def _trained(
     launch: processes.Launch | None,
     out: TextIO,
 ) -> Iterator[tuple[str, Result | str]]:
-    """Trains each member until a budget is spent; yields its name and what came of it."""
+    """Trains each member until a budget is spent; yields its name, and its result or its error."""
     if jobs > 1 or launch is not None:
         for name, failure in processes.run(
             root, names, budgets, jobs, out, launch or processes.here

@@ -36,13 +36,13 @@ class _Lasting:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes a text, or loses it."""
+        """Writes a text; an error of the stream is ignored."""
         with contextlib.suppress(*_NOT_TAKEN):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Passes on what was written, or loses it."""
+        """Flushes the stream; an error of the stream is ignored."""
         with contextlib.suppress(*_NOT_TAKEN):
             self._stream.flush()
 

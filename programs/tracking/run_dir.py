@@ -298,7 +298,7 @@ def new_directory(root: Path, name: str) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Checks that a directory can be written, or made if there is none; writes nothing.
+    """Checks that a directory can be written or, if there is none, made. It writes nothing.
 
     Raises:
       RunDirError: it cannot.

@@ -86,7 +86,7 @@ class PolicyConfig(Checked):
         elif self.schedule == "linear":
             values += [self.end]
         elif self.schedule == "exponential":
-            # It never reaches its end, so a temperature may approach 0.
+            # The parameter never reaches `end`, so a temperature may have the end 0.
             values += [self.end or math.ulp(0.0)]
         for value in values:
             _POLICIES[self.kind](value)

@@ -49,25 +49,29 @@ class CallByMinibatch:
         return self._placement.batch(batch)
 
     def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
-        """Makes the update."""
-        prepared = self._prepare(params, learner_state, placed)
-        return self._go_over(prepared, (params, learner_state))
+        """Makes the update, unless the batch carries a vote against it."""
+        before = params, learner_state
+        prepared, votes = self._prepare(*before, *self._inputs(placed))
+        if votes is not None and not np.asarray(votes)[:, 0].all():
+            return Updated(*before, before, dict, None, votes)
+        return self._go_over(prepared, before)._replace(votes=votes)
 
     def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
         """Returns the compiled functions, as XLA's HLO, and how often an update calls each."""
-        prepared = self._prepare(params, learner_state, placed)
-        lowered = self._prepare.lower(params, learner_state, placed)
-        return self._compiled(lowered, params, prepared)
-
-    def _compiled(self, prepare: Any, params: Params, prepared: _Prepared) -> dict[str, int]:
+        inputs = params, learner_state, *self._inputs(placed)
+        prepared, _ = self._prepare(*inputs)
         state, schedule = prepared.learner_state, np.asarray(prepared.schedule)
         minibatch = self._minibatch(_on_host(prepared.rows), schedule[0])
         calls = (
-            (prepare, 1),
+            (self._prepare.lower(*inputs), 1),
             (self._update.lower(params, state, minibatch), len(schedule)),
             (self._finish.lower(params, state), 1),
         )
         return {lowered.compile().as_text() or "": count for lowered, count in calls}
+
+    def _inputs(self, placed: Any) -> tuple[Any, ...]:
+        """Returns what `_prepare` takes after params and state."""
+        return (placed,)
 
     def _go_over(self, prepared: _Prepared, before: tuple[Params, LearnerState]) -> Updated:
         """Goes over the minibatches of a batch; ``before`` is as it was before the update."""
@@ -94,9 +98,11 @@ class CallByMinibatch:
         minibatch = jax.tree.map(lambda x: np.take(x, indices, axis=0), rows)
         return self._agent.lay_out_rows(minibatch)
 
-    def _prepared(self, params: Params, learner_state: LearnerState, batch: Batch) -> _Prepared:
+    def _prepared(
+        self, params: Params, learner_state: LearnerState, batch: Batch, votes: Array | None = None
+    ) -> tuple[_Prepared, Array | None]:
         learner_state, rows, schedule = self._agent.prepare(params, learner_state, batch)
-        return _Prepared(learner_state, rows, schedule, self._agent.batch_logs(rows))
+        return _Prepared(learner_state, rows, schedule, self._agent.batch_logs(rows)), votes
 
     def _updated(
         self, params: Params, learner_state: LearnerState, minibatch: PyTree
@@ -120,11 +126,12 @@ class DividedCalls(CallByMinibatch):
         everywhere, by_row = PartitionSpec(), PartitionSpec(AXIS)
         divide = functools.partial(by_device, mesh=placement.mesh, out_specs=everywhere)
 
-        def prepare(layout: Layout, *arguments: Any) -> Any:
+        def prepare(params: Params, state: LearnerState, layout: Layout, *packed: Array) -> Any:
             function = functools.partial(self._prepared_by_all, layout)
-            return divide(function, in_specs=(everywhere, everywhere, by_row))(*arguments)
+            in_specs = (everywhere, everywhere, by_row)
+            return divide(function, in_specs=in_specs)(params, state, packed)
 
-        self._prepare = jax.jit(prepare, static_argnums=0)
+        self._prepare = jax.jit(prepare, static_argnums=2)
         self._update = jax.jit(divide(self._updated, in_specs=everywhere))
         self._finish = jax.jit(divide(self._agent.finish, in_specs=everywhere))
 
@@ -136,27 +143,14 @@ class DividedCalls(CallByMinibatch):
         """
         return self._placement.packed(batch, given_votes(votes))
 
-    def __call__(self, params: Params, learner_state: LearnerState, placed: Any) -> Updated:
-        """Makes the update, unless a vote is against it."""
-        layout, *packed = placed
-        before = params, learner_state
-        prepared, votes = self._prepare(layout, *before, packed)
-        if not np.asarray(votes)[:, 0].all():
-            return Updated(*before, before, dict, None, votes)
-        return self._go_over(prepared, before)._replace(votes=votes)
-
-    def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
-        """Returns the compiled functions, as XLA's HLO, and how often an update calls each."""
-        layout, *packed = placed
-        prepared, _ = self._prepare(layout, params, learner_state, packed)
-        lowered = self._prepare.lower(layout, params, learner_state, packed)
-        return self._compiled(lowered, params, prepared)
+    def _inputs(self, placed: Any) -> tuple[Any, ...]:
+        return placed
 
     def _prepared_by_all(
         self, layout: Layout, params: Params, learner_state: LearnerState, packed: PyTree
-    ) -> tuple[_Prepared, Array]:
+    ) -> tuple[_Prepared, Array | None]:
         batch, votes = whole_batch(layout, packed, self._placement.mesh.size)
-        return self._prepared(params, learner_state, batch), votes
+        return self._prepared(params, learner_state, batch, votes)
 
 
 def _on_host(tree: PyTree) -> PyTree:

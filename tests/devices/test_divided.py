@@ -90,7 +90,7 @@ def few_collectives():
     more = 2 if jax.__version_info__ < (0, 6) else 0
     expected = {"all-gather": 1 + minibatches, "all-reduce": minibatches + more}
     assert found("ppo-separate") == expected
-    # The same by calls, whose shuffles are not divided.
+    # A call for each minibatch makes as many; JAX 0.5 does not divide the draws of its shuffles.
     expected["all-reduce"] = minibatches
     assert found("ppo-separate", minibatches="calls") == expected
     print("ppo-separate")
