@@ -82,6 +82,7 @@ def _copied_outputs(
 def _by_rows(x: jax.Array) -> jax.Array:
     """Returns a matrix that is stored row by row; XLA does not move a transposed one."""
     layouts: Any = layout  # JAX 0.5, with which types are checked, has no such names
+    x = jnp.asarray(x)  # without jit, JAX keeps constants as numpy arrays, which have no layout
     return layouts.with_layout_constraint(x, layouts.Layout((0, 1)))
 
 
