@@ -1,4 +1,14 @@
-"""Presets of R2D2."""
+"""Presets of R2D2, Kapturowski et al. (2019), https://openreview.net/forum?id=r1lyTjAqYX.
+
+Two published programs have other constants than the paper, for runs with fewer frames and actors:
+
+- Acme: https://github.com/google-deepmind/acme/blob/master/acme/agents/jax/r2d2/config.py
+- SEED RL: https://github.com/google-research/seed_rl/blob/master/agents/r2d2/learner.py and
+  https://github.com/google-research/seed_rl/blob/master/atari/r2d2_main.py
+
+The loss is a sum over the transitions of a sequence, so the largest gradient norm and Adam's eps
+are, too. Those of the small tasks were tuned for a mean, and are multiplied by the transitions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ from typing import Any
 
 from agents.r2d2 import R2D2Config
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import falling, preset
+from programs.presets.registry import preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -31,19 +41,21 @@ def _sequences(**changes: Any) -> ReplayConfig:
 @preset
 def memory_cartpole_r2d2(name: str) -> Experiment:
     """CartPole without velocities, which needs memory: short sequences, tuned here."""
+    learned = 20  # transitions of a sequence after the burn-in
     return Experiment(
         preset=name,
         agent=R2D2Config(
             discount=0.99,
             burn_in=10,
             target_rate=0.01,
-            optimizer=falling(1e-3, 18_000),
+            max_grad_norm=40.0 * learned,
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=18_000, eps=1e-5 * learned),
         ),
         env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=8),
         network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
         replay=_sequences(
             batch_size=32,
-            unroll_length=30,
+            unroll_length=10 + learned,
             period=10,
             max_size=30_000,  # all steps: a policy that balances still needs samples of falling
             min_size=200,
@@ -57,19 +69,21 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
 @preset
 def memorycue_r2d2(name: str) -> Experiment:
     """A cue to be remembered over four steps; learned in seconds."""
+    learned = 12  # transitions of a sequence after the burn-in
     return Experiment(
         preset=name,
         agent=R2D2Config(
             discount=0.99,
             burn_in=4,
             target_period=50,
-            optimizer=OptimizerConfig(learning_rate=2e-3),
+            max_grad_norm=40.0 * learned,
+            optimizer=OptimizerConfig(learning_rate=2e-3, eps=1e-5 * learned),
         ),
         env=EnvConfig("rlstack.envs.toy:MemoryCue", num_envs=8, options={"delay": 4}),
         network=NetworkConfig(hidden_sizes=(32,), activation="relu", core="lstm", core_size=32),
         replay=_sequences(
             batch_size=32,
-            unroll_length=16,
+            unroll_length=4 + learned,
             period=6,
             max_size=2_000,
             min_size=50,
