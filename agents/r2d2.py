@@ -10,10 +10,16 @@ overlap (``period``).
 Deviations: the network does not see the last action and reward; new sequences enter replay with the
 largest priority so far instead of the actor's own estimate; items may span episodes: there the
 core's state is reset, and no target crosses the boundary; the last transitions of a sequence have
-targets of fewer than n steps; the loss is the mean over transitions, not their sum. A noisy network
-acts and learns with its mean weights. A truncated episode is bootstrapped from its true last
-observation. A network with state or dropout computes the values after the burn-in in training mode;
-these also choose the next actions.
+targets of fewer than n steps. A noisy network acts and learns with its mean weights. A truncated
+episode is bootstrapped from its true last observation. A network with state or dropout computes the
+values after the burn-in in training mode; these also choose the next actions.
+
+The loss is a sum over the transitions of a sequence and a mean over sequences, unlike those of the
+other agents, which are means over transitions. So are those of the published programs: SEED RL
+(github.com/google-research/seed_rl, agents/r2d2/learner.py) and Acme
+(github.com/google-deepmind/acme, acme/agents/jax/r2d2/learning.py). The gradient's largest norm and
+Adam's eps, which SEED RL also has, are those of this sum: it grows with the sequence's length, and
+a mean over n transitions has the same updates with both divided by n.
 """
 
 from __future__ import annotations
@@ -64,7 +70,7 @@ class R2D2Config(Checked):
     """Hyperparameters of R2D2; defaults follow the paper (sections 2.3 and 3, table 2).
 
     The authors of SEED RL publish the same values of burn-in, n-step targets, rescaling, clipping
-    and Adam's eps.
+    and Adam's eps. The last two belong to a loss that is summed over time: the module says more.
     """
 
     discount: float = 0.997
@@ -86,7 +92,8 @@ class R2D2Config(Checked):
     """Fraction by which the target moves towards the params at each update. 0: copies every
     target_period."""
     max_grad_norm: float = 40.0
-    """Global norm that gradients are clipped to (Ape-X); 0 does not clip."""
+    """Global norm that gradients are clipped to (Ape-X); 0 does not clip. The gradient is that of a
+    sum over the transitions of a sequence."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, eps=1e-3)
     """Optimizer of all components without their own optimizer."""
     torso_optimizer: OptimizerConfig | None = None
@@ -188,7 +195,12 @@ class R2D2(TargetNetworkAgent):
     def loss(
         self, params: Params, target_params: Params, batch: Batch
     ) -> tuple[Array, tuple[Logs, Array]]:
-        """Returns half the weighted mean of squared TD errors, (logs, priorities [B])."""
+        """Returns the loss, (logs, priorities ``[B]``).
+
+        The loss, also that of the logs, is half the sum of the squared TD errors of a sequence's
+        valid transitions, times the sequence's weight, in the mean over sequences. The logged
+        ``td_error`` is the mean ``|TD error|`` of single transitions.
+        """
         values = self.values(params, batch.trajectory)
         target_values = self.values(target_params, batch.trajectory)
         learned = jax.tree.map(lambda x: x[self.cfg.burn_in :], batch.trajectory)
@@ -197,7 +209,7 @@ class R2D2(TargetNetworkAgent):
         chosen = jnp.take_along_axis(values[:-1], action[..., None], axis=-1)[..., 0]
         valid = ~learned.timestep.first()[1:]  # LAST -> FIRST is no transition
         td_error = jnp.where(valid, targets - chosen, 0.0)
-        loss = 0.5 * (batch.weights * td_error**2).sum() / jnp.maximum(valid.sum(), 1)
+        loss = (batch.weights * 0.5 * jnp.square(td_error).sum(axis=0)).mean()
         priorities = self.priorities(td_error, valid)
         logs = {
             "loss": loss,

@@ -57,14 +57,21 @@ def cartpole_rainbow(name: str) -> Experiment:
 
 @preset
 def breakout_rainbow(name: str) -> Experiment:
-    """Breakout on pixels with the constants of Hessel et al. (2018), table 1."""
+    """Breakout on pixels with the constants of Hessel et al. (2018), table 1.
+
+    https://arxiv.org/abs/1710.02298, and its authors' colleagues' program:
+    https://github.com/google/dopamine/blob/master/dopamine/agents/rainbow/configs/rainbow_aaai.gin
+    A step is four frames of the game. Deviation: gradients are clipped to a norm of 10, as in Wang
+    et al. (2016) for duelling networks.
+    """
     base = find("breakout-dqn")
     frames = 50_000_000  # 200 million frames of the game, four per step
     return like(
         "breakout-dqn",
         name,
         agent=C51Config(
-            target_period=8_000,  # 32,000 frames of the game, an update every four steps
+            # 32,000 frames of the game: an update every four steps, a step is four frames.
+            target_period=2_000,
             epsilon_start=0.0,
             epsilon_end=0.0,
             optimizer=OptimizerConfig(learning_rate=6.25e-5, eps=1.5e-4),

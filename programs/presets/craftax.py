@@ -2,7 +2,7 @@
 
 The games are EnvPool's. EnvPool for CPython 3.10 does not have them. The constants are those of the
 authors' PPO, except for 64 environments instead of 1,024, because these runs have a million steps
-instead of a billion.
+instead of a billion: https://github.com/MichaelTMatthews/Craftax_Baselines/blob/main/ppo.py
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def _ppo(name: str, env: str) -> Experiment:
     agent = PPOConfig(
         gae_lambda=0.8,
         entropy_cost=0.01,
+        value_clip=0.2,
         num_epochs=4,
         num_minibatches=8,
         max_grad_norm=1.0,

@@ -70,11 +70,19 @@ def memory_cartpole_dqn(name: str) -> Experiment:
 
 @preset
 def breakout_dqn(name: str) -> Experiment:
-    """Breakout on pixels: Mnih et al. (2015) with double, duelling, prioritized 3-step learning."""
+    """Breakout on pixels: Mnih et al. (2015) with double, duelling, prioritized 3-step learning.
+
+    The constants are those of Hessel et al. (2018), https://arxiv.org/abs/1710.02298, table 1, and
+    the exploration is that of Dopamine before its noisy networks:
+    https://github.com/google/dopamine/blob/master/dopamine/agents/rainbow/configs/rainbow_aaai.gin
+    A step is four frames of the game. Deviations: a fifth of the frames, a tenth of the replay, and
+    gradients are clipped to a norm of 10, as in Wang et al. (2016) for duelling networks.
+    """
+    frames = 10_000_000  # 40 million frames of the game
     return Experiment(
         preset=name,
         agent=DQNConfig(
-            target_period=2_000,
+            target_period=2_000,  # 32,000 frames of the game: an update every four steps
             epsilon_end=0.01,
             epsilon_frames=250_000,
             optimizer=OptimizerConfig(learning_rate=6.25e-5, eps=1.5e-4),
@@ -91,8 +99,9 @@ def breakout_dqn(name: str) -> Experiment:
             min_size=20_000,
             samples_per_insert=8.0,  # one update every four steps, as in the paper
             priority_exponent=0.5,
+            importance_anneal_samples=8 * frames,
         ),
-        frames=10_000_000,
+        frames=frames,
         checkpoint_period=1_000_000,
         checkpoint_replay=False,
     )

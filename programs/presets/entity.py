@@ -5,8 +5,10 @@ networks that two cores train in minutes.
 
 Unless a preset sets another value, enn-trainer's defaults apply: three epochs, values clipped, the
 learning rate and the entropy bonus annealed to 0, inputs standardised and clipped to 5, ratios per
-actor. A reset is a step of an unroll here but not a frame, so games of one step have unrolls and
-minibatches of twice the length.
+actor (https://github.com/entity-neural-network/enn-trainer/blob/main/enn_trainer/config.py). Each
+preset has its own frames, environments, unrolls, minibatches, learning rate and network. A reset is
+a step of an unroll here but not a frame, so games of one step have unrolls and minibatches of twice
+the length.
 """
 
 from __future__ import annotations

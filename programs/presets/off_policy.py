@@ -1,8 +1,11 @@
 """Presets of the agents with a policy and critics that learn off-policy: SAC, TD3 and DDPG.
 
 The constants of Pendulum were tuned here: one update per frame, learning rates that fall to 0.
-Those of HalfCheetah suit a few processor cores: half of the papers' batch size and updates, with
-learning rates that are larger to the same extent.
+Those of HalfCheetah suit a few processor cores: half of the batch size and updates of the authors'
+programs, with learning rates and target rates that are larger. SAC: 256 items, an update for each
+frame, rates of 3e-4 and 0.005 (https://arxiv.org/abs/1812.05905, table 1). TD3: the same
+(https://github.com/sfujim/TD3/blob/master/main.py), and 25,000 random frames at the start; 5,000
+here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,11 @@ from rlstack.optimizers import OptimizerConfig
 
 @preset
 def cartpole_pqn(name: str) -> Experiment:
-    """CartPole-v1 by Q-learning on new steps only: no replay, no target network, layer norm."""
+    """CartPole-v1 by Q-learning on new steps only: no replay, no target network, layer norm.
+
+    The constants are those of the authors' program:
+    https://github.com/mttga/purejaxql/blob/main/purejaxql/config/alg/pqn_cartpole.yaml
+    """
     agent = PQNConfig(
         return_lambda=0.95,
         num_epochs=4,

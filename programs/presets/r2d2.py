@@ -1,4 +1,14 @@
-"""Presets of R2D2."""
+"""Presets of R2D2, Kapturowski et al. (2019), https://openreview.net/forum?id=r1lyTjAqYX.
+
+Two published programs have other constants than the paper, for runs with fewer frames and actors:
+
+- Acme: https://github.com/google-deepmind/acme/blob/master/acme/agents/jax/r2d2/config.py
+- SEED RL: https://github.com/google-research/seed_rl/blob/master/agents/r2d2/learner.py and
+  https://github.com/google-research/seed_rl/blob/master/atari/r2d2_main.py
+
+The loss is a sum over the transitions of a sequence, so the largest gradient norm and Adam's eps
+are, too. Those of the small tasks were tuned for a mean, and are multiplied by the transitions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ from typing import Any
 
 from agents.r2d2 import R2D2Config
 from programs.experiment import EnvConfig, Experiment
-from programs.presets.registry import falling, preset
+from programs.presets.registry import preset
 from rlstack.acting.evaluator import EvaluatorConfig
 from rlstack.networks import NetworkConfig
 from rlstack.optimizers import OptimizerConfig
@@ -31,19 +41,21 @@ def _sequences(**changes: Any) -> ReplayConfig:
 @preset
 def memory_cartpole_r2d2(name: str) -> Experiment:
     """CartPole without velocities, which needs memory: short sequences, tuned here."""
+    learned = 20  # transitions of a sequence after the burn-in
     return Experiment(
         preset=name,
         agent=R2D2Config(
             discount=0.99,
             burn_in=10,
             target_rate=0.01,
-            optimizer=falling(1e-3, 18_000),
+            max_grad_norm=40.0 * learned,
+            optimizer=OptimizerConfig(learning_rate=1e-3, anneal_steps=18_000, eps=1e-5 * learned),
         ),
         env=EnvConfig("rlstack.envs.partial:cartpole_without_velocities", num_envs=8),
         network=NetworkConfig(hidden_sizes=(64,), activation="relu", core="lstm", core_size=64),
         replay=_sequences(
             batch_size=32,
-            unroll_length=30,
+            unroll_length=10 + learned,
             period=10,
             max_size=30_000,  # all steps: a policy that balances still needs samples of falling
             min_size=200,
@@ -57,19 +69,21 @@ def memory_cartpole_r2d2(name: str) -> Experiment:
 @preset
 def memorycue_r2d2(name: str) -> Experiment:
     """A cue to be remembered over four steps; learned in seconds."""
+    learned = 12  # transitions of a sequence after the burn-in
     return Experiment(
         preset=name,
         agent=R2D2Config(
             discount=0.99,
             burn_in=4,
             target_period=50,
-            optimizer=OptimizerConfig(learning_rate=2e-3),
+            max_grad_norm=40.0 * learned,
+            optimizer=OptimizerConfig(learning_rate=2e-3, eps=1e-5 * learned),
         ),
         env=EnvConfig("rlstack.envs.toy:MemoryCue", num_envs=8, options={"delay": 4}),
         network=NetworkConfig(hidden_sizes=(32,), activation="relu", core="lstm", core_size=32),
         replay=_sequences(
             batch_size=32,
-            unroll_length=16,
+            unroll_length=4 + learned,
             period=6,
             max_size=2_000,
             min_size=50,
@@ -82,10 +96,20 @@ def memorycue_r2d2(name: str) -> Experiment:
 
 @preset
 def pong_r2d2(name: str) -> Experiment:
-    """Pong on pixels, with the paper's constants except for fewer actors and a smaller replay."""
+    """Pong on pixels, with the paper's constants, and those of its programs for shorter runs.
+
+    The paper has 256 actors, an update for about 3,300 steps and a target that is copied every
+    2,500 updates. With the 10 million steps here this would be 3,000 updates and one copy. So each
+    sequence is drawn 4 times (Acme), which gives 15,593 updates, with a learning rate of 4.8e-4 and
+    a copy every 400 updates (SEED RL). Further deviations: 32 environments, 5,000 sequences in
+    replay instead of 100,000, and a start after 500 of them.
+    """
     return Experiment(
         preset=name,
-        agent=R2D2Config(),
+        agent=R2D2Config(
+            target_period=400,
+            optimizer=OptimizerConfig(learning_rate=4.8e-4, eps=1e-3),
+        ),
         env=EnvConfig("Pong-v5", num_envs=32, options={"episodic_life": False}),
         network=NetworkConfig(
             torso="nature", hidden_sizes=(512,), duelling=True, core="lstm", core_size=512
@@ -97,7 +121,7 @@ def pong_r2d2(name: str) -> Experiment:
             max_size=5_000,  # 200,000 steps of 7 KB and a recurrent state of 4 KB each
             frame_stack=4,
             min_size=500,
-            samples_per_insert=1.0,
+            samples_per_insert=4.0,  # an update for 640 steps
         ),
         frames=10_000_000,
         log_period=20_000,

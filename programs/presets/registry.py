@@ -97,7 +97,8 @@ def transitions(
 def atari(name: str, num_envs: int) -> EnvConfig:
     """Returns an Atari game with the settings of DQN's paper; evaluation plays whole games.
 
-    In training an episode is one life, and rewards are clipped.
+    The paper is Mnih et al. (2015), https://doi.org/10.1038/nature14236, methods and table 1. In
+    training an episode is one life, and rewards are clipped.
     """
     return EnvConfig(
         name,

@@ -8,8 +8,8 @@ Over the unroll's true transitions it minimises
 where advantage and target are constants that the agent's ``loss`` estimates. Actions may be of any
 kind in `rlstack.distributions`. A ratio or log probability refers to the whole action, which may
 have several numbers or a structure. Losses are means over transitions. To use the values of a paper
-that sums losses, divide its gradient norm and the optimizer's eps by the number of transitions in a
-batch.
+that sums losses, divide its gradient norm and Adam's eps by the number of transitions in a batch,
+and RMSProp's eps, which is added to squares, by the square of this number.
 
 A network with state or dropout learns in training mode: log-probabilities, values and entropies of
 the loss are those of that mode. It acts in evaluation mode, so the ratio to the behaviour policy is

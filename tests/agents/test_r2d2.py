@@ -115,11 +115,15 @@ def inverse_h(x, eps=1e-3):
     return np.sign(x) * (((root - 1) / (2 * eps)) ** 2 - 1)
 
 
-def slow_values(params, batch, column):
-    """Values of every step of one item, from the stored state of its first step."""
+def slow_values(params, batch, column, fixed=0):
+    """Values of every step of one item, from the stored state of its first step.
+
+    In the first ``fixed`` steps the online network brings the state up to date.
+    """
     timestep, state = batch.trajectory.timestep, batch.trajectory.agent_state.core[0, column]
-    values = []
+    values, chosen = [], params
     for t in range(len(timestep.step_type)):
+        params = ONLINE if t < fixed else chosen
         if timestep.step_type[t, column] == FIRST:
             state = np.zeros(2)
         state = np.float64(timestep.observation[t, column]) @ params["w"] + params["u"] * state
@@ -156,15 +160,66 @@ def test_loss_and_priorities_are_those_of_plain_python(rescaled, burn_in, n):
     batch = make_batch(STEP_TYPES, weights)
     agent = make(burn_in=burn_in, n_step=n, rescale_values=rescaled)
     loss, (logs, priorities) = quick_jit(agent.loss)(ONLINE, TARGET, batch)
-    total, count = 0.0, 0
+    total = 0.0
     for column, weight in enumerate(weights):
         found = slow_td_errors(batch, column, burn_in, n, rescaled)
         errors = np.array([e for e in found if e is not None])
-        total, count = total + weight * (0.5 * errors**2).sum(), count + len(errors)
+        total += weight * (0.5 * errors**2).sum()
         expected = ETA * abs(errors).max() + (1 - ETA) * abs(errors).mean()
         np.testing.assert_allclose(priorities[column], expected, rtol=1e-4)
-    np.testing.assert_allclose(loss, total / count, rtol=1e-4)
+    # A sum over time, and a mean over the five sequences.
+    np.testing.assert_allclose(loss, total / 5, rtol=1e-4)
+    np.testing.assert_allclose(logs["loss"], total / 5, rtol=1e-4)
     np.testing.assert_allclose(logs["priority"], np.mean(priorities), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("burn_in", "length"), [(0, 6), (2, 6), (2, 3), (5, 6)])
+def test_the_default_constants_are_those_of_a_sum_over_time(burn_in, length):
+    """The first update of SEED RL's program: Adam with eps 1e-3, of gradients of norm up to 40."""
+    defaults = R2D2Config(burn_in=burn_in, discount=DISCOUNT)
+    agent = make(burn_in=burn_in, optimizer=defaults.optimizer, max_grad_norm=40.0)
+    assert defaults.max_grad_norm == 40 and defaults.optimizer.learning_rate == 1e-4
+    batch = make_batch([steps[: length + 1] for steps in STEP_TYPES])
+    batch.trajectory.timestep.observation[:] *= 1e-3  # for gradients near eps
+    batch.trajectory.agent_state.core[:] *= 1e-3
+    params = jax.tree.map(jnp.asarray, ONLINE)
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
+    state = state._replace(target_params=jax.tree.map(jnp.asarray, TARGET))
+    found, _, _ = quick_jit(agent.learner_step)(params, state, batch)
+
+    items = [
+        (column, slow_td_errors(batch, column, burn_in, 2, rescaled=True))
+        for column in range(len(STEP_TYPES))
+    ]
+    old = [slow_values(ONLINE, batch, column) for column, _ in items]
+
+    def loss(changed):
+        """The sum over time, in the mean over items; targets and burn-in are those of ONLINE."""
+        total = 0.0
+        for column, errors in items:
+            new = slow_values(changed, batch, column, fixed=burn_in)
+            actions = batch.trajectory.agent_output.action[:, column]
+            for t, error in enumerate(errors, burn_in):
+                if error is not None:
+                    moved = new[t][actions[t]] - old[column][t][actions[t]]
+                    total += 0.5 * (error - moved) ** 2
+        return total / len(items)
+
+    def slope(name, index):
+        change = np.zeros(np.shape(ONLINE[name]))
+        change[index] = 1e-3
+        up, down = (loss({**ONLINE, name: ONLINE[name] + sign * change}) for sign in (1, -1))
+        return (up - down) / 2e-3
+
+    grads = {
+        name: np.reshape([slope(name, i) for i in np.ndindex(np.shape(x))], np.shape(x))
+        for name, x in ONLINE.items()
+    }
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    for name, grad in grads.items():
+        grad = grad * min(1, 40 / norm)
+        step = np.asarray(found[name], np.float64) - ONLINE[name]
+        np.testing.assert_allclose(step, -1e-4 * grad / (abs(grad) + 1e-3), rtol=0.01, atol=3e-7)
 
 
 def test_targets_worked_by_hand():
@@ -262,7 +317,7 @@ def test_the_gradient_is_that_of_a_sequence_that_begins_after_the_burn_in():
         targets = jax.lax.stop_gradient(later.targets(values, target_values, after.timestep))
         chosen = jnp.take_along_axis(values[:-1], after.agent_output.action[:-1, :, None], axis=-1)
         valid = after.timestep.step_type[1:] != FIRST
-        return 0.5 * jnp.mean((targets - chosen[..., 0]) ** 2, where=valid)
+        return 0.5 * jnp.sum((targets - chosen[..., 0]) ** 2, where=valid) / valid.shape[1]
 
     cores = [c.agent.network.unroll(None, p, before.timestep, core)[1] for p in (c.params, target)]
     assert_close(grads, quick_jit(jax.grad(loss))(c.params, *cores), atol=1e-6)
