@@ -264,9 +264,7 @@ def actor_critic_loss(
     }
 
 
-def weighted_as_acted(
-    unrolled: Unrolled, advantages: Array, targets: Array
-) -> tuple[Array, Array]:
+def weighted_as_acted(unrolled: Unrolled, advantages: Array, targets: Array) -> tuple[Array, Array]:
     """Weights what was estimated for on-policy actions by how likely the actions are now.
 
     Unrolls overlap by one step, so the params before the last update chose the first action of an
