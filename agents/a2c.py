@@ -7,10 +7,14 @@ bootstrap from the value of its last step, so the replay's ``unroll_length`` is 
 paper has no such mixture, which is ``gae_lambda`` 1.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
-networks, run from the stored state of the unroll's first step. A2C assumes on-policy data. If
-actors run ahead of the learner, set the replay's ``max_staleness`` or use impala. Deviations from
-the paper: losses are means over transitions, not sums; a truncated episode is bootstrapped from its
-true last observation, and LAST -> FIRST pairs of steps, which are not transitions, are left out.
+networks, run from the stored state of the unroll's first step. Deviations from the paper: losses
+are means over transitions, not sums; a truncated episode is bootstrapped from its true last
+observation, and LAST -> FIRST pairs of steps, which are not transitions, are left out.
+
+A2C assumes on-policy data. Older params chose the first action of each unroll, so each transition
+counts by the probability of its action now over that in acting, at most 1. This corrects single
+actions. If actors run ahead of the learner by more, returns are of older policies: set the replay's
+``max_staleness`` or use impala.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from rlstack.families.policy_gradient import (
     PolicyGradientConfig,
     actor_critic_loss,
     standardised,
+    weighted_as_acted,
 )
 from rlstack.math import returns
 from rlstack.networks import actor_critic
@@ -43,7 +48,7 @@ class A2CConfig(PolicyGradientConfig):
         self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
 
 
-@register(A2CConfig, network=actor_critic)
+@register(A2CConfig, network=actor_critic, compares_with_acting=True)
 class A2C(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
@@ -61,4 +66,5 @@ class A2C(PolicyGradientAgent):
         )
         if self.cfg.normalise_advantages:
             advantages = standardised(advantages, unrolled.mask)
-        return actor_critic_loss(self.cfg, unrolled, advantages, targets)
+        weighted = weighted_as_acted(unrolled, advantages, targets)
+        return actor_critic_loss(self.cfg, unrolled, *weighted)

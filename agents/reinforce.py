@@ -9,7 +9,10 @@ replay's ``unroll_length``) are longer than episodes. If an episode spans severa
 steps in the last of them are learned from.
 
 Discrete, multi-discrete, masked, continuous and structured actions; feed-forward or recurrent
-networks. Deviations from the paper: the policy gradient is not itself discounted by the step's
+networks. Older params chose the first action of each unroll, so each transition counts by the
+probability of its action now over that in acting, at most 1.
+
+Deviations from the paper: the policy gradient is not itself discounted by the step's
 distance from the episode's start; for an episode truncated by a time limit, the value of its last
 observation counts as its last reward (0 without a baseline); the entropy bonus and standardised
 weights are common additions.
@@ -29,6 +32,7 @@ from rlstack.families.policy_gradient import (
     actor_critic_loss,
     masked_mean,
     standardised,
+    weighted_as_acted,
 )
 from rlstack.math import returns
 from rlstack.networks import actor_critic
@@ -47,7 +51,7 @@ class ReinforceConfig(PolicyGradientConfig):
     deviation 1."""
 
 
-@register(ReinforceConfig, network=actor_critic)
+@register(ReinforceConfig, network=actor_critic, compares_with_acting=True)
 class Reinforce(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 
@@ -73,7 +77,8 @@ class Reinforce(PolicyGradientAgent):
             targets = unrolled.value[:-1]  # no value is regressed on anything
         if self.cfg.normalise_advantages:
             advantages = standardised(advantages, unrolled.mask)
-        loss, logs = actor_critic_loss(self.cfg, unrolled, advantages, targets)
+        weighted = weighted_as_acted(unrolled, advantages, targets)
+        loss, logs = actor_critic_loss(self.cfg, unrolled, *weighted)
         if not self.cfg.baseline:
             del logs["explained_variance"]
         return loss, {**logs, "complete": share}

@@ -137,7 +137,8 @@ class TD3(DeterministicAgent):
         """Returns minus the mean value, by the first critic, of the policy's actions."""
         timestep = jax.tree.map(lambda x: x[0], batch.trajectory.timestep)
         values = self.critic_values(critics, timestep, self.policy_action(policy, timestep))[:, 0]
-        return -jnp.where(timestep.last(), 0.0, values).mean()
+        valid = ~jnp.asarray(batch.trajectory.timestep.first())[1]  # else it is no transition
+        return -jnp.where(valid, values, 0.0).mean()
 
     def apply_gradients(
         self, params: DeterministicParams, learner_state: TD3LearnerState, grads: PyTree

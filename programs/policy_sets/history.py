@@ -136,13 +136,17 @@ class HistoryPlayer(Player):
             self._counts[self.acting.playing == slot] = False
 
     def watch(self, shared: SharedPool) -> None:
-        """Adds the rewards of a step; records the results of the games that end."""
+        """Adds the rewards of a step; records the results of the episodes that end.
+
+        A seat that leaves its game before others is compared with their returns so far.
+        """
         newest = shared.newest
         step_type = np.asarray(newest.step_type)
         if self._returns is None or self._counts is None:
             self._returns = np.zeros(len(step_type))
             self._counts = np.ones(len(self.acting.playing), bool)
-        self._returns = np.where(step_type == StepType.FIRST, 0.0, self._returns + newest.reward)
+        begins = np.repeat(shared.begins, shared.num_seats)
+        self._returns = np.where(begins, 0.0, self._returns + newest.reward)
         own = shared.rows_of(self.member.name)
         self._counts[step_type[own] == StepType.FIRST] = True
         ended = np.flatnonzero((step_type[own] == StepType.LAST) & self._counts)

@@ -155,7 +155,8 @@ def _play(
     while (ended < games // _SIDES).any():
         timestep = pool.step(inferencer.inference(None, timestep).agent_output.action)
         returns += np.asarray(timestep.reward).reshape(returns.shape)
-        over = (np.asarray(timestep.step_type) == StepType.LAST).reshape(returns.shape).all(axis=1)
+        kinds = np.asarray(timestep.step_type).reshape(returns.shape)  # FIRST if a seat has left
+        over = (kinds != StepType.MID).all(axis=1) & (kinds == StepType.LAST).any(axis=1)
         for game in np.flatnonzero(over & (ended < games // _SIDES)):
             first, second = (returns[game, list(member.seats)].mean() for member in sides)
             scores.append((np.sign(first - second) + 1.0) / 2.0)

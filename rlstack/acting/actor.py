@@ -181,14 +181,15 @@ class Actor(Node):
     def _account(self, timestep: TimeStep) -> Logs | None:
         """Counts frames and sums the returns of episodes."""
         ids, step_type = self._env_ids, timestep.step_type
+        # A frame is a step that follows an action: every step except FIRST, and FIRST is 0.
+        follows = step_type != 0
         if ids is None:
             self._returns += timestep.reward
-            self._lengths += 1
+            self._lengths += follows
         else:
             self._returns[ids] += timestep.reward
-            self._lengths[ids] += 1
-        # A frame is a step that follows an action: every step except FIRST, and FIRST is 0.
-        self.env_frames += int(np.count_nonzero(step_type))
+            self._lengths[ids] += follows
+        self.env_frames += int(np.count_nonzero(follows))
         last = step_type == _LAST
         if not np.count_nonzero(last):  # three times as fast as any()
             return None
@@ -196,7 +197,7 @@ class Actor(Node):
         self.episodes += len(ended)
         logs: Logs = {
             "actor/episode_return": self._returns[ended],
-            "actor/episode_length": self._lengths[ended] - 1,  # n actions give n + 1 steps
+            "actor/episode_length": self._lengths[ended],
         }
         if self._metrics is not None:
             for name, values in self._metrics(ended).items():

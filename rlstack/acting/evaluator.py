@@ -275,6 +275,7 @@ class _Tally:
         self._episodes_per_env, self._max_steps = episodes_per_env, max_steps
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
+        self._absent = np.zeros(num_envs, np.int64)  # steps for which a seat was not in its game
         self._is_cut = np.zeros(num_envs, bool)  # whether the episode goes on but counts already
 
     @property
@@ -293,9 +294,12 @@ class _Tally:
         ended = []
         step_type = np.asarray(row.step_type)
         self._return += np.asarray(row.reward)
-        self._length += step_type != StepType.FIRST
-        over = step_type == StepType.LAST
-        for i in np.flatnonzero(over | (self._length >= self._max_steps)):
+        first, over = step_type == StepType.FIRST, step_type == StepType.LAST
+        self._length += ~first
+        self._absent = np.where(first, self._absent + 1, 0)
+        # A seat that never joins ends no episode.
+        too_long = np.maximum(self._length, self._absent) >= self._max_steps
+        for i in np.flatnonzero(over | too_long):
             if not self._is_cut[i] and self._end(i, cut=not over[i]) and over[i]:
                 ended.append(int(i))
             if over[i]:
@@ -316,5 +320,5 @@ class _Tally:
 
     def start_again(self) -> None:
         """Forgets the episodes in progress."""
-        self._return[:] = self._length[:] = 0
+        self._return[:] = self._length[:] = self._absent[:] = 0
         self._is_cut[:] = False

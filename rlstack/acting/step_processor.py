@@ -81,10 +81,14 @@ class WholeEpisodes:
 
     def __call__(self, step: Step) -> Iterator[Step]:
         """Yields the steps of the episodes that end with this step, one by one."""
-        for row, (env, ends) in enumerate(
-            zip(step.env_ids.tolist(), step.timestep.last().tolist(), strict=True)
+        timestep = step.timestep
+        columns = step.env_ids, timestep.first(), timestep.last()
+        for row, (env, begins, ends) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
         ):
             held = self._held.setdefault(env, [])
+            if begins:  # after another FIRST, which was of no episode
+                held.clear()
             held.append((_rows(step.transition, row), step.infos[row]))
             if ends:
                 del self._held[env]
@@ -130,7 +134,10 @@ class ProcessedSteps:
         self._processor, self._pool = processor, pool
         self._name = name_of(processor)
         self._ids = np.arange(pool.num_envs)
-        self._over = np.ones(pool.num_envs, bool)  # whether the next step must be FIRST
+        self._before = np.full(pool.num_envs, StepType.LAST, np.int32)  # step types that were made
+        self._received = self._before.copy()  # and those of the pool
+        # Seats of games that are FIRST several times, while they are not in their games.
+        self._absent = np.zeros(pool.num_envs, bool)
         self._infos: Sequence[Info] = ()
         self._rows: list[tuple[int, ...]] = []  # the shapes of one environment's step
         self._sums: list[dict[str, tuple[float, int]]] = [{} for _ in range(pool.num_envs)]
@@ -138,10 +145,12 @@ class ProcessedSteps:
     def receive(self, env_ids: np.ndarray | None, timestep: TimeStep) -> None:
         """Takes the infos of a batch that the pool has just returned."""
         ids = self._ids if env_ids is None else env_ids
-        first = (np.asarray(timestep.step_type) == StepType.FIRST).tolist()
+        first = np.asarray(timestep.step_type) == StepType.FIRST
+        self._absent[ids] |= first & (self._received[ids] == StepType.FIRST)
+        self._received[ids] = timestep.step_type
         self._infos = [
             {} if is_first else info
-            for info, is_first in zip(self._pool.step_infos(ids), first, strict=True)
+            for info, is_first in zip(self._pool.step_infos(ids), first.tolist(), strict=True)
         ]
         for env, info in zip(ids.tolist(), self._infos, strict=True):
             sums = self._sums[env]
@@ -203,15 +212,16 @@ class ProcessedSteps:
 
     def _check_time(self, ids: np.ndarray, timestep: TimeStep) -> None:
         first, reward, discount = timestep.first(), timestep.reward, timestep.discount
-        self._require(
-            first == self._over[ids], ids, "FIRST must follow LAST and nothing else", timestep
-        )
+        before = self._before[ids]
+        again = self._absent[ids] & (before == StepType.FIRST)
+        follows = (first == (before == StepType.LAST)) | (first & again)
+        self._require(follows, ids, "FIRST must follow LAST and nothing else", timestep)
         rule = "the reward must be finite, and 0 at FIRST"
         self._require(np.isfinite(reward) & ((reward == 0) | ~first), ids, rule, timestep)
         # A termination is LAST with discount 0, and a truncation is LAST with another discount.
         valid = (discount >= 0) & (discount <= 1) & ((discount == 1) | ~first)
         self._require(valid, ids, "the discount must lie in [0, 1], and be 1 at FIRST", timestep)
-        self._over[ids] = timestep.last()
+        self._before[ids] = timestep.step_type
 
     def _require(self, holds: Array, ids: np.ndarray, rule: str, timestep: TimeStep) -> None:
         if not np.all(holds):

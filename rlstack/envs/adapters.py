@@ -41,6 +41,8 @@ class Outcome(NamedTuple):
     discount: object  # a number: 0 at a termination, 1 at a truncation
     last: bool
     info: Mapping[str, Any] = {}  # what the environment says about the step, by name
+    # Whether the step is FIRST although none was LAST: a seat that is not in its game, or joins it.
+    first: bool = False
 
 
 class SingleEnv(Protocol):
@@ -167,12 +169,16 @@ class _DmEnv:
 
     def step(self, action: list[np.ndarray]) -> Outcome:
         timestep = self._env.step(self._cast(action))
-        if not isinstance(timestep, dm_env.TimeStep) or timestep.first():
+        # Seats of a game announce their actions.
+        wrong = not isinstance(timestep, dm_env.TimeStep)
+        if wrong or (timestep.first() and self.announce is None):
             raise EnvError(
                 f"{self._where}: step must return a dm_env.TimeStep that is MID or LAST; "
                 f"got {timestep!r:.200}."
             )
         info = self._env.last_metrics if self._has_metrics else {}
+        if timestep.first():
+            return Outcome(timestep.observation, 0.0, 1.0, last=False, first=True)
         return Outcome(
             timestep.observation, timestep.reward, timestep.discount, timestep.last(), info
         )

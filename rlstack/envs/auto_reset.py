@@ -110,7 +110,7 @@ class AutoResetEnv:
         if not 0.0 <= discount <= 1.0:
             raise EnvError(f"{self.where}: the discount must lie in [0, 1]; got {discount}.")
         self._put(buffer, row, outcome.observation)
-        buffer.step_type[row] = LAST if outcome.last else MID
+        buffer.step_type[row] = LAST if outcome.last else FIRST if outcome.first else MID
         buffer.reward[row], buffer.discount[row] = reward, discount
         self._over = outcome.last
         if not outcome.last and not self._step_info:

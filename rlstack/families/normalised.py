@@ -173,7 +173,9 @@ class Normalised(Wrapped):
         trajectory, pending = batch.trajectory, learner_state.pending
         if self.normalisation.observations:
             seen = jax.tree.map(lambda x: x[:-1], trajectory.timestep.observation)
-            observation = self._standardiser.update(pending.observation, seen)
+            first = jnp.asarray(trajectory.timestep.first())
+            present = ~(first[:-1] & first[1:])  # FIRST before FIRST is of no episode
+            observation = self._standardiser.update(pending.observation, seen, present)
             pending = pending._replace(observation=observation)
         if self.normalisation.rewards != "none":
             after = jax.tree.map(lambda x: x[1:], trajectory)

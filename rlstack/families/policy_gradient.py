@@ -264,6 +264,28 @@ def actor_critic_loss(
     }
 
 
+def weighted_as_acted(unrolled: Unrolled, advantages: Array, targets: Array) -> tuple[Array, Array]:
+    """Weights what was estimated for on-policy actions by how likely the actions are now.
+
+    Unrolls overlap by one step, so the params before the last update chose the first action of an
+    unroll, also in lock-step. The weight of a step is ``min(1, ratio)``, with the ratio of the
+    learner's probability of the action to that in acting, as in V-trace (Espeholt et al. 2018,
+    section 4.1, with rho-bar 1 and one-step traces). It is 1 for actions of the learner's own
+    policy.
+
+    Args:
+      unrolled: the network's outputs.
+      advantages: ``[T, B]``.
+      targets: ``[T, B]``, the targets of the values.
+
+    Returns:
+      The weighted advantages, and targets that are as much nearer to the values.
+    """
+    weights = jnp.exp(jnp.minimum(unrolled.log_rhos, 0.0))
+    values = unrolled.value[:-1]
+    return weights * advantages, values + weights * (targets - values)
+
+
 def masked_mean(x: Array, mask: Array) -> Array:
     """Returns the mean of ``x`` where ``mask`` is True; 0 if it is True nowhere."""
     return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)

@@ -27,7 +27,7 @@ class Acting(NamedTuple):
     agent: AgentState  # [B, ...]
     rng_key: PRNGKey
     returns: Array  # [B] float32, of the episodes so far, without `timestep`
-    lengths: Array  # [B] int32, likewise, in steps
+    lengths: Array  # [B] int32, likewise, in actions
 
 
 class Tally(NamedTuple):
@@ -243,15 +243,15 @@ def account(
     Returns:
       The returns and lengths with this step, 0 where an episode has ended, and its tally.
     """
-    last = timestep.last()
-    returns, lengths = returns + timestep.reward, lengths + 1
+    last, follows = timestep.last(), (~timestep.first()).astype(jnp.int32)
+    returns, lengths = returns + timestep.reward, lengths + follows
     # Sums over the environments wait for the end of the iteration: in each step of a small
     # batch, they would take a noticeable part of the time.
     stepped = Tally(
-        (~timestep.first()).astype(jnp.int32),
+        follows,
         last.astype(jnp.int32),
         jnp.where(last, returns, 0.0),
-        jnp.where(last, lengths - 1, 0).astype(jnp.float32),  # n actions give n + 1 steps
+        jnp.where(last, lengths, 0).astype(jnp.float32),
         bad,
     )
     return jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths), stepped

@@ -37,9 +37,10 @@ class SetActing(NamedTuple):
     agent: dict[str, AgentState]  # [places of the policy, ...]
     rng_key: dict[str, PRNGKey]
     returns: Array  # [B] float32, of the episodes so far, without `timestep`
-    lengths: Array  # [B] int32, likewise, in steps
+    lengths: Array  # [B] int32, likewise, in actions
     given: dict[str, PyTree]  # what policies that do not learn act with, which no step changes
     seating: Seating | tuple[()]
+    scores: Array  # [B] float32, the returns of the games so far, also of seats that have left
 
 
 class SetKeys(NamedTuple):
@@ -115,6 +116,7 @@ class SetActors:
             zeros.astype(jnp.int32),
             dict(keys.given),
             seating,
+            zeros,
         )
 
     def restart(self, env_keys: PRNGKey, acting: SetActing) -> SetActing:
@@ -181,9 +183,13 @@ class SetActors:
         returns, lengths, stepped = account(acting.timestep, acting.returns, acting.lengths, bad)
         seating, timestep = self._seated(acting.seating, received)
         agent = {name: one.next_state for name, one in acted.items()}
-        agent = self._judged(agent, timestep, returns)
+        begins = self._begins(received)[jnp.asarray(self._games)]
+        scores = jnp.where(begins, 0.0, acting.scores + timestep.reward)
+        agent = self._judged(agent, timestep, scores)
         keys = {name: one.next_key for name, one in acted.items()}
-        acting = SetActing(env, timestep, agent, keys, returns, lengths, acting.given, seating)
+        acting = SetActing(
+            env, timestep, agent, keys, returns, lengths, acting.given, seating, scores
+        )
         return acting, stepped.after(tally), steps
 
     def _in_rows(self, seating: Seating | tuple[()], by_place: PyTree) -> PyTree:
@@ -209,26 +215,29 @@ class SetActors:
             jax.random.split(key, games)
         )  # [games, S]: the seat of each place that the game's rows have if seats are fixed
         dealt = dealt + self._num_seats * jnp.arange(games)[:, None]
-        begins = timestep.first()[jnp.asarray(self._games * self._num_seats)]
+        begins = self._begins(timestep)[jnp.asarray(self._games)]
         rows = jnp.where(begins, dealt.reshape(-1)[self._order].astype(jnp.int32), seating.rows)
         return Seating(rows, next_key), jax.tree.map(lambda x: x[rows], timestep)
 
+    def _begins(self, timestep: TimeStep) -> Array:
+        """Returns the games that begin, ``[games]`` bool: all of their seats are at FIRST."""
+        return timestep.first().reshape((-1, self._num_seats)).all(axis=1)
+
     def _judged(
-        self, agent: dict[str, AgentState], timestep: TimeStep, returns: Array
+        self, agent: dict[str, AgentState], timestep: TimeStep, final: Array
     ) -> dict[str, AgentState]:
-        """Returns the states; where versions play, they count the results of the games that end.
+        """Returns the states; where versions play, they count the results of episodes that end.
 
         Args:
           agent: the states.
           timestep: ``[B, ...]`` of each place, just received.
-          returns: ``[B]`` of the episodes so far, without that step.
+          final: ``[B]`` the returns of the places in their games, with that step.
         """
         judged = dict(agent)
         for name, player in self._players.items():
             if not isinstance(player, HistoryActors):
                 continue
             own, theirs = self.places[name], self.places[player.of]
-            final = returns + timestep.reward
             # Places of a policy are by game, and as many in each game.
             means = final[theirs].reshape((self.num_envs // self._num_seats, -1)).mean(axis=1)
             margin = means[self._games[own]] - final[own]

@@ -19,9 +19,10 @@ class GameOutcome(NamedTuple):
     state: PyTree
     observation: PyTree  # [S, ...] of each seat
     reward: Array  # [S] float32
-    # Whether no reward can follow for a seat; it stays True until the game is over.
+    # Whether a seat leaves the game, because no reward can follow; it stays True until the end.
     terminated: Array  # [S] bool
-    over: Array | bool  # [] bool, whether the game is over, for all seats
+    # Whether the game is over, for all seats; it also is when all have left.
+    over: Array | bool  # [] bool
 
 
 class JaxGame(Protocol):
@@ -60,8 +61,8 @@ def is_game(env: Any) -> TypeGuard[JaxGame]:
 class BatchedGame(BatchedEnv):
     """Many copies of one game; row ``S i + j`` is seat j of game i.
 
-    A game is over for all of its seats at once. A seat that is over before has discount 0 until
-    then, so its returns end where it ended.
+    A seat that leaves its game is LAST then, with discount 0. Its row is FIRST with reward 0 until
+    the next game, so it makes no transition.
 
     Attributes:
       num_seats: S, the number of seats of a game.
@@ -108,19 +109,22 @@ class BatchedGame(BatchedEnv):
           action: ``[B, ...]`` in the structure of ``spec.action``.
         """
         by_game = jax.tree.map(lambda x: x.reshape((-1, self.num_seats, *x.shape[1:])), action)
-        keys, over = state.rng_key[:: self.num_seats], state.over[:: self.num_seats]
-        next_key, outcome, env, observation = self._advance(keys, over, state.env, by_game)
-        ends = jnp.asarray(outcome.over, bool) & ~over
-        reward, terminated = jnp.asarray(outcome.reward, jnp.float32), outcome.terminated
+        # A row is over from the step in which its seat leaves; a game is when all its rows are.
+        keys, over = state.rng_key[:: self.num_seats], jnp.asarray(state.over)
+        begins = over.reshape((-1, self.num_seats)).all(axis=1)
+        next_key, outcome, env, observation = self._advance(keys, begins, state.env, by_game)
+        reward = jnp.asarray(outcome.reward, jnp.float32)
+        terminated = self._rows(jnp.asarray(outcome.terminated, bool)) & ~over
+        ends = (terminated | self._spread(jnp.asarray(outcome.over, bool))) & ~over
         # With a weak type, a compiled loop would be compiled again for its own results.
-        ended = self._rows(jnp.asarray(terminated, bool)) & ~state.over
         timestep = TimeStep(
-            self._spread(step_types(over, ends)),
-            jnp.where(state.over, 0.0, self._rows(reward)),
-            jnp.where(ended, 0.0, 1.0).astype(jnp.float32),
+            step_types(over, ends),
+            jnp.where(over, 0.0, self._rows(reward)),
+            jnp.where(terminated, 0.0, 1.0).astype(jnp.float32),
             self._rows(observation),
         )
-        return BatchState(env, self._spread(next_key), self._spread(ends)), timestep
+        over = (over & ~self._spread(begins)) | ends
+        return BatchState(env, self._spread(next_key), over), timestep
 
     def _one(self, env: PyTree, row: int) -> PyTree:
         return super()._one(env, row // self.num_seats)

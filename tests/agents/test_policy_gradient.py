@@ -59,6 +59,7 @@ SETTINGS = {
 
 DISCOUNT = 0.9
 KINDS = {Impala: ImpalaConfig, A2C: A2CConfig, Reinforce: ReinforceConfig}
+UNSCALED = {A2C: {}, Reinforce: {"normalise_advantages": False}}
 PARAMS = {
     "policy_head": jax.random.normal(jax.random.PRNGKey(1), (3, 4)),
     "value_head": jnp.array([0.5, -1.0, 2.0]),
@@ -132,8 +133,12 @@ class Plain:
             ]
         self.ends = timestep.step_type == LAST
 
-    def loss(self, estimate, value_cost, entropy_cost, standardise=False):
-        """The loss; ``estimate(piece)`` returns [(t, advantage, target)] of a piece."""
+    def loss(self, estimate, value_cost, entropy_cost, standardise=False, weigh=False):
+        """The loss; ``estimate(piece)`` returns [(t, advantage, target)] of a piece.
+
+        With ``weigh``, each error counts by the probability of the action over that in acting, at
+        most 1.
+        """
         rows = [(piece[0], *row) for piece in self.pieces for row in estimate(piece)]
         advantages = np.array([advantage for _, _, advantage, _ in rows])
         if standardise:
@@ -141,8 +146,9 @@ class Plain:
         total = 0.0
         for (b, t, _, target), advantage in zip(rows, advantages, strict=True):
             entropy = -(np.exp(self.log_probs[t, b]) * self.log_probs[t, b]).sum()
-            total -= advantage * self.log_prob[t, b]
-            total += value_cost * 0.5 * (target - self.value[t, b]) ** 2
+            weight = min(1.0, self.ratio[t, b]) if weigh else 1.0
+            total -= weight * advantage * self.log_prob[t, b]
+            total += value_cost * 0.5 * (weight * (target - self.value[t, b])) ** 2
             total -= entropy_cost * entropy
         return total / len(rows), len(rows)
 
@@ -226,7 +232,9 @@ def test_a2cs_loss_is_that_of_advantages_to_the_end_of_the_unroll(decay, standar
     )
     trajectory = unrolls(COLUMNS, TRUNCATED)
     plain = Plain(trajectory)
-    expected, _ = plain.loss(lambda piece: plain.gae(piece, decay), 0.7, 0.1, standardise)
+    expected, _ = plain.loss(
+        lambda piece: plain.gae(piece, decay), 0.7, 0.1, standardise, weigh=True
+    )
     np.testing.assert_allclose(
         quick_jit(agent.loss)(PARAMS, batched(trajectory))[0], expected, rtol=1e-5
     )
@@ -246,7 +254,7 @@ def test_reinforces_loss_is_that_of_whole_returns(baseline, standardise):
     plain = Plain(trajectory)
     value_cost = 0.7 if baseline else 0.0
     expected, num_rows = plain.loss(
-        lambda piece: plain.monte_carlo(piece, baseline), value_cost, 0.1, standardise
+        lambda piece: plain.monte_carlo(piece, baseline), value_cost, 0.1, standardise, weigh=True
     )
     # Rows per column: none; the two before the end; one; all; one and two.
     assert num_rows == 0 + 2 + 1 + 4 + 3
@@ -294,6 +302,44 @@ def test_what_follows_a_boundary_and_what_is_no_transition_do_not_matter(kind):
         assert_close(gradient(whole), mean)
 
 
+@pytest.mark.parametrize("kind", [A2C, Reinforce])
+def test_an_action_of_older_params_counts_as_often_as_the_new_ones_choose_it(kind):
+    """Two steps of an unroll: older params chose the first action, twice as likely as the learner.
+
+    The policy and the value of a network of zeros are uniform and 0. So the gradient of the logits
+    is advantage x (1/4 - chosen), and that of the value is minus the error, over two steps.
+    """
+    agent = make(kind, value_cost=1.0, max_grad_norm=0.0, **UNSCALED[kind])
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    trajectory = Trajectory(
+        TimeStep(
+            np.array([[MID], [MID], [LAST]], np.int32),
+            np.array([[0], [1], [2]], np.float32),
+            np.array([[1], [1], [0]], np.float32),
+            np.array([[[1, 0, 0]], [[0, 1, 0]], [[0, 0, 1]]], np.float32),
+        ),
+        PolicyGradientOutput(
+            np.array([[3], [0], [0]], np.int32),
+            np.log(np.array([[0.5], [0.25], [0.25]], np.float32)),
+            np.zeros((3, 1), np.float32),
+        ),
+        (),
+        np.array([[6], [7], [7]], np.int32),
+    )
+    grads = jax.grad(agent.loss, has_aux=True)(zeros, batched(trajectory))[0]
+    old, new = (1 + 0.9 * 2) / 2, 2.0  # returns; the old action is chosen half as often now
+    np.testing.assert_allclose(
+        grads["policy_head"],
+        [
+            [old / 8, old / 8, old / 8, -3 * old / 8],
+            [-3 * new / 8, new / 8, new / 8, new / 8],
+            [0] * 4,
+        ],
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(grads["value_head"], [-old / 2, -new / 2, 0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_passes_through_advantages_and_targets(kind):
     """The value head's gradient is (value - target) x observation; the policy loss adds nothing."""
@@ -301,7 +347,7 @@ def test_no_gradient_passes_through_advantages_and_targets(kind):
     trajectory = unrolls([[MID, LAST]] * 3)
     grads = jax.grad(agent.loss, has_aux=True)(PARAMS, batched(trajectory))[0]
     x, plain = trajectory.timestep.observation[0], Plain(trajectory)
-    rho = np.minimum(1.0, plain.ratio[0]) if kind is Impala else 1.0
+    rho = np.minimum(1.0, plain.ratio[0])
     error = rho * (plain.value[0] - plain.reward[1])
     np.testing.assert_allclose(grads["value_head"], (error[:, None] * x).mean(0), rtol=1e-4)
 

@@ -66,14 +66,14 @@ def test_an_experiment_uses_it_and_schedules_need_an_agent_that_counts():
     chosen = PolicyConfig("softmax", "linear")
     made = make_agent(dataclasses.replace(experiment, policy=chosen), spec)
     assert made.policy == chosen.make(experiment.total_envs)
-    a2c = dataclasses.replace(preset("cartpole-a2c"), policy=chosen)
+    cloning = dataclasses.replace(preset("cartpole-bc"), policy=chosen)
     with pytest.raises(ValueError, match="whose state does not count steps"):
-        make_agent(a2c, spec)
-    assert make_agent(a2c, spec, greedy=True).policy == exploration.Greedy()
+        make_agent(cloning, spec)
+    assert make_agent(cloning, spec, greedy=True).policy == exploration.Greedy()
 
 
 def test_a_loss_that_compares_with_acting_takes_the_agents_own_probabilities():
-    for name in ("cartpole-ppo", "cartpole-impala"):
+    for name in ("cartpole-ppo", "cartpole-impala", "cartpole-a2c", "cartpole-reinforce"):
         for policy in (PolicyConfig("softmax", start=3.0), PolicyConfig("sample", warm_up=10)):
             with pytest.raises(ValueError, match=r"policy\.kind must be agent, or sample"):
                 dataclasses.replace(preset(name), policy=policy)

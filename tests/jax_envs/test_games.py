@@ -67,14 +67,16 @@ def test_rows_are_the_seats_of_games_and_the_rules_of_time_hold():
     kinds, discounts = [], []
     for time in range(1, 5):
         state, timestep = step(state, jnp.arange(4) + time)
-        kinds.append(int(timestep.step_type[0]))
+        kinds.append(timestep.step_type[:2].tolist())
         discounts.append(timestep.discount.tolist())
-        assert len(set(timestep.step_type.tolist())) == 1
+        assert kinds[-1] == timestep.step_type[2:].tolist()
         if time < 4:
-            np.testing.assert_array_equal(timestep.reward, np.array([0, 11, 2, 13]) + time)
+            plays = [1, time < 3] * 2  # the second seat leaves in the second step
+            rewards = (np.array([0, 11, 2, 13]) + time) * plays
+            np.testing.assert_array_equal(timestep.reward, rewards)
             np.testing.assert_array_equal(timestep.observation[:, 1], start + time)
-    assert kinds == [MID, MID, LAST, FIRST]
-    assert discounts == [[1] * 4, [1, 0, 1, 0], [1, 0, 1, 0], [1] * 4]
+    assert kinds == [[MID, MID], [MID, LAST], [LAST, FIRST], [FIRST, FIRST]]
+    assert discounts == [[1] * 4, [1, 0, 1, 0], [1] * 4, [1] * 4]
     np.testing.assert_array_equal(timestep.reward, 0.0)
     assert (timestep.observation[:, 1] != start).all()  # another game
 

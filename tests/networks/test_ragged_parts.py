@@ -228,7 +228,7 @@ def test_statistics_are_by_type_and_over_real_entities():
         batch["features"]["Rock"][..., 0] = 7.0  # a feature that never varies; also in the padding
     stats = network.standardiser.initial()
     for batch in batches:
-        stats = quick_jit(network.standardiser.update)(stats, batch)
+        stats = quick_jit(network.standardiser.update)(stats, batch, np.ones((2, 3), bool))
     for kind in ("Ship", "Rock"):
         rows = np.concatenate(
             [

@@ -75,7 +75,7 @@ def play_game(
 ) -> Game:
     """Plays a new game.
 
-    A seat whose game has ended before that of others has its return, and acts on without effect.
+    A seat that is not in the game, because it has left or joins later, does not act.
 
     Args:
       stage: the game.
@@ -86,25 +86,28 @@ def play_game(
     number = len(players)
     timestep = stage.pool.reset()
     returns, since = np.zeros(number), np.zeros(number)
-    ended = np.zeros(number, bool)
+    away = np.zeros(number, bool)  # seats that leave the game or are not in it
+    over = False
     moves: list[bytes] = []
     while True:
-        is_last = bool(ended.all()) or len(moves) >= max_steps
-        ignored = np.ones(number, bool) if is_last else _ignored(stage, timestep) | ended
+        is_last = over or len(moves) >= max_steps
+        ignored = np.ones(number, bool) if is_last else _ignored(stage, timestep) | away
         found = [None] * number if is_last else _predictions(players, timestep, since, ignored)
         choices = [None if ignored[seat] else one for seat, one in enumerate(found)]
         show(Moment(timestep, len(moves), returns.copy(), choices, is_last))
         if is_last:
             seats = tuple(float(total) for total in returns)
-            return Game(seats, len(moves), not ended.all(), tuple(moves))
+            return Game(seats, len(moves), not over, tuple(moves))
         since[[one is not None for one in found]] = 0.0
         actions = [_nothing(stage) if one is None else one.action for one in found]
         moves.append(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(actions)))
         timestep = stage.pool.step(jax.tree.map(lambda *rows: np.stack(rows), *actions))
         reward = np.asarray(timestep.reward, np.float64)
-        returns += np.where(ended, 0.0, reward)
+        returns += reward
         since += reward
-        ended |= np.asarray(timestep.last())
+        last = np.asarray(timestep.last())
+        away = last | np.asarray(timestep.first())
+        over = bool(away.all() and last.any())
 
 
 def _ignored(stage: Stage, timestep: TimeStep) -> Array:

@@ -4,7 +4,7 @@ EnvPool (1.2 and newer) steps whole games, and gives arrays of their players. He
 of a pool is player j of game i. There are two kinds of games:
 
 * All players act in every step: MarlGrid, and the intersection of highway. A player that is done
-  before its game is over has discount 0 until then.
+  before its game is over is LAST then, with discount 0, and FIRST until the next game.
 * One player acts in a step: board and card games. EnvPool gives its number and its legal actions
   (``ConnectFour-v1``, ``Go9x9-v1``, ``LeducHoldem-v1``). A player observes a dict with the entries
   ``observation`` and ``action_mask``. A player that waits has the first action as the only legal
@@ -111,6 +111,9 @@ class CppGames:
         self._ids = np.arange(self._games, dtype=np.int32)
         self._turn: np.ndarray | None = None  # the player that acts next, by game
         self._returns = np.zeros((self._games, len(self._seats)))
+        self._left = np.zeros(
+            (self._games, len(self._seats)), bool
+        )  # players that were done before
 
     def _only(self, found: list[str], verb: str) -> str:
         if len(found) != 1:
@@ -176,11 +179,15 @@ class CppGames:
             gone |= self._by_player(info["players"]["done"], order)
         rewards = np.where(first, 0.0, self._by_player(reward, order)).astype(np.float32)
         self._returns = np.where(first, 0.0, self._returns + rewards)
-        kinds = np.where(ended, StepType.LAST, np.where(first, StepType.FIRST, StepType.MID))
-        over = gone | (ended & terminated[order, None])
+        absent = first | self._left
+        ends = (gone | ended) & ~absent
+        kinds = np.where(absent, StepType.FIRST, np.where(ends, StepType.LAST, StepType.MID))
+        self._left = (self._left | gone) & ~ended & ~first
+        over = (gone | (ended & terminated[order, None])) & ~absent
+        rewards = np.where(absent, np.float32(0.0), rewards)
         shown = self._show(self._by_player(observation, order), order, info)
         return np.arange(self._rows, dtype=np.int32), TimeStep(
-            np.repeat(kinds.astype(np.int32), len(self._seats)),
+            kinds.astype(np.int32).ravel(),
             rewards.ravel(),
             (~over).astype(np.float32).ravel(),
             jax.tree.map(lambda x: x.reshape(self._rows, *x.shape[2:]), shown),

@@ -11,6 +11,7 @@ the observations of all seats, to the critic.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import weakref
@@ -20,8 +21,8 @@ from typing import Any, ClassVar
 import dm_env
 
 from rlstack.checks import EnvError
-from rlstack.envs.nest import Tree
-from rlstack.envs.seats.protocol import GameStep, SeatGame
+from rlstack.envs.nest import Nest, Tree
+from rlstack.envs.seats.protocol import GameStep, SeatGame, step_types_of
 from rlstack.envs.seats.showing import SHOWN, showing
 
 __all__ = ["GameStep", "SeatEnv", "SeatGame", "Seats"]
@@ -104,6 +105,7 @@ class _OpenTables(threading.local):
 
 
 _OPEN = _OpenTables()
+_FIRST, _LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 _FIRST_DISCOUNT = 1.0
 
 
@@ -144,7 +146,10 @@ class _Table(Table):
         self._lock = threading.Lock()
         self._announced: dict[int, Tree | None] = {}
         self._outcome: GameStep | None = None  # of the step that seats take now
-        self._left: set[int] = set()  # seats that have not taken it
+        self._kinds = [0] * len(game.seats)  # the step types of the seats in it
+        self._untaken: set[int] = set()  # seats that have not taken it
+        self._left: set[int] = set()  # seats that are not in the game any more
+        self._over = True
         self._returns = [0.0] * len(game.seats)  # of the seats, in the episode in progress
 
     def announce(self, seat: int, action: Tree | None) -> None:
@@ -152,14 +157,14 @@ class _Table(Table):
         with self._lock:
             self._announced[seat] = action
 
-    def take(self, seat: int) -> GameStep:
-        """Returns the step of the game that all seats have announced."""
+    def take(self, seat: int) -> tuple[int, GameStep]:
+        """Returns the step of the game that all seats have announced, and the seat's step type."""
         with self._lock:
-            if seat not in self._left:
+            if seat not in self._untaken:
                 self._step()
-            self._left.discard(seat)
+            self._untaken.discard(seat)
             assert self._outcome is not None
-            return self._outcome
+            return self._kinds[seat], self._outcome
 
     def _step(self) -> None:
         number = len(self.game.seats)
@@ -172,17 +177,30 @@ class _Table(Table):
             )
         actions = [self._announced[seat] for seat in range(number)]
         self._announced.clear()
-        if all(action is None for action in actions):
+        if self._over or all(action is None for action in actions):
             ones = [_FIRST_DISCOUNT] * number
             self._outcome = GameStep(self.game.reset(), [0.0] * number, ones)
+            self._kinds, self._left = [_FIRST] * number, set()
             self._returns = [0.0] * number
-        elif any(action is None for action in actions):
+        elif any(actions[seat] is None and self._kinds[seat] != _LAST for seat in range(number)):
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
-            self._outcome = self.game.step(actions)
+            acts = [self._ignored if action is None else action for action in actions]
+            self._outcome = self.game.step(acts)
+            before, found = self._kinds, step_types_of(self._outcome, self._left)
+            self._kinds = [
+                _FIRST if kind == _LAST else new for kind, new in zip(before, found, strict=True)
+            ]
             for seat, reward in enumerate(self._outcome.rewards):
-                self._returns[seat] += float(reward)
-        self._left = set(range(number))
+                self._returns[seat] += float(reward) if self._kinds[seat] != _FIRST else 0.0
+        self._over = self._outcome.last
+        self._untaken = set(range(number))
+
+    @functools.cached_property
+    def _ignored(self) -> Tree:
+        """The action that the game gets, and ignores, from a seat that has left."""
+        actions = Nest(self.game.action_spec)
+        return actions.unflatten([spec.generate_value() for spec in actions.leaves])
 
     def returns(self, seat: int) -> dict[str, float]:
         """Returns the undiscounted sums of rewards so far, of the seat and of all seats."""
@@ -246,21 +264,27 @@ class SeatEnv(EnvOfSeat):
         Raises:
           EnvError: the other seats did not announce that they do too.
         """
-        return dm_env.restart(self._table.take(self.seat).observations[self.seat])
+        _, outcome = self._table.take(self.seat)
+        return dm_env.restart(outcome.observations[self.seat])
 
     def step(self, action: Tree) -> dm_env.TimeStep:
-        """Takes the step that all seats announced.
+        """Takes the step that all seats announced; FIRST while the seat is not in the game.
 
         Raises:
           EnvError: some seat announced none.
         """
         del action  # announced
-        outcome = self._table.take(self.seat)
+        kind, outcome = self._table.take(self.seat)
+        if kind == _FIRST:
+            return dm_env.restart(outcome.observations[self.seat])
         self.last_metrics = outcome.infos[self.seat] if outcome.infos else {}
-        if outcome.last and len(self.game.seats) > 1:
-            self.last_metrics = {**self.last_metrics, **self._table.returns(self.seat)}
+        if kind == _LAST and len(self.game.seats) > 1:
+            returns = self._table.returns(self.seat)
+            if not outcome.last:
+                del returns["team_return"]  # the others play on
+            self.last_metrics = {**self.last_metrics, **returns}
         return dm_env.TimeStep(
-            dm_env.StepType.LAST if outcome.last else dm_env.StepType.MID,
+            dm_env.StepType(kind),
             float(outcome.rewards[self.seat]),
             float(outcome.discounts[self.seat]),
             outcome.observations[self.seat],

@@ -11,9 +11,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlstack.envs.auto_reset import FIRST
 from rlstack.envs.nest import Tree
 from rlstack.envs.seats.game import Seats
-from rlstack.envs.seats.protocol import GameStep, SeatGame
+from rlstack.envs.seats.protocol import GameStep, SeatGame, step_types_of
 from rlstack.envs.seats.turns import playable
 from rlstack.references import load_object
 
@@ -23,8 +24,8 @@ class Matches:
 
     A seat has the name that it has in the game, and the number of its match: ``first_0``,
     ``second_0``, ``first_1``. Matches know nothing of one another. All begin together, and the game
-    is over with the last of them: a seat whose match is over before repeats its last observation,
-    with reward 0, discount 0 and, if it has an action mask, the first action as the only legal one.
+    is over with the last of them: a seat whose match is over before leaves it, and repeats its last
+    observation with, if it has an action mask, the first action as the only legal one.
     """
 
     def __init__(self, game: str, matches: int = 2, seed: int = 0, **options: Any) -> None:
@@ -61,6 +62,7 @@ class Matches:
         if hasattr(first, "action_names"):
             self.action_names = first.action_names
         self._steps: list[GameStep] = []  # the newest one of each match
+        self._left: list[set[int]] = []  # the seats of each match that are not in it any more
 
     def __str__(self) -> str:
         """Returns what people see of the matches, one after the other."""
@@ -70,6 +72,7 @@ class Matches:
         """Starts all matches."""
         zeros, ones = [0.0] * self._size, [1.0] * self._size
         self._steps = [GameStep(match.reset(), zeros, ones) for match in self._matches]
+        self._left = [set() for _ in self._matches]
         return self._of_seats("observations")
 
     def step(self, actions: Sequence[Tree]) -> GameStep:
@@ -86,6 +89,11 @@ class Matches:
             self._of_seats("discounts"),
             all(step.last for step in self._steps),
             [info for step in self._steps for info in self._infos(step)],
+            [
+                kind
+                for step, left in zip(self._steps, self._left, strict=True)
+                for kind in step_types_of(step, left)
+            ],
         )
 
     def close(self) -> None:
@@ -104,4 +112,4 @@ def _after_its_end(step: GameStep) -> GameStep:
     """Returns what the seats of a match that is over get until the last match is over."""
     seen = [playable(observation, waits=True) for observation in step.observations]
     zeros = [0.0] * len(seen)
-    return GameStep(seen, zeros, zeros, last=True, infos=step.infos)
+    return GameStep(seen, zeros, zeros, True, step.infos, [FIRST] * len(seen))

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_spec
+from rlstack.envs.auto_reset import FIRST, LAST, MID
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.protocol import GameStep
@@ -64,11 +65,11 @@ class _Adapter:
 class ParallelGame(_Adapter):
     """A ``pettingzoo.ParallelEnv``; its possible agents are the seats.
 
-    An agent that ends before the others keeps its row: it gets discount 0, then reward 0 and
-    observations of zeros, and its actions are ignored, until the game is over. So its returns end
-    where it ended. An agent that joins later has discount 0 up to the step in which it joins, so
-    its returns begin there; if it ended before, it plays again. The game is over when no agent is
-    left. An agent that is truncated together with all that are left has discount 1.
+    An agent that ends before the others is LAST then, with discount 0 if it is terminated and 1 if
+    it is truncated. Its row stays: until the game is over it is FIRST with observations of zeros,
+    and its actions are ignored, so no transition is made. An agent that joins later is FIRST up to
+    the step in which it joins; if it ended before, it plays again. The game is over when no agent
+    is left.
 
     The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
@@ -90,13 +91,12 @@ class ParallelGame(_Adapter):
         self._seed = seed
         specs = Nest(self.observation_spec)
         self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
-        self._ended: set[Any] = set()
         self._first = True
 
     def reset(self) -> list[Tree]:
         """Starts an episode; the first one has the seed."""
         observations, _ = self._env.reset(seed=self._seed if self._first else None)
-        self._first, self._ended = False, set()
+        self._first = False
         return [observations.get(agent, self._nothing) for agent in self._agents]
 
     def step(self, actions: Sequence[Tree]) -> GameStep:
@@ -105,17 +105,17 @@ class ParallelGame(_Adapter):
         playing = set(self._env.agents)
         found = self._env.step({agent: self._cast(given[agent]) for agent in self._env.agents})
         observations, rewards, terminations, _, infos = found
-        last = not self._env.agents
-        self._ended -= set(self._env.agents) - playing
-        for agent in rewards:
-            if terminations[agent] or (agent not in self._env.agents and not last):
-                self._ended.add(agent)
+        left = playing - set(self._env.agents)
         return GameStep(
             [observations.get(agent, self._nothing) for agent in self._agents],
             [float(rewards.get(agent, 0.0)) for agent in self._agents],
-            [float(agent in playing and agent not in self._ended) for agent in self._agents],
-            last,
+            [float(not terminations.get(agent, False)) for agent in self._agents],
+            not self._env.agents,
             [_numbers(infos.get(agent)) for agent in self._agents],
+            [
+                FIRST if agent not in playing else LAST if agent in left else MID
+                for agent in self._agents
+            ],
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from rlstack.envs.auto_reset import FIRST, LAST, MID
 from rlstack.envs.nest import Tree
 
 
@@ -13,10 +14,28 @@ class GameStep(NamedTuple):
 
     observations: Sequence[Tree]
     rewards: Sequence[float]
-    # 0 where the future of a seat is worth nothing, as after its end; otherwise 1.
+    # 0 where the future of a seat is worth nothing: it leaves the game; otherwise 1.
     discounts: Sequence[float]
     last: bool = False  # whether the game is over, for all seats
     infos: Sequence[Mapping[str, float]] = ()  # numbers to log, those of the last step by default
+    # The values of `rlstack.types.StepType`: LAST for a seat that leaves, FIRST for one that is not
+    # in the game or joins it. By default a seat leaves with discount 0, and joins with a new game.
+    step_types: Sequence[int] = ()
+
+
+def step_types_of(step: GameStep, left: set[int]) -> list[int]:
+    """Returns the step type of each seat, and adds to ``left`` those that leave the game.
+
+    Args:
+      step: of the game.
+      left: the seats that are not in the game before the step.
+    """
+    found = list(step.step_types)
+    if not found:
+        ends = [step.last or discount == 0 for discount in step.discounts]
+        found = [FIRST if seat in left else LAST if end else MID for seat, end in enumerate(ends)]
+    left.update(seat for seat, kind in enumerate(found) if kind == LAST)
+    return found
 
 
 class SeatGame(Protocol):

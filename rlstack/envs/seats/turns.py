@@ -8,7 +8,8 @@ seats, so the pool needs as many threads as rows.
 
 In a synchronous pool, such as that of an evaluation, the rows of seats that wait repeat the newest
 observation, with reward 0, discount 1 and the first action as the only legal one; their actions are
-ignored. Returns of whole episodes are the same.
+ignored. Returns of whole episodes are the same. A seat for which the game has ended is LAST in that
+step, and FIRST until the next game: it makes no transition.
 """
 
 from __future__ import annotations
@@ -197,34 +198,30 @@ class _TurnTable(Table):
                 "each worker's share too."
             )
         actions, self._announced = self._announced, {}
-        if all(action is None for action in actions.values()):
+        if self.turn is None or all(action is None for action in actions.values()):
             self._begin()
             steps = [dm_env.restart(self._look(seat)) for seat in range(self._number)]
-        elif any(action is None for action in actions.values()) or self.turn is None:
+        elif any(actions[seat] is None for seat in actions if seat not in self._ended):
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
             before = list(self._returns)
-            gone = dict(self._ended)
+            gone = set(self._ended)
             self._take(self.game.step(actions[self.turn]))
-            over = self.turn is None
-            kind = dm_env.StepType.LAST if over else dm_env.StepType.MID
             steps = [
-                dm_env.TimeStep(
-                    kind,
+                dm_env.restart(self._look(seat))
+                if seat in gone
+                else dm_env.TimeStep(
+                    dm_env.StepType.LAST
+                    if seat in self._ended or self.turn is None
+                    else dm_env.StepType.MID,
                     self._returns[seat] - before[seat],
-                    self._discount(seat, seat in gone, over),
+                    self._ended.get(seat, 1.0),
                     self._look(seat),
                 )
                 for seat in range(self._number)
             ]
         self._due = dict(enumerate(steps))
         self._playing = set(range(self._number)) - set(self._ended)
-
-    def _discount(self, seat: int, was_gone: bool, over: bool) -> float:
-        """Returns the discount of a row of a synchronous pool."""
-        if seat not in self._ended:
-            return 1.0
-        return self._ended[seat] if over and not was_gone else 0.0
 
     def _look(self, seat: int) -> Tree:
         """Returns what a row of a synchronous pool sees."""

@@ -90,6 +90,12 @@ class SharedPool:
             raise RuntimeError("SharedPool.newest: reset must come first.")
         return self._newest
 
+    @property
+    def begins(self) -> np.ndarray:
+        """The games that begin in the newest step, bool ``[games]``: all their seats are FIRST."""
+        first = np.asarray(self.newest.step_type) == StepType.FIRST
+        return first.reshape(-1, self.num_seats).all(axis=1)
+
     def rows_of(self, name: str) -> np.ndarray:
         """Returns the row of each place of a view, in the episodes that are in progress."""
         return self._row_of[self._owned[name]]
@@ -157,13 +163,12 @@ class SharedPool:
     def _receive(self, receive: Callable[[], TimeStep]) -> None:
         self._newest = receive()
         if self._rng is not None:
-            self._deal(np.asarray(self._newest.step_type))
+            self._deal(self._rng)
 
-    def _deal(self, step_type: np.ndarray) -> None:
-        """Deals the places anew in games that begin; all seats of a game are then at FIRST."""
-        begins = (step_type == StepType.FIRST).reshape(-1, self.num_seats).all(axis=1)
-        rng = self._rng
-        if rng is None or not begins.any():
+    def _deal(self, rng: np.random.Generator) -> None:
+        """Deals the places anew in games that begin."""
+        begins = self.begins
+        if not begins.any():
             return
         places = np.arange(len(self._row_of)).reshape(-1, self.num_seats)[begins]
         self._row_of.reshape(-1, self.num_seats)[begins] = rng.permuted(places, axis=1)

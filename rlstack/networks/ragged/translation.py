@@ -112,11 +112,13 @@ def standardiser(
             for kind, x in shapes.items()
         }
 
-    def update(stats: dict[str, RunningStatistics], observation: PyTree) -> PyTree:
+    def update(stats: dict[str, RunningStatistics], observation: PyTree, steps: Array) -> PyTree:
         observation = translated(layout, cfg, observation)
         return {
             kind: update_statistics(
-                stats[kind], features, _mask(layout, kind, features, observation)
+                stats[kind],
+                features,
+                _mask(layout, kind, features, observation) & steps[..., None],
             )
             for kind, features in observation["features"].items()
         }

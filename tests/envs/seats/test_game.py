@@ -40,12 +40,24 @@ def test_a_reset_in_the_middle_begins_new_games():
         np.testing.assert_array_equal(pool.step(np.array([3, 4])).reward, [3, 14])
 
 
-def test_the_future_of_a_seat_may_end_before_the_game():
-    with SyncEnv(UnequalSeats, 2, "for_loop", options={"length": 3}) as pool:
+@pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
+def test_a_seat_that_leaves_makes_no_transition_until_the_next_game(kind):
+    """The right seat leaves in the first of three steps: LAST, then FIRST until the next game."""
+    more = {"num_workers": 1} if kind == "process" else {}
+    with SyncEnv(UnequalSeats, 2, kind, options={"length": 3}, **more) as pool:
         pool.reset()
-        step = pool.step(np.zeros(2, np.int64))
-        np.testing.assert_array_equal(step.discount, [1.0, 0.0])
-        np.testing.assert_array_equal(step.step_type, 1)
+        for _ in range(2):
+            steps = [pool.step(np.array([1, 2])) for _ in range(4)]
+            assert [step.step_type.tolist() for step in steps] == [[1, 2], [1, 0], [2, 0], [0, 0]]
+            assert [step.reward.tolist() for step in steps] == [[1, 12], [1, 0], [1, 0], [0, 0]]
+            assert [step.discount.tolist() for step in steps] == [[1, 0], [1, 1], [0, 1], [1, 1]]
+            assert steps[3].observation[:, 1].tolist() == [0, 0]  # the next game
+        metrics = pool.episode_metrics(np.array([1]))
+        np.testing.assert_array_equal(metrics["return_of_right"], [12])
+        assert "team_return" not in metrics  # the left seat plays on
+        pool.step(np.zeros(2, np.int64))
+        again = pool.reset()  # in the middle of a game that a seat has left
+        assert again.step_type.tolist() == [0, 0] and again.observation[:, 1].tolist() == [0, 0]
 
 
 def test_pools_of_parts_of_games_are_refused():

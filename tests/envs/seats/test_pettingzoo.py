@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(60)
 DYING = "tests.envs.seats.parallel_envs:Dying"
 
 
-def test_agents_that_end_keep_rows_without_reward_or_future():
+def test_agents_that_end_keep_rows_without_transitions():
     with SyncEnv(Parallel, 6, "for_loop", options={"game": DYING}) as pool:
         assert Parallel.seats(game=DYING) == ("a", "b", "c")
         for _ in range(2):
@@ -21,8 +21,9 @@ def test_agents_that_end_keep_rows_without_reward_or_future():
             game = [[step.reward[:3].tolist() for step in steps], [1, 2, 3]]
             assert game[0] == [[1, 2, 3], [0, 2, 3], [0, 0, 3]]  # actions count from 1 there
             discounts = [step.discount[3:].tolist() for step in steps]
-            assert discounts == [[0, 1, 1], [0, 0, 1], [0, 0, 1]]
-            assert [step.step_type.tolist() for step in steps] == [[1] * 6, [1] * 6, [2] * 6]
+            assert discounts == [[0, 1, 1], [1, 0, 1], [1, 1, 1]]  # the last one is truncated
+            kinds = [step.step_type[:3].tolist() for step in steps]
+            assert kinds == [[2, 1, 1], [0, 2, 1], [0, 0, 2]]
             np.testing.assert_array_equal(steps[1].observation[:3, 0], [0, 3, 3])
             np.testing.assert_array_equal(pool.episode_metrics(np.array([2]))["time"], [3])
 
@@ -34,8 +35,9 @@ def test_returns_of_an_agent_that_joins_begin_there():
         np.testing.assert_array_equal(first.observation[:, 0], [1, 1, 0])
         steps = [pool.step(np.array([0, 1, 2])) for _ in range(3)]
         assert [step.reward.tolist() for step in steps] == [[1, 2, 0], [1, 2, 0], [1, 2, 3]]
-        assert [step.discount.tolist() for step in steps] == [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
-        assert [step.step_type[2] for step in steps] == [1, 1, 2]
+        assert [step.discount.tolist() for step in steps] == [[1] * 3] * 3
+        assert [step.step_type.tolist() for step in steps] == [[1, 1, 0], [1, 1, 0], [2, 2, 2]]
+        np.testing.assert_array_equal(steps[1].observation[:, 0], 3)  # c sees the game it joins
 
 
 def test_the_state_of_an_environment_is_for_the_critic():
