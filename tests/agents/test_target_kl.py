@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from agents.ppo import PPO, PPOConfig
-from rlstack.agent import EpochAgent
 from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import Sample
 from rlstack.types import LearnerOutput
@@ -54,14 +53,14 @@ def test_the_epochs_end_at_the_target(normalisation):
     assert int(scan_logs["minibatches"]) - 1 in counts  # the last one was dropped
 
 
-class _Drifting(EpochAgent):
+class _Drifting(PPO):
     """Its policy has moved by these amounts at the minibatches of an update."""
 
-    cfg = PPOConfig(target_kl=0.02)
-    may_stop, stops_at = True, PPO.stops_at
-
     def __init__(self):  # without a network
-        pass
+        self.cfg, self.may_stop = PPOConfig(target_kl=0.02), True
+
+    def batch_logs(self, rows):
+        return {}
 
     def prepare(self, params, learner_state, batch):
         return learner_state, batch, np.arange(len(batch))[:, None]

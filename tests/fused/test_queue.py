@@ -8,7 +8,7 @@ from rlstack.fused.learning import Learning
 from rlstack.fused.queue import Queue, StepQueue, StepsState
 from rlstack.replay import ReplayConfig
 
-CFG = ReplayConfig(batch_size=2, unroll_length=3)
+CFG = ReplayConfig(sampler="fifo", max_size=16, batch_size=2, unroll_length=3)
 
 
 class _Actors:
