@@ -20,8 +20,9 @@ PHASE_POLL = 0.1
 LEARNER_PHASE_POLL = 0.05
 # What a node does is named if it takes this long; shorter waits need no explanation.
 PHASE_SHOWN = 2.0
-# A node is shown as silent after about fifteen missing reports.
-SHOWN_AS_SILENT = 3.0
+# A node is shown as silent after about fifty missing reports, counted while the coordinator runs.
+# Not sooner, because on few cores a healthy actor may take seconds for a step or a compilation.
+SHOWN_AS_SILENT = 10.0
 # The learner takes the coordinator for lost when it has not answered for this long; it then saves
 # and fails, which ends the program. Not shorter, because a coordinator may be stopped or starved
 # for many seconds and continue. It counts only while the learner itself runs.

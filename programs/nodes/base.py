@@ -165,17 +165,17 @@ class NodeStatus:
         return found
 
     def shown(
-        self, learner_steps: Mapping[str, int], frames_per_second: float
+        self, learner_steps: Mapping[str, int], frames_per_second: float, silence: float
     ) -> dict[str, float | str]:
         """Returns the values that a display shows.
 
         Args:
           learner_steps: as for `lags`.
           frames_per_second: of this node, if it makes frames.
+          silence: seconds without a report of it.
         """
-        silent = time.monotonic() - self.seen > timing.SHOWN_AS_SILENT
         shown: dict[str, float | str] = {
-            "state": "silent" if silent else "up",
+            "state": "silent" if silence > timing.SHOWN_AS_SILENT else "up",
             "pid": self.pid,
             "restarts": self.incarnation,
         }

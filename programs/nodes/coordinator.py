@@ -229,7 +229,9 @@ class Coordinator:
         with self._lock:
             now = time.monotonic()
             nodes = {
-                name: node.shown(self._learner_steps, self._rates.of(name, now))
+                name: node.shown(
+                    self._learner_steps, self._rates.of(name, now), self._silences.of(name)
+                )
                 for name, node in sorted(self._nodes.items())
             }
             logs, notes = dict(self._newest.logs), self._notes.listed()
@@ -282,7 +284,7 @@ class Coordinator:
             return self._state.phase == OVER
 
     def check_learner(self, passed: float) -> None:
-        """Checks that each learner still reports.
+        """Checks that each learner still reports, and counts for how long others have not.
 
         Args:
           passed: seconds since the last check. Long ones count little, because they mean that this
@@ -293,7 +295,8 @@ class Coordinator:
         """
         with self._lock:
             alive = [name for name, node in self._nodes.items() if not node.left]
-            self._silences.check(filter(is_learner, alive), passed)
+            self._silences.count(alive, passed)
+            self._silences.check(filter(is_learner, alive))
 
     def wait_until_left(self, timeout: float) -> bool:
         """Waits until every node has ended or knows that it should; returns False on a timeout.

@@ -56,19 +56,24 @@ class Silences:
         """Returns for how long a node has been silent, in seconds; 0 if it is not counted."""
         return self._seconds.get(node, 0.0)
 
-    def check(self, nodes: Iterable[str], passed: float) -> None:
-        """Checks that none of these nodes has been silent for too long; others are not counted.
+    def count(self, nodes: Iterable[str], passed: float) -> None:
+        """Counts the time since the last call for these nodes.
 
         Args:
           nodes: their names.
-          passed: seconds since the last check. Long ones count little, because they mean that this
-            process was stopped itself.
+          passed: seconds. Long ones count little, because they mean that this process was stopped
+            itself.
+        """
+        for name in nodes:
+            self._seconds[name] += min(passed, timing.REPORT_PERIOD)
+
+    def check(self, nodes: Iterable[str]) -> None:
+        """Checks that none of these nodes has been silent for too long.
 
         Raises:
           NodeLostError: a node has been silent for too long.
         """
         for name in nodes:
-            self._seconds[name] += min(passed, timing.REPORT_PERIOD)
             if self._seconds[name] > timing.LEARNER_LOST:
                 raise NodeLostError(
                     name,

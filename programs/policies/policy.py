@@ -21,6 +21,7 @@ from programs.components.seeds import role_key
 from programs.experiment import Experiment
 from programs.policy_sets.members import of_one
 from programs.tracking.run_dir import RunDir
+from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inferencer import acting_options
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
@@ -42,6 +43,8 @@ from rlstack.types import (
     StepType,
     TimeStep,
 )
+
+_SIZES = (1, *padded_sizes((), 1 << 20, 1 << 20))  # of padded batches
 
 
 class Prediction(NamedTuple):
@@ -68,6 +71,8 @@ class Policy:
       env_frames: the environment steps that the params have learned from.
       agent: the run's agent, greedy or exploring.
       params: its params.
+      pad_batches: whether to compile for a few sizes of batches only, and to fill up others: for
+        callers whose batches have many sizes.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Policy:
         """
         self.experiment, self.spec, self.env_frames = experiment, spec, env_frames
         self.agent, self.params = make_agent(experiment, spec, greedy=greedy), params
+        self.pad_batches = False
         self._key = role_key(seed, "policy")
         self._observation, self._action = Nest(spec.observation), Nest(spec.action)
         self._needed = Nest(without_critic_state(spec.observation))
@@ -134,8 +140,9 @@ class Policy:
             self._key, self.params, timestep, self._state
         )
         chances, values, value = jax.tree.map(np.asarray, details)
+        rows = slice(len(self._first)) if batched else 0
+        chances, values, value = jax.tree.map(lambda x: x[rows], (chances, values, value))
         if not batched:
-            chances, values, value = jax.tree.map(lambda x: x[0], (chances, values, value))
             value = None if value is None else float(value)
         value = None if blind else value
         return Prediction(self._bounded(action, batched), chances, values, value)
@@ -196,14 +203,21 @@ class Policy:
         seen = nest.unflatten(arrays)
         if blind:
             seen = with_blank_critic_state(self.spec.observation, seen, rows)
-        return self.agent.lay_out(
-            TimeStep(
-                np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
-                np.broadcast_to(np.asarray(reward, np.float32), rows),
-                np.ones(rows, np.float32),
-                seen,
+        timestep = TimeStep(
+            np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
+            np.broadcast_to(np.asarray(reward, np.float32), rows),
+            np.ones(rows, np.float32),
+            seen,
+        )
+        if more := self._size(rows) - rows:  # repeats of the first row are valid data
+            timestep = jax.tree.map(
+                lambda x: np.concatenate([x, np.repeat(x[:1], more, axis=0)]), timestep
             )
-        ), batched
+        return self.agent.lay_out(timestep), batched
+
+    def _size(self, rows: int) -> int:
+        """Returns the size of the batch that is computed for these rows."""
+        return next((n for n in _SIZES if n >= rows), rows) if self.pad_batches else rows
 
     def _begin(self, rows: int) -> np.ndarray:
         """Returns the rows that begin an episode; makes the state of the first batch."""
@@ -211,7 +225,7 @@ class Policy:
             self._first = np.zeros(0, bool)  # there is no state to keep
         if not self._first.size:
             steps = self.env_frames // self.experiment.total_envs
-            self._state = with_env_steps(self.agent.initial_state(rows), steps)
+            self._state = with_env_steps(self.agent.initial_state(self._size(rows)), steps)
             self._first = np.ones(rows, bool)
         if len(self._first) != rows:
             raise ValueError(
@@ -227,7 +241,7 @@ class Policy:
         for leaf, spec in zip(
             self._action.flatten(action, "action"), self._action.leaves, strict=True
         ):
-            array = np.asarray(leaf) if batched else np.asarray(leaf)[0]
+            array = np.asarray(leaf)[: len(self._first)] if batched else np.asarray(leaf)[0]
             if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating):
                 array = np.clip(array, spec.minimum, spec.maximum)
             leaves.append(array)

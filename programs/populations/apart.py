@@ -159,7 +159,7 @@ def _score(path: Path, begin: int, before: float) -> float:
     Without any it is the score before, or -inf if there is none.
     """
     metrics = RunDir(path).metrics
-    lines = jsonl.read(metrics) if metrics.is_file() else []
+    lines = jsonl.read_logs(metrics) if metrics.is_file() else []
     found = [line[_RETURN] for line in lines if line["env_frames"] > begin and _RETURN in line]
     score = float(np.mean(found)) if found else before
     return score if math.isfinite(score) else -math.inf

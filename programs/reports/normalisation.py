@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rlstack.storage import files
+
 Range = tuple[float, float]  # the returns that become 0 and 1
 
 # Returns of random play and of a human tester, in episodes that begin with up to 30 no-ops, as Wang
@@ -141,9 +143,9 @@ def from_words(words: Sequence[str]) -> Normalisation | None:
 
 def _from_file(path: Path) -> Normalisation:
     try:
-        ranges = json.loads(path.read_text(encoding="utf-8"))
+        ranges = files.read_json(path)
         found = {_simple(name): _range(ends, f"{path}: {name}") for name, ends in ranges.items()}
-    except (OSError, json.JSONDecodeError, AttributeError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
         raise ValueError(f"--normalise: {path} cannot be read: {error}. {_WAY_OUT}.") from error
     return Normalisation(f"normalised with the returns in {path.name}", found)
 

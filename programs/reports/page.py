@@ -100,8 +100,8 @@ def _lines(plot: Lines) -> str:
             for name, frames, band in plot.curves
         ],
     }
-    # "</" would end the element.
-    text = json.dumps(data).replace("</", "<\\/")
+    # "</script" would end the element, and after "<!--" and "<script" its end would not.
+    text = json.dumps(data).replace("<", "\\u003c")
     return (
         f"{_svg(plot.title, _HEIGHT, [axes, *groups, cursor])}{_legend(plot)}"
         f'<div class="tip" hidden></div><script type="application/json">{text}</script>'

@@ -89,13 +89,15 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
     Raises:
       ValueError: matplotlib, which draws the pictures, is not installed.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     parts = [_HEAD.format(command=command), tables.markdown(tables.of_groups(report.groups))]
     for title, table in _sections(report):
         parts += [f"\n## {title}\n", tables.markdown(table)]
     parts += ["", _INTERVALS]
     if report.statistics.comparisons:
-        parts += ["\n## Comparison\n", *(f"- {one}." for one in report.statistics.comparisons)]
+        parts += [
+            "\n## Comparison\n",
+            *(f"- {tables.plain(str(one))}." for one in report.statistics.comparisons),
+        ]
     if pictures != "none":
         folder = out.with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ def write_markdown(report: Report, out: Path, command: str, pictures: Pictures =
             figures.draw(plot, folder / f"{name}.{pictures}")
         parts.append("\n## Learning curves\n")
         parts += [f"![{name}]({folder.name}/{name}.{pictures})" for name in drawn]
-    out.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    _write(out, "\n".join(parts) + "\n")
 
 
 def write_page(report: Report, out: Path, command: str) -> None:
@@ -129,7 +131,8 @@ def write_latex(report: Report, out: Path) -> None:
 
 def _write(out: Path, text: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    # Names of files that are not UTF-8 are lone surrogates here.
+    out.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _sections(report: Report) -> list[tuple[str, tables.Table]]:

@@ -97,7 +97,7 @@ def read(path: str | Path) -> Run:
             f"another version. Finish the run with rlstack train --resume {path}."
         )
     # Without the logger jsonl there are no metrics, and so no curve.
-    lines = jsonl.read(directory.metrics) if directory.metrics.exists() else []
+    lines = jsonl.read_logs(directory.metrics) if directory.metrics.exists() else []
     for curve, least in _CURVES:
         points = [(line["env_frames"], line[curve]) for line in lines if curve in line]
         if len(points) >= least:
@@ -157,4 +157,5 @@ def methods(sources: Mapping[str, Sequence[Group]], by: By) -> list[Method]:
 
 def _newest(lines: Sequence[Mapping[str, float]], name: str) -> int:
     """Returns the last value of a log. It is 0 if no line has the log."""
-    return next((int(line[name]) for line in reversed(lines) if name in line), 0)
+    values = (line[name] for line in reversed(lines) if name in line)
+    return next((int(value) for value in values if np.isfinite(value)), 0)

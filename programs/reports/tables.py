@@ -88,8 +88,14 @@ def over_tasks(found: Statistics) -> Table:
 def markdown(table: Table) -> str:
     """Returns a table in Markdown."""
     columns, rows = table
-    lines = [columns, ["---"] * len(columns), *rows]
+    lines = [columns, ["---"] * len(columns), *(map(plain, cells) for cells in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def plain(text: str) -> str:
+    """Returns text for a line of Markdown, where no part of it is HTML, a link or a cell."""
+    text = " ".join(text.splitlines()).replace("\\", "\\\\").replace("|", "\\|")
+    return text.replace("](", "]\\(").replace("&", "&amp;").replace("<", "&lt;")
 
 
 def latex(found: Statistics) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from programs.components.restored import Which, chosen_checkpoint, read_config
@@ -18,11 +19,11 @@ from rlstack.entity.inverted.hellos import Caller
 from rlstack.entity.inverted.listener import Listener
 from rlstack.entity.inverted.messages import Hello, MessageCodec, read_hello
 from rlstack.entity.inverted.remote_game import check_size, refuse, relay, shut_down, welcome
-from rlstack.entity.inverted.wire import Reader, WireError
+from rlstack.entity.inverted.wire import Reader, WireError, printable, shown
 from rlstack.entity.spaces import ActionSpace, ObsSpace
 
 _POLL = 0.5  # seconds between checks of whether to go on accepting games
-_END = 5.0  # seconds for games to be told that the server ends
+_END = 5.0  # seconds for all games together to be told that the server ends
 _SILENCE = 3600.0  # seconds between two messages of a game, which a person may play too
 
 
@@ -78,15 +79,18 @@ class GameServer:
             caller = self._listener.accept("", _POLL, lambda: not self._over.is_set())
             if caller is not None:
                 self._games += 1
-                thread = threading.Thread(target=self._serve, args=(caller, self._games))
+                thread = threading.Thread(
+                    target=self._serve, args=(caller, self._games), daemon=True
+                )
                 self._threads.add(thread)
                 thread.start()
 
     def shutdown(self) -> None:
         """Makes `serve_forever` return, and tells all games to end."""
         self._over.set()
+        until = time.monotonic() + _END
         for thread in list(self._threads):
-            thread.join(_END)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Stops listening."""
@@ -104,7 +108,7 @@ class GameServer:
         connection, name = caller.connection, f"game {number}"
         try:
             hello = read_hello(Reader(caller.hello))
-            name = f"{name} ({hello.name})"
+            name = f"{name} ({shown(hello.name)})"
             check_size(hello)
             with self._players(hello) as players:
                 welcome(connection, number)
@@ -115,8 +119,9 @@ class GameServer:
                     alive=lambda: not self._over.is_set(),
                 )  # fmt: skip
         except (WireError, EnvError, ValueError) as error:
-            refuse(connection, str(error))
-            self._tell(f"{name}: refused: {error}")
+            reason = printable(str(error))  # names of the game, of which it may have thousands
+            refuse(connection, reason)
+            self._tell(f"{name}: refused: {reason}")
         except GameLost as error:
             self._tell(str(error))
         except OSError as error:
@@ -133,6 +138,8 @@ class GameServer:
           ValueError: the run was trained on other spaces, or too many players play.
         """
         with self._lock:
+            if self._over.is_set():
+                raise ValueError("the server ends")
             idle = self._idle_for(hello)
             if hello.num_agents > len(idle):
                 raise ValueError(

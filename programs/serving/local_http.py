@@ -90,7 +90,8 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     def refuse(self, status: HTTPStatus, why: str) -> None:
         """Answers with an error, as text."""
-        self.answer(status, "text/plain; charset=utf-8", f"{why}\n".encode())
+        body = f"{why}\n".encode(errors="backslashreplace")  # JSON may hold lone surrogates
+        self.answer(status, "text/plain; charset=utf-8", body)
 
     def answer_json(self, content: object, status: HTTPStatus = HTTPStatus.OK) -> None:
         """Answers with JSON."""

@@ -33,6 +33,7 @@ class Players:
           policy: acts for all players.
           most: number of players that it remembers; a policy without a state remembers none.
         """
+        policy.pad_batches = True  # others choose the sizes, and each size is compiled
         self._policy, self._most = policy, most
         self._players: dict[str, Policy] = {}
         self._lock = threading.Lock()
@@ -83,9 +84,9 @@ class Players:
         observation = _as_spec(self._policy.spec.observation, fields["observation"])
         first, reward = np.asarray(fields.get("first", False)), np.asarray(fields.get("reward", 0))
         if first.dtype != bool or first.ndim > 1:
-            raise ValueError(f"first must be true or false, or a list of these; got {first!r}.")
+            raise ValueError(f"first must be true or false, or a list of these; got {first!r:.80}.")
         if reward.dtype.kind not in "if":
-            raise ValueError(f"reward must be a number, or a list of numbers; got {reward!r}.")
+            raise ValueError(f"reward must be a number, or a list of numbers; got {reward!r:.80}.")
         _require_finite("reward", reward)
         with self._lock:
             policy, is_new = self._player(fields.get("player", ""))
@@ -123,7 +124,8 @@ def _checked(step: Any) -> Mapping[str, Any]:
         raise ValueError(f"a step must be an object with {', '.join(_FIELDS)}; got {step!r:.80}.")
     if unknown := sorted(set(step) - set(_FIELDS)):
         raise ValueError(
-            f"a step must have no other fields than {', '.join(_FIELDS)}; got {', '.join(unknown)}."
+            f"a step must have no other fields than {', '.join(_FIELDS)}; got "
+            f"{', '.join(unknown):.80}."
         )
     if "observation" not in step:
         raise ValueError("a step must have an observation; it has none.")

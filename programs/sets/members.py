@@ -149,7 +149,7 @@ def reading_json(path: Path, what: str, command: str) -> Iterator[dict[str, Any]
       RunDirError: the file cannot be read, or the block does not find in it what it needs.
     """
     try:
-        yield json.loads(path.read_bytes())
+        yield files.read_json(path)
     except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunDirError(
             f"{path.parent} must be the directory of {what}; {path.name} cannot be read: {error}. "

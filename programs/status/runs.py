@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from programs.status.curves import Curves
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import Holder, holder_of
+from rlstack.storage import files, jsonl
 
 # The state of a run, each with what it means.
 STATES = {
@@ -163,7 +165,7 @@ class RunReader:
     def _read_config(self) -> Mapping[str, Any]:
         """Returns the config, or the last one that could be read: the file may be another's."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            found = json.loads(self._directory.config.read_text(encoding="utf-8"))
+            found = files.read_json(self._directory.config)
             if isinstance(found, dict):
                 self._config = found  # a resumed run may have a new budget
         return self._config
@@ -202,12 +204,7 @@ class RunReader:
             return
 
     def _take(self, line: Any) -> None:
-        if not isinstance(line, dict):
-            return
-        numbers = {}
-        for name, value in line.items():
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                numbers[name] = float(value)
+        numbers = jsonl.numbers(line)
         if not all(math.isfinite(numbers.get(name, math.nan)) for name in _AXES):
             return
         self._lines.append(numbers)
@@ -228,15 +225,28 @@ class RunReader:
 
 
 def find_runs(path: Path, depth: int = _DEPTH) -> list[Path]:
-    """Returns the runs of a directory: itself, or those at most `depth` levels below it, sorted."""
-    if (path / "config.json").is_file():
-        return [path]
-    if not depth:
-        return []
-    with contextlib.suppress(OSError), os.scandir(path) as entries:
-        below = sorted(entry.path for entry in entries if entry.is_dir())
-        return [run for name in below for run in find_runs(Path(name), depth - 1)]
-    return []
+    """Returns the runs of a directory: itself, or those at most `depth` levels below it, sorted.
+
+    Links are followed, and each directory is looked at once: a link may lead to a folder above it.
+    """
+    found, seen = [], set[tuple[int, int]]()
+    waiting = [(False, 0, path)]  # the least is next: links last, since processes name real paths
+    while waiting:
+        linked, level, folder = heapq.heappop(waiting)
+        with contextlib.suppress(OSError):
+            about = folder.stat()
+            if (about.st_dev, about.st_ino) in seen:
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            if (folder / "config.json").is_file():
+                found.append(folder)
+            elif level < depth:
+                with os.scandir(folder) as entries:
+                    for x in entries:
+                        if x.is_dir():
+                            inner = (linked or x.is_symlink(), level + 1, Path(x.path))
+                            heapq.heappush(waiting, inner)
+    return sorted(found)
 
 
 def _whole(value: Any) -> int:

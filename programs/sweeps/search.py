@@ -28,6 +28,7 @@ from programs.tracking.display import lasting
 from programs.tracking.result import read_result
 from programs.tracking.run_dir import RunDir, new_directory
 from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.storage import jsonl
 
 _ROOT = Path("runs")
 _PERIOD = 0.2  # seconds between two looks at the processes and their evaluations
@@ -253,8 +254,8 @@ class _Metrics:
             whole = file.read().rpartition(b"\n")[0]
             self._at += len(whole) + 1 if whole else 0
             for line in whole.splitlines():
-                with contextlib.suppress(ValueError):
-                    value = json.loads(line).get(_RETURN)
+                with contextlib.suppress(ValueError, RecursionError):
+                    value = jsonl.numbers(json.loads(line)).get(_RETURN)
                     if value is not None:
-                        self._returns.append(float(value))
+                        self._returns.append(value)
         return self._returns

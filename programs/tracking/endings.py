@@ -124,8 +124,8 @@ class StopRules:
     def replay(self, metrics: Path) -> None:
         """Shows the rules the lines of an earlier command, which do not end this one."""
         if self._rules and metrics.exists():
-            for line in jsonl.read(metrics):
-                self._answers(int(line.get("env_frames", 0)), line)
+            for line in jsonl.read_logs(metrics):
+                self._answers(int(line[jsonl.FRAMES]), line)
 
     def _answers(self, step: int, logs: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Returns the names of the rules that say stop, with the reasons that they give."""
@@ -234,8 +234,8 @@ class LearningRates:
         self._whole = not self._resumed  # whether the lines of all commands are known
         if self._falling and self._resumed and earlier is not None and earlier.exists():
             self._whole = True
-            for line in jsonl.read(earlier):
-                self._find_0(int(line.get("env_frames", 0)), line)
+            for line in jsonl.read_logs(earlier):
+                self._find_0(int(line[jsonl.FRAMES]), line)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Takes a line of logs."""

@@ -107,7 +107,7 @@ def open_logs(
     moved = jsonl.move_lines(
         directory.metrics,
         directory.abandoned_metrics,
-        lambda line: line.get("env_frames", 0) > frames,
+        lambda line: jsonl.numbers(line).get(jsonl.FRAMES, 0) > frames,
     )
     if moved:
         _log.warning(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import subprocess
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from programs.tracking.run_dir import RunDir
+from rlstack.storage import files
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def read_result(directory: RunDir) -> Result | None:
     if not directory.result.exists():
         return None
     try:
-        found = Result(**json.loads(directory.result.read_bytes()))
+        found = Result(**files.read_json(directory.result))
         # A number that is not finite is a text in JSON.
         mean, deviation = float(found.eval_return_mean), float(found.eval_return_std)
         return found._replace(

@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlstack.storage import files
+
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _BEAT = 2.0  # seconds between two changes of a lease
 _LEASE = 10.0  # seconds without a change after which a lease has ended: five missing beats
@@ -218,7 +220,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Returns what the lock's file says, {} if that is nothing."""
     for _ in range(5):  # it may be read while it is written
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = files.read_json(path)
             if isinstance(found, dict):
                 return found
         time.sleep(0.01)

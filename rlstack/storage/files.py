@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file in UTF-8; an editor may have added a byte order mark.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it is not JSON.
+      RecursionError: it is nested too deeply.
+    """
+    return json.loads(path.read_bytes())  # which knows the mark, unlike a text
 
 
 @contextlib.contextmanager

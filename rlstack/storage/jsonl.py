@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from rlstack.storage import files
 
+FRAMES = "env_frames"  # which each line of logs has
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,39 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             path,
             shown,
         )
+    return found
+
+
+def read_logs(path: str | os.PathLike[str]) -> list[dict[str, float]]:
+    """Returns the lines of a file of logs as numbers, without whatever else a line has.
+
+    Another program may have written to the file. What is left out, which includes lines without
+    env_frames, is named in a warning.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    found, wrong = [], {}
+    for line in read(path):
+        kept = numbers(line)
+        wrong.update({name: value for name, value in line.items() if name not in kept})
+        if math.isfinite(kept.get(FRAMES, math.nan)):
+            found.append(kept)
+        else:
+            wrong.setdefault(FRAMES, line.get(FRAMES))
+    for name, value in list(wrong.items())[:3]:
+        _log.warning(
+            "%s: %.80r must be a number in each line; got %.80r. It was skipped.", path, name, value
+        )
+    return found
+
+
+def numbers(line: Any) -> dict[str, float]:
+    """Returns the entries of a line of logs that are numbers: in JSON, NaN is the text "nan"."""
+    found = {}
+    for name, value in line.items() if isinstance(line, dict) else ():
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            found[name] = float(value)
     return found
 
 

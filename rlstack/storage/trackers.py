@@ -11,6 +11,7 @@ by their own environment variables; without any, they write to files on this mac
 from __future__ import annotations
 
 import abc
+import contextlib
 import json
 import math
 import os
@@ -204,19 +205,21 @@ class Trackio(Tracker):
 
 def _has_key() -> bool:
     """Returns whether ``wandb login`` has stored a key in ~/.netrc."""
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    return path.is_file() and "wandb" in path.read_text(errors="replace")
+    with contextlib.suppress(OSError, RuntimeError):  # it may not be read, or there is no home
+        path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+        return path.is_file() and "wandb" in path.read_text(errors="replace")
+    return False
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
     """Returns the config of the run; empty if it has none."""
     path = run_dir / "config.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return files.read_json(path) if path.is_file() else {}
 
 
 def _ids(run_dir: Path) -> dict[str, str]:
     path = run_dir / _IDS
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return files.read_json(path) if path.is_file() else {}
 
 
 def _keep(run_dir: Path, ids: Mapping[str, str]) -> None:

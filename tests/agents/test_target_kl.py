@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from agents.ppo import PPOConfig
+from agents.ppo import PPO, PPOConfig
 from rlstack.learning.learner import Learner, LearnerConfig
 from rlstack.replay import Sample
+from rlstack.types import LearnerOutput
 from tests.agent_cases import FAST, NORMALISED, ONE_OF_4, VECTOR, Case, Setting
 
 CFG = PPOConfig(num_epochs=4, num_minibatches=2, optimizer=FAST, entropy_cost=0.0)
@@ -50,6 +51,36 @@ def test_the_epochs_end_at_the_target(normalisation):
     assert any(not np.allclose(a, b, atol=1e-5) for a, b in zip(scanned, without, strict=True))
     counts = [int(x) for x in scanned if x.dtype == np.int32 and x.shape == ()]
     assert int(scan_logs["minibatches"]) - 1 in counts  # the last one was dropped
+
+
+class _Drifting(PPO):
+    """Its policy has moved by these amounts at the minibatches of an update."""
+
+    def __init__(self):  # without a network
+        self.cfg, self.may_stop = PPOConfig(target_kl=0.02), True
+
+    def batch_logs(self, rows):
+        return {}
+
+    def prepare(self, params, learner_state, batch):
+        return learner_state, batch, np.arange(len(batch))[:, None]
+
+    def update(self, params, learner_state, minibatch):
+        return params + 1, learner_state, LearnerOutput({"kl": minibatch[0]})
+
+
+@pytest.mark.parametrize(
+    ("kl", "gone_over", "made"),
+    [
+        ([0.0, 0.01, 0.0199, 0.0201, 0.0], 4, 3),  # the one above the target is dropped
+        ([0.0, 0.025, 0.0], 2, 1),
+        ([0.021], 1, 0),
+        ([0.0, 0.0199, 0.0199], 3, 3),
+    ],
+)
+def test_the_target_is_what_the_option_says(kl, gone_over, made):
+    params, _, output = _Drifting().learner_step(0, (), np.array(kl, np.float32))
+    assert (int(params), int(output.logs["minibatches"])) == (made, gone_over)
 
 
 def test_a_negative_target_is_refused():

@@ -174,6 +174,24 @@ def test_items_of_one_step_count_the_reward_at_the_end_of_an_episode(rewards):
     assert found.num_seen == 4 and found.variance[0] == 0.25
 
 
+@pytest.mark.parametrize("rewards", ["reward", "return"])
+def test_the_first_step_of_an_episode_has_no_reward_to_count(rewards):
+    """Whatever number stands there: some environments leave one."""
+    agent = normalised(plain("dqn"), NormalisationConfig(rewards=rewards))
+    params = agent.initial_params(jax.random.PRNGKey(0))
+    state = agent.initial_learner_state(jax.random.PRNGKey(0), params)
+    batch = data(agent, params, np.array([[MID, LAST, LAST, MID], [MID, FIRST, FIRST, LAST]]))
+    reward = np.array([[5.0] * 4, [1.0, 100.0, -40.0, 4.0]], np.float32)
+    trajectory = batch.trajectory
+    trajectory = trajectory._replace(timestep=trajectory.timestep._replace(reward=reward))
+    if rewards == "return":
+        fresh = trajectory.agent_state._replace(discounted_return=np.zeros((2, 4), np.float32))
+        trajectory = trajectory._replace(agent_state=fresh)
+    state, _ = agent._take(params, state, batch._replace(trajectory=trajectory))
+    found = state.pending.reward
+    assert (found.num_seen, found.mean[0], found.variance[0]) == (2, 2.5, 2.25)
+
+
 def test_rewards_that_are_all_equal_are_not_scaled():
     agent = normalised(plain("dqn"), NormalisationConfig(rewards="reward"))
     equal = RunningStatistics(np.float32(10), [np.float32(1.0)], [np.float32(0.0)])

@@ -163,6 +163,20 @@ def test_priorities_decide_what_is_drawn():
     assert float(state.masses[0].max()) == pytest.approx(3.0**0.6)
 
 
+def test_the_largest_priority_is_remembered_though_later_ones_are_smaller():
+    ring, state = make(CONFIGS["sequences"])
+    for number in range(20):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    for priorities in ([5.0, 1.0], [2.0, 0.5], [0.1, 3.0]):
+        state = ring.update_priorities(state, jnp.array([1, 4]), jnp.array(priorities))
+    for number in range(20, 23):
+        state = ring.add(state, step_of(number, [1] * NUM_ENVS))
+    # 23 steps have the items of 7 steps from steps 0, 2, ..., 16; the newest is number 8.
+    newest = 8 % ring._items * NUM_ENVS + np.arange(NUM_ENVS)
+    masses = np.asarray(ring._tree.leaves(state.masses, newest))
+    np.testing.assert_allclose(masses, [2.626528] * NUM_ENVS, rtol=1e-5)  # 5 to the power of 0.6
+
+
 def test_no_item_spans_a_break():
     cfg = CONFIGS["transitions"]
     ring, state = make(cfg)

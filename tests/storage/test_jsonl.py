@@ -75,3 +75,15 @@ def test_a_logger_asks_before_each_line(tmp_path):
         logger.write(2, {})
     logger.close()
     assert len(jsonl.read(tmp_path / "m.jsonl")) == 1
+
+
+def test_logs_are_the_numbers_of_lines_and_the_rest_is_named(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    lines = ('{"env_frames": 1, "loss": "nan", "x": true}', '{"env_frames": 2, "loss": "low"}')
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode() + b'\n{"loss": 3}\n[1]\n')
+    first, second = jsonl.read_logs(path)
+    assert first.pop("loss") != 0 and first == {"env_frames": 1.0, "x": 1.0}
+    assert second == {"env_frames": 2.0}
+    assert f"{path}: 'loss' must be a number in each line; got 'low'" in caplog.text
+    assert f"{path}: 'env_frames' must be a number in each line; got None" in caplog.text
+    assert jsonl.numbers([1]) == jsonl.numbers(None) == {}

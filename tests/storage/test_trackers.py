@@ -78,6 +78,27 @@ def test_wandb_writes_offline(run_dir, monkeypatch):
     assert b"actor/episode_return" in written and b"env_frames" in written
 
 
+@pytest.mark.parametrize("case", ["no home", "not readable", "a key"])
+def test_the_key_of_wandb_is_looked_for_where_there_may_be_no_home(tmp_path, monkeypatch, case):
+    """A container's user may have neither HOME nor an entry in passwd."""
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine api.wandb.ai")
+
+    def home():
+        if case == "no home":
+            raise RuntimeError("Could not determine home directory.")
+        return tmp_path
+
+    def read_text(*_, **__):
+        raise PermissionError
+
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setattr(trackers.Path, "home", staticmethod(home))
+    if case == "not readable":
+        monkeypatch.setattr(trackers.Path, "read_text", read_text)
+    assert trackers._has_key() is (case == "a key")
+
+
 def test_trackio_keeps_a_run_on_this_machine(run_dir, trackio_dir):
     trackio = pytest.importorskip("trackio")
     write_twice(trackers.Trackio, run_dir)

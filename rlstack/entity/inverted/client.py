@@ -146,7 +146,7 @@ class Connection:
         data = None if self._socket is None else wire.receive(self._socket, timeout)
         if data is not None and data.kind is Kind.ERROR:
             self.close()
-            raise GameError(f"Connection: the trainer reports: {data.text()}")
+            raise GameError(f"Connection: the trainer reports: {wire.printable(data.text())}")
         return data
 
     def close(self) -> None:
@@ -166,7 +166,8 @@ class Connection:
     ) -> None:
         if error is not None:
             out = Writer(Kind.ERROR)
-            out.text("".join(traceback.format_exception(error)))
+            # What the trainer shows; this process has the whole traceback.
+            out.text("".join(traceback.format_exception_only(error)).strip())
             with contextlib.suppress(OSError):
                 self._send(out)
         self.close()

@@ -12,15 +12,16 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from rlstack.entity.inverted.messages import read_token
-from rlstack.entity.inverted.wire import FirstFrame, Kind, Reader, WireError, Writer
+from rlstack.entity.inverted.messages import HELLO_HEAD, check_version, read_token
+from rlstack.entity.inverted.wire import MAX_HELLO, Kind, Reader, WireError, Writer, frame_size
 
 _POLL = 0.1  # seconds between checks of whether to go on waiting
 _PATIENCE = 30.0  # seconds for a HELLO to arrive completely, at least
 _MOST = 64  # connections without a HELLO; the oldest gives way to a new one
+_LENGTH = 4  # bytes of a u32: the length of a frame, and of a text
 _SEND_TIMEOUT = 1.0  # seconds; the reason of a refusal fits the socket's buffer
 
 
@@ -31,8 +32,70 @@ class Caller(NamedTuple):
     hello: bytes  # its first frame: a HELLO up to the token; the rest is not checked
 
 
+class _FirstFrame:
+    """The HELLO of a connection, which may arrive in parts. Reads no byte after it.
+
+    Attributes:
+      token: its token, once the whole frame has come.
+    """
+
+    def __init__(self, expected: Container[str]) -> None:
+        """Takes the tokens of games that are expected."""
+        self.token = ""
+        self._expected, self._data = expected, bytearray()
+        self._ends = self._decide()
+        self._end = next(self._ends)
+
+    def receive(self, sock: socket.socket) -> bytes | None:
+        """Receives what has arrived; returns the frame, without its length, once it is complete.
+
+        Args:
+          sock: a socket that does not block.
+
+        Raises:
+          OSError: the connection has failed.
+          WireError: the connection has ended, or what has come is no HELLO that is expected.
+        """
+        while True:
+            if len(self._data) == self._end:
+                end = next(self._ends, None)
+                if end is None:
+                    return bytes(self._data[_LENGTH:])
+                self._end = end
+                continue
+            try:
+                part = sock.recv(self._end - len(self._data))
+            except BlockingIOError:
+                return None
+            if not part:
+                raise WireError("a game must begin with HELLO; the connection ended before")
+            self._data += part
+
+    def _decide(self) -> Iterator[int]:
+        """Yields where the bytes end that are needed for the next decision."""
+        yield _LENGTH
+        size = frame_size(self._data)
+        yield _LENGTH + min(size, HELLO_HEAD)
+        check_version(self._read())
+        if size > MAX_HELLO:
+            raise WireError(
+                f"HELLO: must have at most {MAX_HELLO} bytes; got {size}. Shorten its names"
+            )
+        yield _LENGTH + min(size, HELLO_HEAD + _LENGTH)
+        data = self._read()
+        check_version(data)
+        yield _LENGTH + min(size, HELLO_HEAD + _LENGTH + data.u32())
+        self.token = read_token(self._read())
+        if self.token not in self._expected:
+            raise WireError("the token must be that of RLSTACK_GAME_TOKEN")
+        yield _LENGTH + size
+
+    def _read(self) -> Reader:
+        return Reader(bytes(self._data[_LENGTH:]))
+
+
 class _New(NamedTuple):
-    frame: FirstFrame
+    frame: _FirstFrame
     since: float
 
 
@@ -129,22 +192,22 @@ class Hellos:
         connection.setblocking(False)
         if len(self._new) == _MOST:
             self._drop(next(iter(self._new)), "too many connections sent no HELLO")
-        self._new[connection] = _New(FirstFrame(), time.monotonic())
+        self._new[connection] = _New(_FirstFrame(self._expected), time.monotonic())
 
     def _receive(self, sock: socket.socket) -> None:
         """Reads what a connection has sent; a whole HELLO decides whether it is a game."""
         try:
-            frame = self._new[sock].frame.receive(sock)
+            new = self._new[sock].frame
+            frame = new.receive(sock)
             if frame is None:
                 return
-            token = read_token(Reader(frame))
-            if token not in self._expected:
-                raise WireError("the token must be that of RLSTACK_GAME_TOKEN")
+            if new.token not in self._expected:  # until now it was
+                raise WireError("no game waits for this token any more")
         except (WireError, OSError) as error:
             self._drop(sock, str(error))
             return
         del self._new[sock]
-        self._known.setdefault(token, []).append(Caller(sock, frame))
+        self._known.setdefault(new.token, []).append(Caller(sock, frame))
 
     def _drop(self, sock: socket.socket, reason: str) -> None:
         """Disconnects a program that is no game, and tells it why."""

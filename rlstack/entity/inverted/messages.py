@@ -23,7 +23,15 @@ from rlstack.entity.environment import (
     num_entities,
 )
 from rlstack.entity.inverted.game import ScoredObservation
-from rlstack.entity.inverted.wire import MAGIC, VERSION, Kind, Reader, WireError, Writer
+from rlstack.entity.inverted.wire import (
+    MAGIC,
+    VERSION,
+    Kind,
+    Reader,
+    WireError,
+    Writer,
+    printable,
+)
 from rlstack.entity.spaces import (
     GLOBAL,
     ActionSpace,
@@ -38,6 +46,8 @@ from rlstack.entity.spaces import (
 
 _KINDS: tuple[type, ...] = (Categorical, GlobalCategorical, SelectEntity)
 _MAX_CAPACITY = 1 << 16
+_MAX_METRICS = 1000  # of one observation
+HELLO_HEAD = 1 + len(MAGIC) + 4  # bytes: the kind of frame, and the same in every version
 
 
 class Hello(NamedTuple):
@@ -73,11 +83,11 @@ def write_hello(hello: Hello) -> Writer:
     return out
 
 
-def read_token(data: Reader) -> str:
-    """Returns the token of a HELLO or MANY_HELLO, which shows that the sender is a game, or "".
+def check_version(data: Reader) -> None:
+    """Reads how a HELLO or MANY_HELLO of this version begins, which are `HELLO_HEAD` bytes.
 
     Raises:
-      WireError: the frame does not begin like a HELLO of this version.
+      WireError: the frame does not begin so.
     """
     if data.kind not in (Kind.HELLO, Kind.MANY_HELLO):
         raise WireError(f"a game must begin with HELLO; got {data.kind.name}")
@@ -90,6 +100,15 @@ def read_token(data: Reader) -> str:
             f"HELLO: the protocol's version must be {VERSION}; the game has version {version}. "
             "Build it with the client of this release"
         )
+
+
+def read_token(data: Reader) -> str:
+    """Returns the token of a HELLO or MANY_HELLO, which shows that the sender is a game, or "".
+
+    Raises:
+      WireError: the frame does not begin like a HELLO of this version.
+    """
+    check_version(data)
     return data.text()
 
 
@@ -135,7 +154,7 @@ def read_spaces(data: Reader) -> tuple[ObsSpace, ActionSpace]:
     except WireError:
         raise
     except ValueError as error:  # from the spaces themselves
-        raise WireError(f"HELLO: {error}") from None
+        raise WireError(f"HELLO: {printable(str(error), 400)}") from None
     return obs_space, actions
 
 
@@ -204,7 +223,7 @@ class MessageCodec:
             name, action = self._actions[number]
             masks[name] = _read_mask(data, action, total)
         metrics = {}
-        for _ in range(data.u32()):
+        for _ in range(data.count("the number of metrics", _MAX_METRICS)):
             key = data.text()
             metrics[key] = data.f64()
         return ScoredObservation(

@@ -83,7 +83,7 @@ class RemoteGame:
             if isinstance(error, WireError):
                 raise EnvError(f"{self.name}: {error}.") from None
             raise
-        self.name = f"SocketGame {hello.name!r}"
+        self.name = f"SocketGame {wire.shown(hello.name)}"
         self.obs_space, self.action_space = hello.obs_space, hello.action_space
         self._hello = hello
         self._codec = MessageCodec(hello.obs_space, hello.action_space)
@@ -107,7 +107,8 @@ class RemoteGame:
                 if hello._replace(token="") != self._hello._replace(token=""):
                     raise GameError(
                         f"{self.name}: must connect again with the same name, agents and spaces; "
-                        f"got {hello.obs_space} and {hello.action_space}."
+                        f"got {wire.shown(hello.name)}, {hello.num_agents} agents, "
+                        f"{wire.printable(f'{hello.obs_space} and {hello.action_space}')}."
                     )
             assert self._connection is not None
             relay(
@@ -115,8 +116,9 @@ class RemoteGame:
                 alive=alive, why=self._exit_code,
             )  # fmt: skip
         except (WireError, EnvError) as error:
-            self._send_error(str(error))
-            raise GameLost(f"{self.name}: {error}") from error
+            text = wire.printable(str(error))  # names of the game, of which it may have thousands
+            self._send_error(text)
+            raise GameLost(f"{self.name}: {text}") from error
         except TimeoutError:
             text = f"{self.name}: was silent for {self._step_timeout:g} s."
             raise GameLost(text) from None
@@ -255,7 +257,7 @@ def relay(
             agents[number].game_over(observation)
             playing.discard(number)
         elif data.kind is Kind.ERROR:
-            raise GameLost(f"{name}: reports: {data.text()}")
+            raise GameLost(f"{name}: reports: {wire.shown(data.text())}")
         else:
             raise WireError(f"a game must not send {data.kind.name}")
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 VERSION = 1
 MAGIC = b"RLGP"
 MAX_FRAME = 16 << 20  # bytes
+MAX_HELLO = 1 << 18  # bytes of the first frame, which anyone may send: it is read in 0.1 s
 # Environment variables that tell a game's process where to connect, and with which token.
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLSTACK_GAME_ADDRESS", "RLSTACK_GAME_TOKEN"
 
@@ -26,6 +27,31 @@ _U8, _U32, _U64, _F64 = (struct.Struct(f"<{code}") for code in "BIQd")
 
 class WireError(ValueError):
     """The other side does not follow the protocol."""
+
+
+def shown(text: str, most: int = 80) -> str:
+    """Returns the text of another program for a message: its repr, cut as by `printable`."""
+    return printable(repr(_middle_cut(text, most)), most)
+
+
+def printable(text: str, most: int = 1000) -> str:
+    """Returns text that may have parts from another program as one line.
+
+    Characters that are not printable, such as line ends and escape sequences of terminals, are
+    escaped. Of more than ``most`` characters the first and the last are kept: the way out of an
+    error stands at its end.
+    """
+    text = _middle_cut(text, most)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return _middle_cut(text, most)
+
+
+def _middle_cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    kept = (most - len(" ... ")) // 2
+    return f"{text[:kept]} ... {text[-kept:]}"
 
 
 class Kind(enum.IntEnum):
@@ -239,40 +265,6 @@ def _exactly(
             return None
         data += part
     return bytes(data)
-
-
-class FirstFrame:
-    """The first frame of a connection, which may arrive in parts. Reads no byte after it."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def receive(self, sock: socket.socket) -> bytes | None:
-        """Receives what has arrived; returns the frame, without its length, once it is complete.
-
-        Args:
-          sock: a socket that does not block.
-
-        Raises:
-          OSError: the connection has failed.
-          WireError: the connection has ended, or the frame is too long.
-        """
-        while (missing := self._missing()) > 0:
-            try:
-                part = sock.recv(min(missing, 1 << 20))
-            except BlockingIOError:
-                return None
-            if not part:
-                raise WireError("a game must begin with HELLO; the connection ended before")
-            self._data += part
-        return bytes(self._data[_U32.size :])
-
-    def _missing(self) -> int:
-        """Returns the number of bytes to read before the next decision; 0 at the end."""
-        head = _U32.size
-        if len(self._data) < head:
-            return head - len(self._data)
-        return head + frame_size(self._data) - len(self._data)
 
 
 def frame_size(head: bytes | bytearray, max_frame: int = MAX_FRAME) -> int:

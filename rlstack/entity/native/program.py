@@ -184,7 +184,7 @@ class Program:
         """Raises the error that a frame without rows reports, or is."""
         data = Reader(frame)
         if data.kind is Kind.ERROR:
-            raise Lost(f"it reports: {data.text()}.")
+            raise Lost(f"it reports: {wire.printable(data.text())}.")
         rule = "STEP must be answered by one row for each environment, or ERROR"
         raise WireError(f"{rule}; got {data.kind.name} of {len(frame)} bytes")
 
@@ -215,7 +215,7 @@ class Program:
         with contextlib.suppress(OSError, ValueError):
             while (data := wire.receive(self._connection, 1.0)) is not None:
                 if data.kind is Kind.ERROR:
-                    return f"it reports: {data.text()}."
+                    return f"it reports: {wire.printable(data.text())}."
         return ""
 
     def exit_code(self) -> int | None:
@@ -265,7 +265,7 @@ def _read_hello(data: Reader) -> Spaces:
     read_token(data)
     name, refusal = data.text(), data.text()
     if refusal:
-        raise ValueError(refusal)
+        raise ValueError(wire.printable(refusal))
     spaces = Spaces(name, *read_spaces(data))
     data.end()
     return spaces

@@ -101,7 +101,7 @@ def _read_header(path: Path) -> tuple[Header, int]:
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError also for text that is not UTF-8
         raise DatasetError(
             f"Dataset: {path} must be a dataset; {headers.NAME} there cannot be read "

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rlstack.checks import EnvError
-from rlstack.entity.inverted import GameError, SocketGame
+from rlstack.checks import EnvCrash, EnvError
+from rlstack.entity.inverted import GameError, SocketGame, wire
 from rlstack.entity.inverted.client import Connection
 from rlstack.entity.inverted.listener import Listener
 from rlstack.entity.inverted.wire import MAGIC
@@ -174,6 +174,95 @@ def test_programs_that_are_not_games_of_this_version_are_refused(tmp_path, data,
     with Connecting(tmp_path / "socket", client, polite) as connecting:
         SocketGame(address=connecting.address, start_timeout=5.0).close()
     assert connecting.failures == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        # Each has a frame that goes on for a while, and only its first bytes have come.
+        (struct.pack("<I", 16 << 20) + frame(3)[4:] + MAGIC + bytes(4), "got OBSERVE"),
+        (struct.pack("<IB", 16 << 20, 1) + b"HTTP" + bytes(4), "must begin with b'RLGP'"),
+        (struct.pack("<IB", 100, 1) + MAGIC + struct.pack("<I", 7), "has version 7"),
+        (struct.pack("<IB", 300_000, 1) + MAGIC + struct.pack("<I", 1), "at most 262144 bytes"),
+        (struct.pack("<IB", 100, 1) + MAGIC + struct.pack("<II", 1, 3) + b"odd", "token must be"),
+    ],
+)
+def test_strangers_are_refused_by_their_first_bytes(tmp_path, data, message):
+    listener = Listener(f"unix:{tmp_path / 's'}")
+    listener.hellos.expect("ours")
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(listener.address.removeprefix("unix:"))
+        stranger.sendall(data)
+        assert (
+            listener.accept("ours", 0.3, keep_waiting=lambda: not listener.hellos.refused) is None
+        )
+        stranger.settimeout(5)
+        assert message in stranger.recv(1 << 16).decode(errors="replace")
+    listener.close()
+
+
+def test_hellos_that_come_byte_by_byte_are_read(tmp_path):
+    listener = Listener(f"unix:{tmp_path / 's'}")
+    listener.hellos.expect("ours")
+    hello = frame(1, MAGIC + struct.pack("<II", 1, 4) + b"ours" + bytes(20))
+    with socket.socket(socket.AF_UNIX) as game:
+        game.connect(listener.address.removeprefix("unix:"))
+        for byte in hello[:-1]:
+            game.sendall(bytes([byte]))
+            listener.hellos._read_all()
+        assert listener.accept("ours", 0.0, keep_waiting=lambda: False) is None
+        game.sendall(hello[-1:] + b"later")
+        caller = listener.accept("ours", 5.0, keep_waiting=lambda: True)
+    assert caller.hello == hello[4:] and caller.connection.recv(9) == b"later"
+    caller.connection.close()
+    listener.close()
+
+
+RAW = "\x1b[2J\nan error of ours: \u202e" + "x" * (1 << 20)
+
+
+def test_texts_of_games_are_shown_as_one_short_line(tmp_path):
+    """Their name, what they report, and the names of their spaces."""
+    assert wire.shown("a\n\x1b[2J'") == '"a\\n\\x1b[2J\'"'
+    assert wire.shown("x" * 100) == "'" + "x" * 36 + " ... " + "x" * 36 + "'"
+    assert len(wire.shown(RAW)) <= 80 and wire.shown(RAW).isprintable()
+    assert wire.printable("plain 'text'") == "plain 'text'"
+    assert wire.printable("a\nb\x1b") == "a\\nb\\x1b"
+    assert len(wire.printable(RAW)) <= 1000 and wire.printable(RAW).isprintable()
+
+    def reports(address):
+        game = games.Bidding(num_agents=1)
+        with Connection(games.OBS, games.ACTIONS, 1, RAW[:2000], address, "") as connection:
+            connection.agents[0].act(game.see(0, 0, [0.0]))
+            out = wire.Writer(wire.Kind.ERROR)
+            out.text(RAW)
+            connection._send(out)
+
+    options = {"start_timeout": 5.0, "max_restarts": 0}
+    connecting = Connecting(tmp_path / "socket", reports)
+    with (
+        connecting,
+        SyncEnv(SocketGame, 1, options={**options, "address": connecting.address}) as e,
+    ):
+        e.reset()
+        assert e.step(bids(e)).last().all()
+        with pytest.raises(EnvCrash) as lost:
+            e.reset()
+    assert "reports: '\\x1b[2J\\nan error of ours" in str(lost.value)
+    assert str(lost.value).isprintable() and len(str(lost.value)) < 600
+
+    hello = (
+        MAGIC
+        + struct.pack("<IIII", 1, 0, 0, 1)
+        + struct.pack("<III", 0, 30_000, 0)
+        + bytes(4 * 30_000)
+    )
+    with (
+        Connecting(tmp_path / "names", says(frame(1, hello))) as connecting,
+        pytest.raises(EnvError, match="must be unique") as wrong,
+    ):
+        SocketGame(address=connecting.address, start_timeout=5.0)
+    assert len(str(wrong.value)) < 600
 
 
 def test_a_wrong_game_ends_the_wait_at_once(tmp_path):

@@ -303,6 +303,22 @@ def test_the_status_tells_of_every_node(desk):
     assert status["nodes"]["actor/0"]["pid"] == 100
 
 
+def test_a_node_is_shown_as_silent_after_ten_seconds_in_which_the_coordinator_ran(desk):
+    def state():
+        return desk.coordinator.status()["nodes"]["actor/0"]["state"]
+
+    desk.report("actor/0")
+    for _ in range(48):  # it is slow on a machine with few cores
+        desk.coordinator.check_learner(0.2)
+    desk.coordinator.check_learner(3600.0)  # this process was stopped
+    assert state() == "up"
+    for _ in range(3):
+        desk.coordinator.check_learner(0.2)
+    assert state() == "silent"
+    desk.report("actor/0")
+    assert state() == "up"
+
+
 def test_a_learner_that_shows_no_sign_of_life_is_lost(desk):
     desk.coordinator.check_learner(1000.0)  # there is none yet
     desk.report("learner", learner_steps=1)

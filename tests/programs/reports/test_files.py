@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,16 +115,37 @@ def test_the_page_is_one_file_with_the_data_of_its_plots(root, tmp_path):
 def test_names_cannot_break_the_page(tmp_path):
     make_runs(tmp_path / "</script><b>&", [1.0, 2.0])
     make_runs(tmp_path / "b_%$#{}~^\\", [1.0, 2.0])
+    make_runs(tmp_path / "<!--<script>", [1.0, 2.0])
     folders = [str(path) for path in sorted(tmp_path.iterdir())]
     files = ["--html", str(tmp_path / "p.html"), "--latex", str(tmp_path / "t.tex")]
     assert main("report", [*folders, "--by", "directory", *files]) == 0
-    page = Page((tmp_path / "p.html").read_text())
+    text = (tmp_path / "p.html").read_text()
+    page = Page(text)
     assert page.open == []
     (data,) = page.data
-    assert {curve["name"] for curve in data["curves"]} >= {"b_%$#{}~^\\"}
+    assert {curve["name"] for curve in data["curves"]} >= {"b_%$#{}~^\\", "<!--<script>"}
+    # After these two a browser would take "</script>" for data, and show no tables.
+    assert "<" not in re.search(r'<script type="application/json">(.*)</script>', text)[1]
     assert "b" not in page.counts
     rows = (tmp_path / "t.tex").read_text()
     assert r"b\_\%\$\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}" in rows
+
+
+def test_names_cannot_break_the_markdown():
+    cells = ["a|b", "<img src=x>", "[c](javascript:d)", "e\nf", "g\\|h", "i & j", "1 [0.5, 2]"]
+    assert tables.markdown((["1", "2"], [cells])).splitlines()[2] == (
+        r"| a\|b | &lt;img src=x> | [c]\(javascript:d) | e f | g\\\|h | i &amp; j | 1 [0.5, 2] |"
+    )
+
+
+def test_names_that_are_not_utf8_are_in_the_report(tmp_path):
+    make_runs(tmp_path / "a\udce4", [1.0, 2.0])
+    out = [str(tmp_path / name) for name in ("r.md", "p.html", "t.tex", "n.csv")]
+    files = ["--out", out[0], "--html", out[1], "--latex", out[2], "--csv", out[3]]
+    options = ["--by", "directory", "--pictures", "none"]
+    assert main("report", [str(tmp_path), *options, *files]) == 0
+    for name in out:
+        assert Path(name).read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

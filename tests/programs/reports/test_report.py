@@ -90,6 +90,21 @@ def test_runs_without_metrics_have_no_curve(tmp_path):
     assert "1: 20.0, 2: 30.0" in out.read_text()
 
 
+def test_a_text_where_a_number_belongs_is_named_and_left_out(tmp_path, caplog):
+    (path,) = make_runs(tmp_path / "runs", [20.0])
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"env_frames": 1100, "evaluator/episode_return": "many"}\n')
+        file.write('{"env_frames": "none", "evaluator/episode_return": 5}\n')
+        file.write('{"env_frames": 1200, "evaluator/episode_return": "nan"}\n')
+        file.write('{"env_frames": 1200, "program/restarts": "nan"}\n')
+    run = read(path)
+    assert run.frames.tolist() == [*range(100, 1100, 100), 1200]
+    assert run.returns[:10].tolist() == [2.0 * i for i in range(1, 11)]
+    assert run.returns[10] != run.returns[10] and run.restarts == 0
+    assert "metrics.jsonl: 'evaluator/episode_return' must be a number" in caplog.text
+    assert "'many'" in caplog.text and "'none'" in caplog.text
+
+
 def test_unfinished_runs_and_repeated_seeds_are_refused(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = ["--out", str(tmp_path / "r.md")]

@@ -13,10 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from programs.policies.game_agent import team_from_run
+from programs.serving import game_server
 from programs.serving.game_server import GameServer
+from rlstack.entity.inverted import wire
 from rlstack.entity.inverted.client import Connection
 from rlstack.entity.inverted.errors import GameError
 from rlstack.entity.inverted.game import GroupAgent
+from rlstack.entity.spaces import EntityType, ObsSpace
 from tests.entity.inverted import games
 from tests.entity.inverted.test_game_agent import BIDDING, Counted, leave_run
 
@@ -107,9 +110,9 @@ def test_games_that_do_not_fit_are_refused_with_the_reason(run_dir):
         one = Connection(*spaces, 2, "one", server.address, "")
         with one, pytest.raises(GameError, match="2 agents, and 1 players are free"):
             Connection(*spaces, 2, "two", server.address, "")
-        wait_for(lambda: any("game 2 (one): over" in line for line in told))
+        wait_for(lambda: any("game 2 ('one'): over" in line for line in told))
         Connection(*spaces, 2, "three", server.address, "").close()
-        wait_for(lambda: any("(three): over" in line for line in told))
+        wait_for(lambda: any("('three'): over" in line for line in told))
         with socket.create_connection(server.address.split(":")) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(1000)  # the reason
@@ -125,6 +128,41 @@ def test_a_game_that_is_lost_frees_its_players(run_dir):
         connection.close()
         wait_for(lambda: any("disconnected in the middle" in line for line in told))
         assert play(server.address) == wanted(run_dir)
+
+
+def test_what_games_say_is_told_as_one_short_line(run_dir):
+    """They are strangers: escape sequences, forged lines and megabytes are not printed."""
+    game, raw = games.Bidding(), "\x1b[2J\ngame 1: over" + "x" * 100_000
+    with serving(run_dir, most=2) as (server, told):
+        connection = Connection(game.obs_space, game.action_space, 2, raw, server.address, "")
+        out = wire.Writer(wire.Kind.ERROR)
+        out.text(raw)
+        connection._send(out)
+        wait_for(lambda: len(told) == 2)
+        connection.close()
+        assert "reports: '\\x1b[2J\\ngame 1: over" in told[1]
+        kinds = {raw[:5_000] + str(i): EntityType(("a",)) for i in range(10)}
+        with pytest.raises(GameError, match="trained on"):
+            Connection(ObsSpace(kinds), games.ACTIONS, 2, "other", server.address, "")
+        wait_for(lambda: len(told) == 3)
+        assert "refused" in told[2]
+    assert all(line.isprintable() and len(line) < 1200 for line in told)
+
+
+def test_the_end_does_not_wait_for_games_one_after_the_other(run_dir, monkeypatch):
+    """Some read nothing, so that what is sent to them waits."""
+    monkeypatch.setattr(game_server, "_END", 0.5)
+    over = threading.Event()
+    with serving(run_dir) as (server, _):
+        for _ in range(5):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            server._threads.add(thread)
+        begun = time.monotonic()
+        server.shutdown()
+        assert 0.4 < time.monotonic() - begun < 1.5
+        over.set()
+        server._threads.clear()
 
 
 @pytest.mark.slow

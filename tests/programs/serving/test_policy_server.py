@@ -228,6 +228,49 @@ def test_numbers_that_are_not_finite_are_refused(balancing):
         assert act(port, [0.0] * 4, "/predict")["action"] in (0, 1)
 
 
+def test_lone_surrogates_are_refused_with_an_answer(balancing, capfd):
+    """JSON may hold them, and UTF-8 may not."""
+    with serving(Players(rlstack.load(balancing))) as port:
+        status, text, _ = ask(port, "POST", "/act", '{"observation": [0,0,0,0], "\\ud800": 1}')
+        assert status == 400 and text.endswith("got \\ud800.\n")
+        assert act(port, [0.0] * 4, player="\ud800")["action"] in (0, 1)
+    assert capfd.readouterr().err == ""
+
+
+def check_padded(run, sizes, compiled):
+    """Padded batches act as those that nothing was added to; rows of a player stay its own."""
+    rng = np.random.default_rng(0)
+    plain, served = rlstack.load(run), rlstack.load(run)
+    players = Players(served)
+    shape = plain.spec.observation.shape
+    for rows in sizes:
+        plain.reset()
+        for _ in range(2):
+            seen = rng.normal(size=(rows, *shape)).astype(plain.spec.observation.dtype)
+            step = {"observation": seen.tolist(), "player": f"player {rows}"}
+            found = players.predict(step)
+            assert len(found["action"]) == len(found["value"]) == rows
+            if rows == sizes[-1]:
+                wanted = plain.predict(seen)
+                np.testing.assert_allclose(found["value"], wanted.value, rtol=1e-4, atol=1e-5)
+    assert served._predict._cache_size() == compiled
+    return players, shape
+
+
+def test_batches_of_many_sizes_are_compiled_for_few(balancing):
+    check_padded(balancing, [*range(1, 40), 3], compiled=5)  # 1, 8, 16, 32 and 64 rows
+
+
+@pytest.mark.slow
+@pytest.mark.chosen
+def test_padded_batches_keep_the_states_of_their_rows(remembering):
+    players, shape = check_padded(remembering, [1, 3, 5, 9, 12], compiled=3)
+    with pytest.raises(ValueError, match=r"the 12 environments of the last call.*got 11"):
+        players.act({"observation": np.zeros((11, *shape)).tolist(), "player": "player 12"})
+    ended = {"observation": np.zeros((12, *shape)).tolist(), "player": "player 12"}
+    assert len(players.act({**ended, "first": [True] + 11 * [False]})["action"]) == 12
+
+
 def test_an_answer_that_json_cannot_represent_is_an_error_of_the_server(capfd):
     with serving(Anything(float("nan"))) as port:
         status, text, _ = ask(port, "POST", "/act", {})

@@ -131,6 +131,26 @@ def test_the_table_has_runs_nodes_and_restarts(run, tmp_path, monkeypatch):
     assert find_runs(tmp_path) == [run.path, other.path]
 
 
+def test_each_run_is_found_once_though_links_loop(run):
+    folder = run.path.parent
+    (folder / "a").symlink_to(folder)  # as does "latest", before the run's own name
+    (folder / "b").mkdir()
+    (folder / "b" / "up").symlink_to(folder)
+    (folder / "latest").symlink_to(run.path)
+    assert find_runs(folder) == [run.path]
+    (folder / "b" / "two").mkdir()
+    (folder / "b" / "two" / "config.json").write_text("{}")
+    assert find_runs(folder) == [folder / "b" / "two", run.path]
+    assert find_runs(folder / "latest") == [folder / "latest"]
+
+
+def test_a_config_with_a_byte_order_mark_is_read(run):
+    config = run.path / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    found = RunReader(run.path).read()
+    assert (found.preset, found.budget) == ("cartpole-ppo", 1000)
+
+
 @pytest.mark.parametrize("text", FOREIGN)
 def test_a_foreign_or_damaged_config_is_a_row_of_the_table(run, text):
     other = run.path.with_name("two")
