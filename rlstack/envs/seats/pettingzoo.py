@@ -37,6 +37,8 @@ class _Adapter:
         self.seats = tuple(str(agent) for agent in self._agents)
         self.observation_spec = _common_spec(env, game, acting=False)
         self.action_spec = _common_spec(env, game, acting=True)
+        specs = Nest(self.observation_spec)
+        self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
         self._cast = _Cast(env, game)
         state = getattr(env, "state_space", None)
         if state is not None:
@@ -88,8 +90,6 @@ class ParallelGame(_Adapter):
         """
         super().__init__(_function(game)(**options), game)
         self._seed = seed
-        specs = Nest(self.observation_spec)
-        self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
         self._ended: set[Any] = set()
         self._first = True
 
@@ -123,7 +123,8 @@ class AECGame(_Adapter):
     """A ``pettingzoo.AECEnv``, whose agents act in turn; its possible agents are the seats.
 
     The reward of a turn is what the environment gives the agent since its last one. An agent that
-    is terminated has discount 0, one that is truncated discount 1.
+    is terminated has discount 0, one that is truncated discount 1. In a synchronous pool, an agent
+    that joins later sees zeros and has discount 0 up to the step in which it joins.
 
     The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
@@ -151,8 +152,12 @@ class AECGame(_Adapter):
         return self._next_turn()
 
     def observe(self, seat: int) -> Tree:
-        """Returns what the agent sees."""
-        return self._env.observe(self._agents[seat])
+        """Returns what the agent sees; zeros if it does not play."""
+        return self._env.observe(self._agents[seat]) if self.plays(seat) else self._nothing
+
+    def plays(self, seat: int) -> bool:
+        """Returns whether the agent has joined, and its game has not ended."""
+        return self._agents[seat] in self._env.agents
 
     def step(self, action: Tree) -> Turn:
         """Passes on the action of the agent whose turn it is."""

@@ -24,7 +24,7 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Tree
 from rlstack.envs.seats.game import EnvOfSeat, Seats, Table
-from rlstack.envs.seats.showing import ACTION_MASK
+from rlstack.envs.seats.showing import ACTION_MASK, unwrapped
 
 
 class Ending(NamedTuple):
@@ -67,6 +67,8 @@ class TurnGame(Protocol):
     def reset(self) -> Turn:
         """Starts a game."""
 
+    # A game whose seats may join later also has ``plays(seat)``, whether a seat takes part now.
+
     def observe(self, seat: int) -> Tree:
         """Returns what a seat for which the game has not ended sees now."""
 
@@ -100,6 +102,7 @@ class _TurnTable(Table):
         super().__init__(game, name)
         self._changed = threading.Condition()
         self._number = len(game.seats)
+        self._plays = getattr(unwrapped(game), "plays", lambda seat: True)
         self.turn: int | None = None
         self._playing: set[int] = set()  # seats that have had a turn and for which it goes on
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
@@ -177,6 +180,7 @@ class _TurnTable(Table):
                 )
         self.turn = turn.seat
         if turn.seat is not None:
+            self._ended.pop(turn.seat, None)  # it has joined again
             self._returns[turn.seat] += turn.reward
             seen = self.game.observe(turn.seat)
             if turn.seat in self._playing:
@@ -204,7 +208,9 @@ class _TurnTable(Table):
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
             before = list(self._returns)
-            gone = dict(self._ended)
+            away = {seat for seat in range(self._number) if not self._plays(seat)} | set(
+                self._ended
+            )
             self._take(self.game.step(actions[self.turn]))
             over = self.turn is None
             kind = dm_env.StepType.LAST if over else dm_env.StepType.MID
@@ -212,7 +218,7 @@ class _TurnTable(Table):
                 dm_env.TimeStep(
                     kind,
                     self._returns[seat] - before[seat],
-                    self._discount(seat, seat in gone, over),
+                    self._discount(seat, seat in away, over),
                     self._look(seat),
                 )
                 for seat in range(self._number)
@@ -220,11 +226,13 @@ class _TurnTable(Table):
         self._due = dict(enumerate(steps))
         self._playing = set(range(self._number)) - set(self._ended)
 
-    def _discount(self, seat: int, was_gone: bool, over: bool) -> float:
+    def _discount(self, seat: int, was_away: bool, over: bool) -> float:
         """Returns the discount of a row of a synchronous pool."""
+        if was_away:
+            return 0.0
         if seat not in self._ended:
             return 1.0
-        return self._ended[seat] if over and not was_gone else 0.0
+        return self._ended[seat] if over else 0.0
 
     def _look(self, seat: int) -> Tree:
         """Returns what a row of a synchronous pool sees."""
