@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.bounds import has_finite_bounds
 from rlstack.distributions.continuous import Normal, TanhNormal
 from rlstack.distributions.discrete import categorical, multi_categorical
 from rlstack.distributions.joint import Distribution, Joint
@@ -89,13 +90,13 @@ def _from_spec(
     mean, log_std = jnp.split(parameters, 2, axis=-1)
     if not squash:
         return Normal(mean, log_std)
-    low, high = (getattr(spec, name, np.inf) for name in ("minimum", "maximum"))
-    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high)):
+    if not has_finite_bounds(spec):
         raise ValueError(
             f"from_parameters: squash needs finite bounds with minimum < maximum; got {spec}. "
             "Use squash=False."
         )
-    low, high = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), mean.shape) for x in (low, high))
+    both = spec.minimum, spec.maximum
+    low, high = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), mean.shape) for x in both)
     return TanhNormal(mean, jnp.clip(log_std, *LOG_STD_RANGE), low, high)
 
 
