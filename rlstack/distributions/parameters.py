@@ -9,7 +9,7 @@ from dm_env import specs
 
 from rlstack.bounds import has_finite_bounds
 from rlstack.distributions.continuous import Normal, TanhNormal
-from rlstack.distributions.discrete import categorical, multi_categorical
+from rlstack.distributions.discrete import categorical, check_mask, multi_categorical
 from rlstack.distributions.joint import Distribution, Joint
 from rlstack.types import Array, PyTree
 
@@ -47,8 +47,8 @@ def from_parameters(
         and clip log_std to ``LOG_STD_RANGE`` as SAC does.
 
     Raises:
-      ValueError: there is no distribution for a spec, the last axis of parameters or mask has the
-        wrong size, or a float action has a mask.
+      ValueError: there is no distribution for a spec, the last axis of the parameters has the wrong
+        size, a mask does not have the shape of its parameters, or a float action has a mask.
     """
     parameters = jnp.asarray(parameters, jnp.float32)
     width = num_parameters(action_spec)
@@ -76,11 +76,8 @@ def _from_spec(
     """Does the same for one array spec; the caller has checked the number of parameters."""
     if np.issubdtype(spec.dtype, np.integer):
         sizes = _sizes(spec)
-        if mask is not None and jnp.shape(mask)[-1:] != (sum(sizes),):
-            raise ValueError(
-                f"from_parameters: the mask of {spec} must be [..., {sum(sizes)}]; got shape "
-                f"{jnp.shape(mask)}."
-            )
+        if mask is not None:
+            check_mask(f"from_parameters: {spec}", parameters, mask)
         if not spec.shape:
             return categorical(parameters, mask)
         minimum = np.broadcast_to(spec.minimum, spec.shape)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
+from rlstack.masks import ACTION_MASK
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import PLAIN, Block, dense
 from rlstack.networks.layers.linear import linear
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
-# Entries of a dict observation that have a meaning of their own.
-ACTION_MASK = "action_mask"  # marks the legal actions
+# Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
 CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state of a game
 # Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
 # the other entries (all), or alone (state).

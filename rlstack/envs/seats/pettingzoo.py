@@ -18,7 +18,7 @@ from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_s
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.protocol import GameStep
-from rlstack.envs.seats.turns import Ending, Turn, Turns
+from rlstack.envs.seats.turns import Ending, Turn, Turns, playable
 from rlstack.references import load_object
 
 
@@ -38,7 +38,8 @@ class _Adapter:
         self.observation_spec = _common_spec(env, game, acting=False)
         self.action_spec = _common_spec(env, game, acting=True)
         specs = Nest(self.observation_spec)
-        self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
+        zeros = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
+        self._nothing = playable(zeros)
         self._cast = _Cast(env, game)
         state = getattr(env, "state_space", None)
         if state is not None:
@@ -67,10 +68,11 @@ class ParallelGame(_Adapter):
     """A ``pettingzoo.ParallelEnv``; its possible agents are the seats.
 
     An agent that ends before the others keeps its row: it gets discount 0, then reward 0 and
-    observations of zeros, and its actions are ignored, until the game is over. So its returns end
-    where it ended. An agent that joins later has discount 0 up to the step in which it joins, so
-    its returns begin there; if it ended before, it plays again. The game is over when no agent is
-    left. An agent that is truncated together with all that are left has discount 1.
+    observations of zeros (of a mask, the first action is legal), and its actions are ignored, until
+    the game is over. So its returns end where it ended. An agent that joins later has discount 0 up
+    to the step in which it joins, so its returns begin there; if it ended before, it plays again.
+    The game is over when no agent is left. An agent that is truncated together with all that are
+    left has discount 1.
 
     The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from programs.nodes.actor import env_seed
+from programs.nodes.actor import EnvGauges, env_seed
 from programs.presets import preset
 
 EXPERIMENT = dataclasses.replace(preset("cartpole-ppo"), seed=7)
@@ -39,3 +39,31 @@ def test_no_two_actors_play_the_same_environments():
         for i in range(64)
     ]
     assert len(set(played)) == len(played)
+
+
+class Reporting:
+    """A coordinator's client, and a pool, whose counters are set by the test."""
+
+    last_restart = "it hung"
+
+    def __init__(self):
+        self.counters, self.counted, self.notes = {}, [], []
+
+    def stats(self):
+        return self.counters
+
+    def count(self, **totals):
+        self.counted.append(totals)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_an_actor_reports_the_counters_of_its_pool():
+    pool = Reporting()
+    gauges = EnvGauges(pool, lambda: {"replay/size": 8.0}, pool, EXPERIMENT)
+    assert gauges() == {"replay/size": 8.0} and not pool.counted
+    pool.counters = {"restarts": 2, "masks_without_choice": 5}
+    gauges()
+    assert pool.counted == [{"env_masks_without_choice": 5}, {"env_restarts": 2}]
+    assert len(pool.notes) == 1 and "(2 so far)" in pool.notes[0]
