@@ -19,11 +19,11 @@ from dm_env import specs
 from agents.registry import register
 from rlstack import distributions
 from rlstack.agent import Agent
-from rlstack.bounds import has_finite_bounds
 from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask
 from rlstack.references import load_hook
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import (
     AgentState,
     Array,

@@ -34,10 +34,10 @@ from rlstack.acting.inference_client import InferenceClient
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
 from rlstack.acting.round_gate import RoundGate
-from rlstack.masks import COUNTER
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.rounds import Reports
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
+from rlstack.specs.masks import COUNTER
 from rlstack.types import Array, Transition
 
 _HasNewer = Callable[[int, float], bool]

@@ -39,8 +39,8 @@ from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
-from rlstack.masks import COUNTER
 from rlstack.rpc import remote
+from rlstack.specs.masks import COUNTER
 from rlstack.storage.loggers import Fanout, Logger, NewestLogs
 
 

@@ -23,9 +23,9 @@ from rlstack.fused.learning import Updates
 from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.update import in_thread
-from rlstack.masks import COUNTER, no_choice_warning, without_choice
 from rlstack.random.compiled_quickly import CompiledQuickly
 from rlstack.references import name_of
+from rlstack.specs.masks import COUNTER, no_choice_warning, without_choice
 from rlstack.storage import checkpoint
 from rlstack.types import PRNGKey
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.bounds import has_finite_bounds
 from rlstack.checks import ActionKindError
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import Array, PyTree
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.bounds import has_finite_bounds
 from rlstack.distributions.continuous import Normal, TanhNormal
 from rlstack.distributions.discrete import categorical, check_mask, multi_categorical
 from rlstack.distributions.joint import Distribution, Joint
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import Array, PyTree
 
 # The range to which SAC clips its policy's log standard deviation (Haarnoja et al. 2018, the

@@ -17,9 +17,9 @@ import numpy as np
 from dm_env import specs
 from numpy.typing import DTypeLike
 
-from rlstack.bounds import with_open_bounds
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
+from rlstack.specs.bounds import with_open_bounds
 
 if TYPE_CHECKING:
     import gymnasium

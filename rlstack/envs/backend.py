@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
-from rlstack.masks import no_choice_warning, without_choice
+from rlstack.specs.masks import no_choice_warning, without_choice
 from rlstack.types import Array, EnvSpec, PyTree, TimeStep
 
 _log = logging.getLogger(__name__)

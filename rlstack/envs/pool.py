@@ -22,7 +22,7 @@ from rlstack.envs.backend import (
     check_ids,
 )
 from rlstack.envs.factory import make_backend
-from rlstack.masks import COUNTER
+from rlstack.specs.masks import COUNTER
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Self = TypeVar("Self", bound="Pool")

@@ -18,7 +18,6 @@ from dm_env import specs
 from rlstack.agent import Agent, EpochAgent
 from rlstack.checks import Checked
 from rlstack.families.wrapped import Wrapped, WrappedEpochs
-from rlstack.masks import ACTION_MASK
 from rlstack.math.running_statistics import (
     RunningStatistics,
     initial_statistics,
@@ -27,6 +26,7 @@ from rlstack.math.running_statistics import (
 )
 from rlstack.networks import Standardiser
 from rlstack.networks.torsos import action_mask
+from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import (
     ActionDistribution,
     AgentOut,

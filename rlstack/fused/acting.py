@@ -13,8 +13,8 @@ from dm_env import specs
 from rlstack.agent import Agent
 from rlstack.exploration import with_env_ids
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
-from rlstack.masks import without_choice
 from rlstack.networks.layers import forms
+from rlstack.specs.masks import without_choice
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import numpy as np
 from rlstack.fused.acting import Acted, Actors, Tally, account, no_choice, no_tally, not_finite
 from rlstack.fused.history import HistoryActors
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
-from rlstack.masks import without_choice
+from rlstack.specs.masks import without_choice
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
 
 Player = Actors | HistoryActors

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.bounds import with_open_bounds
 from rlstack.checks import EnvError
+from rlstack.specs.bounds import with_open_bounds
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
 
 

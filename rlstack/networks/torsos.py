@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.masks import ACTION_MASK
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import PLAIN, Block, dense
 from rlstack.networks.layers.linear import linear
+from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution

@@ -15,11 +15,11 @@ from agents.fixed import Random, RandomConfig
 from programs.components.agent import make_agent
 from programs.presets import preset
 from rlstack import distributions
-from rlstack.bounds import has_finite_bounds, with_open_bounds
 from rlstack.envs import SyncEnv
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import PointMass
 from rlstack.networks.base import dummy_timestep
+from rlstack.specs.bounds import has_finite_bounds, with_open_bounds
 from rlstack.types import EnvSpec
 
 MOST = 3.4028234663852886e38  # float32's largest number

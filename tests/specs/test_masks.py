@@ -17,7 +17,7 @@ from rlstack.exploration import Greedy
 from rlstack.fused.acting import Actors
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.toy import MaskedDict
-from rlstack.masks import without_choice
+from rlstack.specs.masks import without_choice
 from rlstack.types import EnvSpec, StepType, TimeStep
 from tests.fused.test_fused_run import ppo, run
 from tests.programs.running import series
@@ -151,7 +151,7 @@ def test_acting_in_a_compiled_loop_counts_them():
     "topology", [pytest.param("fused", marks=pytest.mark.chosen), "single_process"]
 )
 def test_runs_log_their_number_and_warn_once(topology, tmp_path, caplog):
-    env = EnvConfig("tests.test_masks:BlankMasks", 4, "jax")
+    env = EnvConfig("tests.specs.test_masks:BlankMasks", 4, "jax")
     experiment = ppo(topology, env=env, updates=3, frames=10**6)
     with caplog.at_level(logging.WARNING):
         run(experiment, tmp_path / "run")
@@ -161,4 +161,4 @@ def test_runs_log_their_number_and_warn_once(topology, tmp_path, caplog):
     seen = 4 * (5 * 2 + 1) + (4 if topology == "single_process" else 0)
     assert logged[-1] == seen
     said = [r.getMessage() for r in caplog.records if "BlankMasks" in r.message]
-    assert len(said) == 1 and said[0].startswith("Env 0 (tests.test_masks:BlankMasks), ")
+    assert len(said) == 1 and said[0].startswith("Env 0 (tests.specs.test_masks:BlankMasks), ")
