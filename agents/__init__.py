@@ -6,7 +6,7 @@ package is imported here, so there is no list to edit.
 Pure.
 
 May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.families, rlstack.math,
-rlstack.networks.
+rlstack.networks, rlstack.specs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from rlstack.checks import Checked
 from rlstack.networks import Network
 from rlstack.networks.torsos import action_mask
 from rlstack.references import load_hook
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import (
     AgentState,
     Array,
@@ -163,7 +164,6 @@ def _draw(rng_key: PRNGKey, spec: specs.Array, mask: Array | None, batch_size: i
         choices = distributions.from_parameters(spec, parameters, mask)
         return choices.sample(rng_key).astype(spec.dtype)
     shape = (batch_size, *spec.shape)
-    low, high = (getattr(spec, name, np.inf) for name in ("minimum", "maximum"))
-    if np.all(np.isfinite(low)) and np.all(np.isfinite(high)):
-        return jax.random.uniform(rng_key, shape, spec.dtype, low, high)
+    if isinstance(spec, specs.BoundedArray) and has_finite_bounds(spec):
+        return jax.random.uniform(rng_key, shape, spec.dtype, spec.minimum, spec.maximum)
     return jax.random.normal(rng_key, shape, spec.dtype)

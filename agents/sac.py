@@ -224,7 +224,8 @@ class SAC(PolicyAndCriticsAgent):
         if self._bounds is not None:
             return -float(self.action_spec.shape[0])
         mask = action_mask(timestep.observation)
-        equal = distributions.categorical(jnp.zeros(self.action_spec.num_values), mask)
+        logits = jnp.zeros(self.action_spec.num_values if mask is None else mask.shape)
+        equal = distributions.categorical(logits, mask)
         return 0.98 * equal.entropy()
 
     def critic_input(self, timestep: TimeStep, action: Array) -> TimeStep:

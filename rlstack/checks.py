@@ -64,6 +64,10 @@ class WrongKindError(TypeError, ValueError):
     """
 
 
+class ActionKindError(WrongKindError):
+    """An environment's action is of a kind that an agent cannot take."""
+
+
 def _mistake_in(config: Any, path: str) -> str:
     """Returns a message about the first value of a wrong type; "" if all have the right types."""
     every = hints_of(config).items()

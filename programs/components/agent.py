@@ -13,7 +13,7 @@ from agents import AGENTS
 from programs.experiment import Experiment
 from rlstack import exploration
 from rlstack.agent import Agent
-from rlstack.checks import WrongKindError
+from rlstack.checks import ActionKindError, WrongKindError
 from rlstack.families.normalised import normalised
 from rlstack.families.observing import View, observing
 from rlstack.references import Hook, call_factory, name_of, nearest
@@ -52,7 +52,10 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
     else:
         policy = functools.partial(entry.policy, cfg, experiment.total_envs)
     obs_spec = spec.observation if view is None else view.seen_spec
-    agent = entry.agent(cfg, obs_spec, spec.action, network, policy)
+    try:
+        agent = entry.agent(cfg, obs_spec, spec.action, network, policy)
+    except ActionKindError as error:
+        raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if not greedy and experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "

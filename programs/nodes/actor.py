@@ -37,6 +37,7 @@ from rlstack.acting.round_gate import RoundGate
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.replay.rounds import Reports
 from rlstack.rpc import RemoteObject, StoppedError, UnavailableError
+from rlstack.specs.masks import COUNTER
 from rlstack.types import Array, Transition
 
 _HasNewer = Callable[[int, float], bool]
@@ -295,7 +296,7 @@ class LearningPart:
 
 
 class EnvGauges:
-    """The values that reports contain; also counts the restarts of environments, and shows them."""
+    """The values that reports contain; also counts what the pool counts, and shows restarts."""
 
     def __init__(
         self,
@@ -310,8 +311,11 @@ class EnvGauges:
         self._restarts = 0
 
     def __call__(self) -> Mapping[str, float]:
-        """Returns the values, and reports restarts since the last call."""
-        restarts = self._env.stats().get("restarts", 0)
+        """Returns the values, and reports the pool's counters."""
+        counters = self._env.stats()
+        if masks := counters.get(COUNTER, 0):
+            self._program.count(**{f"env_{COUNTER}": masks})
+        restarts = counters.get("restarts", 0)
         if restarts > self._restarts:
             self._restarts = restarts
             self._program.count(env_restarts=restarts)

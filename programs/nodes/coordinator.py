@@ -40,6 +40,7 @@ from programs.tracking.progress import Progress, open_logs
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.rpc import remote
+from rlstack.specs.masks import COUNTER
 from rlstack.storage.loggers import Fanout, Logger, NewestLogs
 
 
@@ -88,7 +89,7 @@ class Coordinator:
         self._learner_steps = dict.fromkeys(self._policies.learners, 0)
         self._rates = FrameRates()
         self._lost_frames = 0.0
-        self._env_restarts = 0
+        self._env_counts = {"restarts": 0}
         self._nodes: dict[str, NodeStatus] = {}
         self._addresses: dict[str, str] = {}
         self._interrupted = 0
@@ -112,8 +113,8 @@ class Coordinator:
           node: the node's name, such as "actor/0".
           incarnation: how often it has been restarted.
           pid: the id of its process.
-          counts: totals since the incarnation began. ``env_frames``, ``env_restarts`` and
-            ``learner_steps`` are counted; ``ended`` marks the node's last report.
+          counts: totals since the incarnation began. ``env_frames``, ``learner_steps`` and the
+            counters of pools (``env_...``) are counted; ``ended`` marks the node's last report.
           gauges: current values, logged as means over the nodes that report them.
           logs: values to average, each a list of numbers.
           batch: the number of these logs, from 1. A node that got no answer sends them again.
@@ -129,8 +130,9 @@ class Coordinator:
             before = known.counts if incarnation == known.incarnation else {}
             if "env_frames" in counts:
                 self._add_frames(node, int(counts["env_frames"] - before.get("env_frames", 0)))
-            restarts = counts.get("env_restarts", 0) - before.get("env_restarts", 0)
-            self._env_restarts += int(restarts)
+            for name in ("restarts", COUNTER):
+                if more := int(counts.get(f"env_{name}", 0) - before.get(f"env_{name}", 0)):
+                    self._env_counts[name] = self._env_counts.get(name, 0) + more
             if "learner_steps" in counts:
                 self._learner_steps[self._policies.learner_of(node)] = int(counts["learner_steps"])
             known.incarnation, known.pid, known.seen = incarnation, pid, time.monotonic()
@@ -370,7 +372,7 @@ class Coordinator:
         return {
             "learner/steps": steps,
             **self._policies.logs(self._learner_steps),
-            "env/restarts": self._env_restarts,
+            **{f"env/{name}": count for name, count in self._env_counts.items()},
             "program/restarts": sum(node.incarnation for node in self._nodes.values()),
             "program/lost_frames": self._lost_frames,
             **{name: float(np.mean(found)) for name, found in values.items()},

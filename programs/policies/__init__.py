@@ -2,5 +2,5 @@
 
 May import: agents, programs, programs.components, programs.policy_sets, programs.tracking, rlstack,
 rlstack.acting, rlstack.distributions, rlstack.entity, rlstack.envs, rlstack.exploration,
-rlstack.families, rlstack.math, rlstack.networks, rlstack.storage.
+rlstack.families, rlstack.math, rlstack.networks, rlstack.specs, rlstack.storage.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +24,13 @@ from rlstack.fused.loop import NO_LIMIT, Limits, LoopState, Report
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.learning.update import in_thread
 from rlstack.random.compiled_quickly import CompiledQuickly
+from rlstack.references import name_of
+from rlstack.specs.masks import COUNTER, no_choice_warning, without_choice
 from rlstack.storage import checkpoint
 from rlstack.types import PRNGKey
 
 Phase = Callable[[str], AbstractContextManager]
+_log = logging.getLogger(__name__)
 _GROWTH = 8  # most times as many iterations as in the call before
 
 
@@ -61,6 +65,7 @@ class CompiledRun(abc.ABC):
         """Has not restarted its environments yet."""
         self.experiment, self._env = experiment, env
         self._restarts = 0
+        self._no_choice = None if without_choice(env.spec) is None else 0
         self._seconds = 0.0  # of the last call
 
     @property
@@ -115,16 +120,32 @@ class CompiledRun(abc.ABC):
         return self._env.keys(np.arange(first, first + self.experiment.env.num_envs))
 
     def check_envs(self, report: Report) -> None:
-        """Restarts the environments if one of them gave NaN or infinity in a call.
+        """Counts masks, and restarts the environments if one gave NaN or infinity in a call.
 
         Raises:
           EnvError: one of them did.
         """
+        self._count_masks(np.asarray(report.tally.no_choice))
         if not report.tally.bad.any():
             return
         self._restarts += 1
         self.restart_environments()
         raise not_finite_error(self.experiment.env.name, np.asarray(report.tally.bad))
+
+    def _count_masks(self, steps: np.ndarray) -> None:
+        """Counts steps ``[B]`` whose mask marks no action as legal; warns of the first."""
+        if self._no_choice is None or not steps.any():
+            return
+        if not self._no_choice:
+            when = f"before frame {self.counted[0]:,}"
+            name, env_id = name_of(self.experiment.env.name), int(np.argmax(steps > 0))
+            _log.warning(no_choice_warning(env_id, name, when))
+        self._no_choice += int(steps.sum())
+
+    @property
+    def env_stats(self) -> dict[str, object]:
+        """The counters of the environments, for `stats`."""
+        return {} if self._no_choice is None else {f"env/{COUNTER}": self._no_choice}
 
 
 class Calls(CompiledRun):

@@ -241,7 +241,7 @@ class FusedRun(CompiledRun):
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
         found: dict[str, object] = {"learner/steps": self.learner.version}
-        found["fused/call_seconds"] = self._seconds
+        found |= {"fused/call_seconds": self._seconds, **self.env_stats}
         if self.experiment.replay.sampler != "fifo":
             of = self.read(lambda s: (s.replay.held, s.replay.inserts, s.replay.drawn))
             found |= {f"replay/{name}": value for name, value in ring_stats(*of).items()}

@@ -209,7 +209,7 @@ class FusedSet(PolicySet, Calls):
 
     def stats(self) -> dict[str, object]:
         """Returns the counters to log."""
-        return super().stats() | {"fused/call_seconds": self._seconds}
+        return super().stats() | {"fused/call_seconds": self._seconds, **self.env_stats}
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs, for `rlstack.storage.checkpoint`."""

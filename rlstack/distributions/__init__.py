@@ -10,7 +10,7 @@ of that output, and ``from_parameters`` converts it to the distribution.
 
 Pure.
 
-May import: rlstack.
+May import: rlstack, rlstack.specs.
 """
 
 from rlstack.distributions.bounds import Bounds, bounds_of

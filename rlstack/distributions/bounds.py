@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from rlstack.checks import WrongKindError
+from rlstack.checks import ActionKindError
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import Array, PyTree
 
 
@@ -40,19 +41,18 @@ def bounds_of(action_spec: PyTree, where: str) -> Bounds:
       where: the name of the caller, for the error message.
 
     Raises:
-      WrongKindError: the spec is not such an array.
+      ActionKindError: the spec is not such an array.
     """
-    low: PyTree = getattr(action_spec, "minimum", None)
-    high: PyTree = getattr(action_spec, "maximum", None)
     if (
-        low is None
-        or high is None
+        not isinstance(action_spec, specs.BoundedArray)
         or not np.issubdtype(action_spec.dtype, np.floating)
         or len(action_spec.shape) != 1
-        or not (np.isfinite(low).all() and np.isfinite(high).all() and np.all(low < high))
+        or not has_finite_bounds(action_spec)
     ):
-        raise WrongKindError(
+        raise ActionKindError(
             f"{where}: the action must be one float array of rank 1 with finite bounds; got "
-            f"{action_spec}. Bound the action in an environment adapter, or use ppo."
+            f"{action_spec}. Declare finite bounds in the environment or in a wrapper of it, or "
+            "use ppo."
         )
-    return Bounds(*(np.broadcast_to(x, action_spec.shape).astype(np.float32) for x in (low, high)))
+    both = action_spec.minimum, action_spec.maximum
+    return Bounds(*(np.broadcast_to(x, action_spec.shape).astype(np.float32) for x in both))

@@ -112,9 +112,13 @@ def categorical(logits: Array, mask: Array | None = None) -> Categorical:
       logits: [..., A]; -inf counts as illegal.
       mask: [..., A], True where the action is legal. In a row without a legal action all actions
         count as legal, because padding rows have such masks and must stay finite.
+
+    Raises:
+      ValueError: the mask does not have the shape of the logits.
     """
     logits = jnp.maximum(jnp.asarray(logits, jnp.float32), ILLEGAL)
     if mask is not None:
+        check_mask("categorical", logits, mask)
         mask = jnp.asarray(mask) != 0
         mask |= ~jnp.any(mask, axis=-1, keepdims=True)
         logits = jnp.where(mask, logits, ILLEGAL)
@@ -135,7 +139,12 @@ def multi_categorical(
       minimum: [K] int, the smallest action of each component; zeros by default.
       mask: [..., sum(num_values)], True where legal; in a component without a legal choice all
         choices count as legal.
+
+    Raises:
+      ValueError: the mask does not have the shape of the logits.
     """
+    if mask is not None:
+        check_mask("multi_categorical", logits, mask)
     ends = np.cumsum(num_values)[:-1].tolist()
     parts = jnp.split(jnp.asarray(logits, jnp.float32), ends, axis=-1)
     masks = [None] * len(parts) if mask is None else jnp.split(jnp.asarray(mask), ends, axis=-1)
@@ -147,3 +156,18 @@ def multi_categorical(
     stacked = jnp.stack(rows, axis=-2)
     offset = jnp.zeros(len(rows), jnp.int32) if minimum is None else jnp.asarray(minimum, jnp.int32)
     return MultiCategorical(stacked, jnp.broadcast_to(offset, stacked.shape[:-1]))
+
+
+def check_mask(where: str, logits: Array, mask: Array) -> None:
+    """Checks that a mask is as large as the logits, for broadcasting would change its meaning.
+
+    Raises:
+      ValueError: it is not; the message begins with ``where``.
+    """
+    if np.shape(mask) != np.shape(logits):
+        shape = np.shape(logits)
+        raise ValueError(
+            f"{where}: the action mask must have the shape of the logits, {shape}, one entry for "
+            f"each choice; got {np.shape(mask)}. Declare the observation's action_mask with shape "
+            f"({shape[-1] if shape else ''},) in the environment."
+        )

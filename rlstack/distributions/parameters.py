@@ -8,8 +8,9 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.distributions.continuous import Normal, TanhNormal
-from rlstack.distributions.discrete import categorical, multi_categorical
+from rlstack.distributions.discrete import categorical, check_mask, multi_categorical
 from rlstack.distributions.joint import Distribution, Joint
+from rlstack.specs.bounds import has_finite_bounds
 from rlstack.types import Array, PyTree
 
 # The range to which SAC clips its policy's log standard deviation (Haarnoja et al. 2018, the
@@ -46,8 +47,8 @@ def from_parameters(
         and clip log_std to ``LOG_STD_RANGE`` as SAC does.
 
     Raises:
-      ValueError: there is no distribution for a spec, the last axis of parameters or mask has the
-        wrong size, or a float action has a mask.
+      ValueError: there is no distribution for a spec, the last axis of the parameters has the wrong
+        size, a mask does not have the shape of its parameters, or a float action has a mask.
     """
     parameters = jnp.asarray(parameters, jnp.float32)
     width = num_parameters(action_spec)
@@ -75,11 +76,8 @@ def _from_spec(
     """Does the same for one array spec; the caller has checked the number of parameters."""
     if np.issubdtype(spec.dtype, np.integer):
         sizes = _sizes(spec)
-        if mask is not None and jnp.shape(mask)[-1:] != (sum(sizes),):
-            raise ValueError(
-                f"from_parameters: the mask of {spec} must be [..., {sum(sizes)}]; got shape "
-                f"{jnp.shape(mask)}."
-            )
+        if mask is not None:
+            check_mask(f"from_parameters: {spec}", parameters, mask)
         if not spec.shape:
             return categorical(parameters, mask)
         minimum = np.broadcast_to(spec.minimum, spec.shape)
@@ -89,13 +87,13 @@ def _from_spec(
     mean, log_std = jnp.split(parameters, 2, axis=-1)
     if not squash:
         return Normal(mean, log_std)
-    low, high = (getattr(spec, name, np.inf) for name in ("minimum", "maximum"))
-    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(low < high)):
+    if not has_finite_bounds(spec):
         raise ValueError(
             f"from_parameters: squash needs finite bounds with minimum < maximum; got {spec}. "
             "Use squash=False."
         )
-    low, high = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), mean.shape) for x in (low, high))
+    both = spec.minimum, spec.maximum
+    low, high = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), mean.shape) for x in both)
     return TanhNormal(mean, jnp.clip(log_std, *LOG_STD_RANGE), low, high)
 
 

@@ -3,7 +3,7 @@
 The two names are imported on first use, because worker processes import this package too and must
 not import JAX.
 
-May import: rlstack, rlstack.imports.
+May import: rlstack, rlstack.imports, rlstack.specs.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
+from rlstack.specs.bounds import with_open_bounds
 
 if TYPE_CHECKING:
     import gymnasium
@@ -351,6 +352,8 @@ def narrow(dtype: DTypeLike) -> np.dtype:
 def narrow_spec(spec: specs.Array, where: str) -> specs.Array:
     """Returns the spec with at most 32 bits; bounds outside the dtype's range become its limits.
 
+    Bounds of real numbers that stand for none are infinite, see `with_open_bounds`.
+
     Args:
       spec: of an observation or an action.
       where: its name in errors.
@@ -368,10 +371,10 @@ def narrow_spec(spec: specs.Array, where: str) -> specs.Array:
             )
         return specs.DiscreteArray(spec.num_values, dtype, spec.name)
     if dtype == spec.dtype:
-        return spec
+        return with_open_bounds(spec)
     if isinstance(spec, specs.BoundedArray):
         low, high = (_narrow_bound(bound, dtype) for bound in (spec.minimum, spec.maximum))
-        return specs.BoundedArray(spec.shape, dtype, low, high, spec.name)
+        return with_open_bounds(specs.BoundedArray(spec.shape, dtype, low, high, spec.name))
     return specs.Array(spec.shape, dtype, spec.name)
 
 

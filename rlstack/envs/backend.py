@@ -7,8 +7,9 @@ arguments: ``SyncEnv`` and ``AsyncEnv`` check every action and every id before t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +19,10 @@ from numpy.typing import ArrayLike
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
+from rlstack.specs.masks import no_choice_warning, without_choice
 from rlstack.types import Array, EnvSpec, PyTree, TimeStep
+
+_log = logging.getLogger(__name__)
 
 # For at most this number of actions, looking each up in a set is faster than a numpy reduction.
 _FEW = 64
@@ -246,6 +250,36 @@ def check_ids(env_ids: ArrayLike, size: int) -> np.ndarray:
     if len(set(listed)) != len(listed):
         raise ValueError(f"AsyncEnv.send: env_ids must name each environment once; got {listed}.")
     return np.array(ids, np.int32)
+
+
+class MaskCount:
+    """Counts the steps whose action mask marks no action as legal, and warns of the first.
+
+    Attributes:
+      total: their number; None if the environments have no action mask.
+    """
+
+    _warned: ClassVar[set[str]] = set()  # names of environments; each evaluation has a new pool
+
+    def __init__(self, name: str, spec: EnvSpec):
+        """Prepares the count for environments of this name."""
+        self._name, self._find = name, without_choice(spec)
+        self.total = None if self._find is None else 0
+        self._batches = 0
+
+    def __call__(self, env_ids: np.ndarray, timestep: TimeStep) -> None:
+        """Looks at the steps ``[B, ...]`` of the environments ``env_ids``."""
+        if self._find is None or self.total is None:
+            return
+        self._batches += 1
+        found = self._find(timestep)
+        if not found.any():
+            return
+        self.total += int(np.count_nonzero(found))
+        if self._name not in self._warned:
+            self._warned.add(self._name)
+            env_id = env_ids[int(np.argmax(found))]
+            _log.warning(no_choice_warning(env_id, self._name, f"step {self._batches - 1:,}"))
 
 
 class FiniteCheck:

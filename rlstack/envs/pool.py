@@ -13,8 +13,16 @@ import numpy as np
 
 from rlstack.envs.adapters import EnvBuilder, Options
 from rlstack.envs.auto_reset import builder_name
-from rlstack.envs.backend import Backend, FiniteCheck, PoolConfig, action_checks, check_ids
+from rlstack.envs.backend import (
+    Backend,
+    FiniteCheck,
+    MaskCount,
+    PoolConfig,
+    action_checks,
+    check_ids,
+)
 from rlstack.envs.factory import make_backend
+from rlstack.specs.masks import COUNTER
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Self = TypeVar("Self", bound="Pool")
@@ -35,6 +43,7 @@ class Pool:
         self._nest, self._checks = action_checks(self._backend, copy=not self.is_sync)
         self._check = FiniteCheck(builder_name(name_or_builder), self.spec.observation)
         self._checks_finite = config.check_finite
+        self._masks = MaskCount(builder_name(name_or_builder), self.spec)
         self._failed = False
 
     def _open(self, where: str) -> Backend:
@@ -50,6 +59,8 @@ class Pool:
         env_ids, timestep = backend.recv()
         if self._checks_finite:
             self._check(env_ids, timestep)
+        if self._masks.total is not None:
+            self._masks(env_ids, timestep)
         return env_ids, timestep
 
     def _checked(self, actions: PyTree, rows: int) -> list[np.ndarray]:
@@ -104,8 +115,12 @@ class Pool:
         return None if draw is None else draw(env_id)
 
     def stats(self) -> dict[str, int]:
-        """Returns counters since construction, such as ``restarts`` of worker processes."""
-        return (self._backend or self._open("stats")).stats()  # also of a pool that failed
+        """Returns counters since construction, such as ``restarts`` of worker processes.
+
+        Where there are action masks, ``masks_without_choice`` counts those without a legal action.
+        """
+        found = (self._backend or self._open("stats")).stats()  # also of a pool that failed
+        return found if self._masks.total is None else {**found, COUNTER: self._masks.total}
 
     @property
     def last_restart(self) -> str:

@@ -2,5 +2,6 @@
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.math, rlstack.networks.
+May import: rlstack, rlstack.distributions, rlstack.exploration, rlstack.math, rlstack.networks,
+rlstack.specs.
 """

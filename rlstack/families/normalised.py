@@ -25,7 +25,8 @@ from rlstack.math.running_statistics import (
     update_statistics,
 )
 from rlstack.networks import Standardiser
-from rlstack.networks.torsos import ACTION_MASK, action_mask
+from rlstack.networks.torsos import action_mask
+from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import (
     ActionDistribution,
     AgentOut,

@@ -14,6 +14,7 @@ from rlstack.agent import Agent
 from rlstack.exploration import with_env_ids
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.networks.layers import forms
+from rlstack.specs.masks import without_choice
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
 
 T = TypeVar("T")
@@ -38,15 +39,15 @@ class Tally(NamedTuple):
     returns: Array  # [B] float32, the sum of their returns
     lengths: Array  # [B] float32, the sum of their lengths
     bad: Array  # [B] bool, where a reward or an observation was not finite
+    no_choice: Array  # [B] int32, steps whose action mask marks no action as legal
 
     def total(self) -> Tally:
-        """Returns the sums over the environments, ``[]``; ``bad`` stays ``[B]``."""
+        """Returns the sums over the environments, ``[]``; the last two fields stay ``[B]``."""
         return self.numbers(lambda x: x.sum())
 
     def numbers(self, change: Callable[[Array], Array]) -> Tally:
-        """Returns the tally with each of its numbers changed; ``bad`` stays."""
-        counts = change(self.frames), change(self.episodes)
-        return Tally(*counts, change(self.returns), change(self.lengths), self.bad)
+        """Returns the tally with each of its sums changed; the last two fields stay."""
+        return Tally(*map(change, self[:4]), self.bad, self.no_choice)
 
     def after(self, earlier: Tally) -> Tally:
         """Returns what happened in these steps and in earlier ones."""
@@ -56,6 +57,7 @@ class Tally(NamedTuple):
             earlier.returns + self.returns,
             earlier.lengths + self.lengths,
             earlier.bad | self.bad,
+            earlier.no_choice + self.no_choice,
         )
 
 
@@ -92,6 +94,7 @@ class Actors:
         """
         self.agent, self.env, self.num_envs = agent, env, num_envs
         self._check_finite = check_finite
+        self._without_choice = without_choice(env.spec)
 
     def start(self, env_keys: PRNGKey, rng_key: PRNGKey) -> Acting:
         """Starts an episode in every environment.
@@ -146,7 +149,8 @@ class Actors:
             timestep, acted.output, acted.state, jnp.full(self.num_envs, version)
         )
         bad = self._bad(received)
-        returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad)
+        none = no_choice(self._without_choice, timestep)
+        returns, lengths, stepped = account(timestep, acting.returns, acting.lengths, bad, none)
         acting = Acting(env, received, acted.next_state, acted.next_key, returns, lengths)
         return acting, stepped.after(tally), transition
 
@@ -226,11 +230,11 @@ class Actors:
 def no_tally(rows: int) -> Tally:
     """Returns a tally of nothing, for this number of environments."""
     none, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
-    return Tally(none, none, zeros, zeros, jnp.zeros(rows, bool))
+    return Tally(none, none, zeros, zeros, jnp.zeros(rows, bool), none)
 
 
 def account(
-    timestep: TimeStep, returns: Array, lengths: Array, bad: Array
+    timestep: TimeStep, returns: Array, lengths: Array, bad: Array, none: Array
 ) -> tuple[Array, Array, Tally]:
     """Counts one step of every environment.
 
@@ -239,6 +243,7 @@ def account(
       returns: ``[B]`` float32, of the episodes so far, without this step.
       lengths: ``[B]`` int32, likewise.
       bad: ``[B]`` bool, what the tally says is bad.
+      none: ``[B]`` int32, 1 where the action mask marks no action as legal.
 
     Returns:
       The returns and lengths with this step, 0 where an episode has ended, and its tally.
@@ -253,8 +258,15 @@ def account(
         jnp.where(last, returns, 0.0),
         jnp.where(last, lengths, 0).astype(jnp.float32),
         bad,
+        none,
     )
     return jnp.where(last, 0.0, returns), jnp.where(last, 0, lengths), stepped
+
+
+def no_choice(find: Callable[[TimeStep], Array] | None, timestep: TimeStep) -> Array:
+    """Returns 1 where the mask marks no action as legal, ``[B]`` int32; see `without_choice`."""
+    rows = timestep.step_type.shape[0]
+    return jnp.zeros(rows, jnp.int32) if find is None else find(timestep).astype(jnp.int32)
 
 
 def not_finite(timestep: TimeStep) -> Array:

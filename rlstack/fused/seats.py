@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.fused.acting import Acted, Actors, Tally, account, no_tally, not_finite
+from rlstack.fused.acting import Acted, Actors, Tally, account, no_choice, no_tally, not_finite
 from rlstack.fused.history import HistoryActors
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
+from rlstack.specs.masks import without_choice
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, Transition
 
 Player = Actors | HistoryActors
@@ -91,6 +92,7 @@ class SetActors:
         self._row_order = np.argsort(self._order)
         self._num_seats = num_seats
         self._games = self._order // num_seats  # of each place; dealing does not change it
+        self._without_choice = without_choice(env.spec)
         self._counted = np.array([name in learning for name in players])
 
     def start(self, env_keys: PRNGKey, keys: SetKeys) -> SetActing:
@@ -132,11 +134,11 @@ class SetActors:
         return fresh._replace(agent=agent)
 
     def tally(self) -> Tally:
-        """Returns a tally of nothing: of each place, and ``bad`` of each row."""
+        """Returns a tally of nothing: of each place, and the last two fields of each row."""
         return no_tally(self.num_envs)
 
     def total(self, tally: Tally) -> Tally:
-        """Returns the sums of each policy, ``[policies]``; ``bad`` stays ``[B]``."""
+        """Returns the sums of each policy, ``[policies]``; the last two fields stay ``[B]``."""
 
         def sums(x: Array) -> Array:
             return jnp.stack([x[places].sum() for places in self.places.values()])
@@ -180,7 +182,10 @@ class SetActors:
         action = jax.tree.map(lambda *x: jnp.concatenate(x), *actions)
         env, received = self.env.step(acting.env, self._in_rows(acting.seating, action))
         bad = not_finite(received) if self._check_finite else jnp.zeros(self.num_envs, bool)
-        returns, lengths, stepped = account(acting.timestep, acting.returns, acting.lengths, bad)
+        none = no_choice(self._without_choice, acting.timestep)
+        none = none if self._without_choice is None else self._in_rows(acting.seating, none)
+        before = acting.timestep, acting.returns, acting.lengths
+        returns, lengths, stepped = account(*before, bad, none)
         seating, timestep = self._seated(acting.seating, received)
         agent = {name: one.next_state for name, one in acted.items()}
         begins = self._begins(received)[jnp.asarray(self._games)]

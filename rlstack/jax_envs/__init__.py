@@ -3,5 +3,5 @@
 A batch of such environments is a pure function of arrays, so it runs inside a jitted loop
 (`rlstack.fused`). The pool makes the same environments available wherever other pools are.
 
-May import: rlstack, rlstack.envs, rlstack.imports, rlstack.random.
+May import: rlstack, rlstack.envs, rlstack.imports, rlstack.random, rlstack.specs.
 """

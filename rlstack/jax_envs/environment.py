@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.checks import EnvError
+from rlstack.specs.bounds import with_open_bounds
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
 
 
@@ -89,8 +90,9 @@ class BatchedEnv:
             step changes the structure or a shape of the state.
         """
         self._env, self._seats = env, seats
-        self.spec = EnvSpec(env.observation_spec(), env.action_spec())
-        self._check_specs()
+        spec = EnvSpec(env.observation_spec(), env.action_spec())
+        self._check_specs(spec)
+        self.spec = jax.tree.map(with_open_bounds, spec)
         key = jax.eval_shape(jax.random.PRNGKey, 0)
         action = jax.tree.map(
             lambda spec: jax.ShapeDtypeStruct((*seats, *spec.shape), spec.dtype), self.spec.action
@@ -219,8 +221,8 @@ class BatchedEnv:
                 )
         return jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), first, later)
 
-    def _check_specs(self) -> None:
-        for name, tree in zip(("observation", "action"), self.spec, strict=True):
+    def _check_specs(self, specs: EnvSpec) -> None:
+        for name, tree in zip(("observation", "action"), specs, strict=True):
             for spec in jax.tree.leaves(tree):
                 if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
                     raise self._error(f"{name}_spec must be a pytree of dm_env.specs", repr(spec))

@@ -2,7 +2,7 @@
 
 Pure.
 
-May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math.
+May import: rlstack, rlstack.distributions, rlstack.imports, rlstack.math, rlstack.specs.
 """
 
 from rlstack.imports.deferred import defer_package, deferred

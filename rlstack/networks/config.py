@@ -17,7 +17,9 @@ from rlstack.networks.precision import Precision, in_precision
 from rlstack.networks.ragged.config import RaggedTransformerConfig
 from rlstack.networks.stateful import feed_forward_with_state, recurrent_with_state
 from rlstack.networks.torsos import (
+    DENSE,
     EntryTorsos,
+    ImageAxes,
     ImpalaTorso,
     MinAtarTorso,
     MLPTorso,
@@ -43,6 +45,10 @@ class NetworkConfig(Checked):
     IMPALA (impala) or of MinAtar (minatar, one layer) for images. If an observation has vectors
     too, these have dense layers, and one more dense layer joins them with the images. nature needs
     images of 36 x 36 pixels or more; minatar is for small boards of 10 x 10 or so."""
+    image_axes: ImageAxes = "auto"
+    """Order of the axes of images, arrays of rank 3 of any dtype: channels last (hwc) or first
+    (chw). auto guesses it where the shape tells it, such as of 84 x 84 x 3 or 4 x 84 x 84. Set it
+    if an error asks for it."""
     scale_pixels: bool = True
     """Whether arrays that look like pictures (uint8, rank 3) are divided by 255. Turn it off if
     their values are other numbers, such as the object ids of MiniGrid."""
@@ -125,7 +131,7 @@ class NetworkConfig(Checked):
 
     def require_for_entities(self) -> None:
         """Raises a ValueError if an option does not exist for observations of entities."""
-        for field in ("core", "norm", "dropout", "skip", "spectral_norm", "dtype"):
+        for field in ("core", "norm", "dropout", "skip", "spectral_norm", "dtype", "image_axes"):
             value, usual = getattr(self, field), getattr(NetworkConfig, field)
             self.require(field, value == usual, f"{usual} for observations of entities")
 
@@ -182,12 +188,15 @@ class NetworkConfig(Checked):
           reader: whose torso it is.
 
         Raises:
-          ValueError: the torso is for images, and the observation has none that it can take.
+          ValueError: the torso is for images, and the observation has none that it can take, or the
+            axes of one cannot be guessed.
         """
         if self.torso == "mlp":
             torso = self.make_torso(name, is_training)
-            return torso(observation_features(obs_spec, observation, self.scale_pixels, reader))
-        entries = observation_entries(obs_spec, observation, self.scale_pixels, reader)
+            return torso(self.dense_features(obs_spec, observation, reader))
+        entries = observation_entries(
+            obs_spec, observation, self.scale_pixels, reader, self.image_axes
+        )
         if not any(map(is_image_batch, entries.values())):
             shapes = ", ".join(str(tuple(x.shape[1:])) for x in entries.values())
             raise ValueError(
@@ -203,6 +212,13 @@ class NetworkConfig(Checked):
             self.noisy_sigma,
             name,
         )(entries)
+
+    def dense_features(
+        self, obs_spec: PyTree, observation: PyTree, reader: Reader = "policy"
+    ) -> jax.Array:
+        """Returns an observation as one array ``[B, ...]`` for dense layers; see `encode`."""
+        axes = DENSE if self.image_axes == "auto" else self.image_axes
+        return observation_features(obs_spec, observation, self.scale_pixels, reader, axes)
 
     def make_torso(self, name: str, is_training: bool = False) -> Callable[[jax.Array], jax.Array]:
         """Makes the configured torso; call it inside a Haiku transform."""

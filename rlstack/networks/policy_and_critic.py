@@ -21,7 +21,6 @@ from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import Linear
 from rlstack.networks.q_network import q_network
-from rlstack.networks.torsos import observation_features
 from rlstack.stateful_params import TrainingParams
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -144,7 +143,7 @@ def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
 def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfig) -> Network:
     def forward(inputs: CriticInput, is_training: bool) -> jax.Array:
         if cfg.torso == "mlp":
-            seen = observation_features(obs_spec, inputs.observation, cfg.scale_pixels)
+            seen = cfg.dense_features(obs_spec, inputs.observation)
             flat = seen.reshape((seen.shape[0], -1))
             torso = cfg.make_torso("torso", is_training)
             hidden = torso(jnp.concatenate([flat, inputs.action], axis=-1))

@@ -18,15 +18,20 @@ from dm_env import specs
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.dense import PLAIN, Block, dense
 from rlstack.networks.layers.linear import linear
+from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 
 _NATURE_SIZE = 36  # each side: smaller images have no pixel left after the third convolution
-# Entries of a dict observation that have a meaning of their own.
-ACTION_MASK = "action_mask"  # marks the legal actions
+# Like `ACTION_MASK`, an entry of a dict observation that has a meaning of its own.
 CRITIC_STATE = "critic_state"  # what only a critic sees, in learning: the state of a game
 # Whose torso reads an observation. A policy never sees an entry CRITIC_STATE; a critic sees it with
 # the other entries (all), or alone (state).
 Reader = Literal["policy", "all", "state"]
+# The order of the axes of images: [height, width, channels], or with the channels first.
+ImageAxes = Literal["auto", "hwc", "chw"]
+# Dense layers learn from any order. They get uint8 images with the shortest axis last, as params
+# of earlier versions expect, and other arrays as they are.
+DENSE: Literal["dense"] = "dense"
 
 
 def action_mask(observation: PyTree) -> jax.Array | None:
@@ -60,32 +65,49 @@ def entries_for(reader: Reader, tree: PyTree) -> PyTree:
 
 
 def observation_features(
-    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True, reader: Reader = "policy"
+    obs_spec: PyTree,
+    observation: PyTree,
+    scale_pixels: bool = True,
+    reader: Reader = "policy",
+    image_axes: ImageAxes | Literal["dense"] = "auto",
 ) -> jax.Array:
     """Converts an observation to one float array ``[B, ...]`` for a torso.
 
-    Images (uint8 of rank 3) are scaled to [0, 1] with the channels last. Discrete entries become
-    one-hot. Several entries are flattened and concatenated. The action mask is left out, and for a
-    policy the entry that only a critic sees.
+    Images (arrays of rank 3) have the channels last, and those of uint8 are scaled to [0, 1].
+    Discrete entries become one-hot. Several entries are flattened and concatenated. The action mask
+    is left out, and for a policy the entry that only a critic sees.
 
     Args:
       obs_spec: pytree of ``dm_env.specs`` of one observation.
       observation: the same structure of arrays ``[B, ...]``.
       scale_pixels: whether images are divided by 255.
       reader: whose torso reads it.
+      image_axes: the order of the axes of images; ``auto`` guesses it where that is safe.
+
+    Raises:
+      ValueError: the observation is one image whose axes cannot be guessed, see `channels_first`.
     """
-    entries = list(observation_entries(obs_spec, observation, scale_pixels, reader).values())
+    alone = len(jax.tree.leaves(entries_for(reader, obs_spec))) == 1
+    axes = image_axes if alone or image_axes != "auto" else DENSE
+    entries = list(observation_entries(obs_spec, observation, scale_pixels, reader, axes).values())
     return entries[0] if len(entries) == 1 else joined(entries)
 
 
 def observation_entries(
-    obs_spec: PyTree, observation: PyTree, scale_pixels: bool = True, reader: Reader = "policy"
+    obs_spec: PyTree,
+    observation: PyTree,
+    scale_pixels: bool = True,
+    reader: Reader = "policy",
+    image_axes: ImageAxes | Literal["dense"] = "auto",
 ) -> dict[str, jax.Array]:
     """Converts each entry of an observation as `observation_features` does, without joining them.
 
     Returns:
       Float arrays ``[B, ...]`` by the names of the entries, in the order of the tree. The names can
       be parts of the names of Haiku modules.
+
+    Raises:
+      ValueError: the axes of an image cannot be guessed, see `channels_first`.
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(entries_for(reader, obs_spec))
     leaves = jax.tree.leaves(entries_for(reader, observation))
@@ -94,7 +116,7 @@ def observation_entries(
         name = _entry_name(path)
         while name in entries:
             name += "_"
-        entries[name] = _leaf_features(spec, x, scale_pixels)
+        entries[name] = _leaf_features(spec, x, scale_pixels, image_axes)
     return entries
 
 
@@ -108,9 +130,31 @@ def _entry_name(path: tuple[Any, ...]) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", "_".join(map(str, keys)))
 
 
-def is_image(spec: specs.Array) -> bool:
-    """Returns whether a spec describes an image: uint8 of rank 3."""
-    return len(spec.shape) == 3 and spec.dtype == np.uint8
+def channels_first(shape: Sequence[int], image_axes: ImageAxes = "auto") -> bool:
+    """Returns whether the first axis of an image is that of its channels, or else the last one.
+
+    The guess takes an axis that is at most half as long as each of the others. The last axis need
+    only be the shortest one if the others are equally long, as in MinAtar.
+
+    Args:
+      shape: of the image, without a batch axis.
+      image_axes: the order of the axes, if it is known.
+
+    Raises:
+      ValueError: it is not known, and the shape does not tell.
+    """
+    if image_axes != "auto":
+        return image_axes == "chw"
+    first, middle, last = shape
+    if 2 * first <= min(middle, last):
+        return True
+    if 2 * last <= min(first, middle) or last < first == middle:
+        return False
+    raise ValueError(
+        f"NetworkConfig: image_axes must be hwc or chw for an image of shape {tuple(shape)}, which "
+        "does not tell whether its channels are last or first; got auto. Use --network.image-axes "
+        "hwc if they are last, chw if they are first, or --network.torso mlp."
+    )
 
 
 def is_image_batch(x: jax.Array) -> bool:
@@ -118,16 +162,24 @@ def is_image_batch(x: jax.Array) -> bool:
     return x.ndim == 4
 
 
-def _leaf_features(spec: specs.Array, x: jax.Array, scale_pixels: bool) -> jax.Array:
+def _leaf_features(
+    spec: specs.Array,
+    x: jax.Array,
+    scale_pixels: bool,
+    image_axes: ImageAxes | Literal["dense"],
+) -> jax.Array:
     if isinstance(spec, specs.DiscreteArray):
         return jax.nn.one_hot(x, spec.num_values)
     x = x.astype(jnp.float32)
-    if is_image(spec):
-        # The shortest axis is that of the channels.
-        channels_first = spec.shape[0] == min(spec.shape)
-        x = jnp.moveaxis(x, 1, -1) if channels_first else x
-        return x / 255.0 if scale_pixels else x
-    return x
+    if len(spec.shape) != 3:
+        return x
+    pixels = spec.dtype == np.uint8
+    if image_axes == DENSE:
+        moves = pixels and spec.shape[0] == min(spec.shape)
+    else:
+        moves = channels_first(spec.shape, image_axes)
+    x = jnp.moveaxis(x, 1, -1) if moves else x
+    return x / 255.0 if pixels and scale_pixels else x
 
 
 class MLPTorso(hk.Module):

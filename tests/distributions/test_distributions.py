@@ -1,6 +1,7 @@
 """rlstack.distributions against enumeration, scipy and Monte Carlo; masks and specs."""
 
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -349,12 +350,27 @@ def test_from_parameters_misuse_raises():
     discrete, real = specs.DiscreteArray(3), specs.Array((2,), np.float32)
     with pytest.raises(ValueError, match=r"needs parameters \[..., 3\]; got shape \(2, 4\)"):
         dist.from_parameters(discrete, np.zeros((2, 4)))
-    with pytest.raises(ValueError, match=r"mask .* must be \[..., 3\]"):
-        dist.from_parameters(discrete, np.zeros((2, 3)), np.ones((2, 2)))
     with pytest.raises(ValueError, match="only discrete actions take a mask"):
         dist.from_parameters(real, np.zeros((2, 4)), np.ones((2, 2)))
     with pytest.raises(ValueError, match="squash needs finite bounds"):
         dist.from_parameters(real, np.zeros((2, 4)), squash=True)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 4), (1, 8, 4), (1, 4), (8, 1), (8, 3), (4,), (8,), ()])
+def test_masks_of_other_shapes_than_the_logits_are_refused(shape):
+    """By broadcasting, one entry would make all actions legal or none, and an axis more a batch."""
+    logits, mask = jnp.zeros((8, 4)), jnp.ones(shape, bool)
+    pair = specs.BoundedArray((2,), np.int32, [0, 0], [2, 0])
+    came = re.escape(f"(8, 4), one entry for each choice; got {shape}. Declare")
+    for make in (
+        lambda: dist.categorical(logits, mask),
+        lambda: dist.multi_categorical(logits, [3, 1], None, mask),
+        lambda: dist.from_parameters(specs.DiscreteArray(4), logits, mask),
+        lambda: dist.from_parameters(pair, logits, mask),
+        lambda: dist.from_parameters({"a": pair}, logits, {"a": mask}),
+    ):
+        with pytest.raises(ValueError, match=came):
+            make()
 
 
 @pytest.mark.reference

@@ -47,6 +47,14 @@ class ScriptGym(gymnasium.Env):
         return (*self.script.step(action), {})
 
 
+class ScriptNumpyGym(ScriptGym):
+    """Its flags are numpy's, as comparisons of arrays give them; its reward is a scalar array."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, np.float32(reward), np.bool_(terminated), np.bool_(truncated), info
+
+
 class ScriptDm(dm_env.Environment):
     def __init__(self, seed: int):
         self.script = Script(seed)

@@ -9,7 +9,7 @@ import pytest
 
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.types import StepType
-from tests.envs.env_cases import Nested, ScriptDm, ScriptGym
+from tests.envs.env_cases import Nested, ScriptDm, ScriptGym, ScriptNumpyGym
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 SIZE = 4
@@ -70,8 +70,13 @@ def make(mode, kind, builder, wait=2, size=SIZE, **kwargs):
     return AsyncEnv(builder, size, wait, kind, **kwargs)
 
 
-@pytest.mark.parametrize("builder", [ScriptGym, ScriptDm])
-@pytest.mark.parametrize(("mode", "kind"), KINDS)
+@pytest.mark.parametrize(
+    ("mode", "kind", "builder"),
+    [
+        *((*pool, builder) for pool in KINDS for builder in (ScriptGym, ScriptDm)),
+        ("sync", "for_loop", ScriptNumpyGym),
+    ],
+)
 def test_boundaries(mode, kind, builder):
     with make(mode, kind, builder, seed=7) as env:
         assert env.spec.observation.dtype == np.float32

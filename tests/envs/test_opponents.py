@@ -151,6 +151,6 @@ def test_mistakes_are_errors_where_they_are_made():
         with pytest.raises(RuntimeError, match="recv after a send"):
             env.send(bids(2, 1))
         env.recv()
-        assert env.stats() == {"restarts": 0}
+        assert env.stats() == {"restarts": 0, "masks_without_choice": 0}
     with pytest.raises(RuntimeError, match="it was closed"):
         env.reset()

@@ -163,7 +163,7 @@ def test_every_network_leaves_them_as_they_are(torso, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "rlstack.networks.torsos._leaf_features",
-        lambda spec, x, scale: seen.append(scale) or x.astype(np.float32),
+        lambda spec, x, scale, axes: seen.append(scale) or x.astype(np.float32),
     )
     cfg = NetworkConfig(torso=torso, hidden_sizes=(6,), scale_pixels=False)
     for make in (actor_critic, policy_network, q_network, implicit_q_network):
@@ -201,3 +201,68 @@ def test_observations_without_an_image_are_refused_by_torsos_for_images(spec):
     for cfg in CONV:
         with pytest.raises(ValueError, match=r"needs an observation with an image.*torso mlp"):
             shapes(q_network(spec, ONE_OF_4, cfg))
+
+
+def first_kernel(spec, **options):
+    cfg = NetworkConfig(torso="impala", hidden_sizes=(4,), **options)
+    kernels = [x["w"].shape for x in shapes(q_network(spec, ONE_OF_4, cfg)).values() if "w" in x]
+    return next(shape for shape in kernels if len(shape) == 4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, bool, np.int32])
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((4, 84, 84), 4),  # Atari
+        ((4, 42, 42), 4),
+        ((3, 64, 64), 3),  # Procgen in EnvPool
+        ((12, 64, 96), 12),
+        ((1, 28, 28), 1),
+        ((84, 84, 3), 3),
+        ((210, 160, 3), 3),
+        ((7, 7, 3), 3),  # MiniGrid
+        ((10, 10, 4), 4),  # MinAtar
+        ((10, 10, 7), 7),
+        ((6, 7, 2), 2),  # Connect four
+        ((5, 5, 4), 4),
+    ],
+)
+def test_axes_of_images_are_guessed_where_the_shape_tells_them(dtype, shape, channels):
+    assert first_kernel(specs.BoundedArray(shape, dtype, 0, 1)) == (3, 3, channels, 16)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "shape", [(8, 8, 12), (10, 10, 10), (6, 7, 12), (3, 3, 3), (9, 10, 10), (5, 4, 26), (20, 8, 20)]
+)
+def test_axes_that_the_shape_does_not_tell_are_asked_for(dtype, shape):
+    spec = specs.BoundedArray(shape, dtype, 0, 1)
+    wanted = rf"shape \({', '.join(map(str, shape))}\).*--network\.image-axes hwc if"
+    with pytest.raises(ValueError, match=wanted):
+        first_kernel(spec)
+    assert first_kernel(spec, image_axes="hwc")[2] == shape[2]
+    assert first_kernel(spec, image_axes="chw")[2] == shape[0]
+    network = q_network(spec, ONE_OF_4, NetworkConfig(hidden_sizes=(4,)))
+    assert shapes(network)["torso/linear"]["w"].shape[0] == np.prod(shape)  # any order will do
+
+
+def test_float_images_are_turned_and_not_scaled():
+    spec = specs.BoundedArray((3, 8, 9), np.float32, 0, 1)
+    image = np.random.default_rng(0).random((2, 3, 8, 9), np.float32)
+    turned = image.transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(observation_features(spec, image), turned)
+    np.testing.assert_array_equal(observation_features(spec, image, image_axes="hwc"), image)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "turned"),
+    [(np.uint8, (3, 4, 5), True), (np.uint8, (8, 8, 12), True), (np.float32, (3, 4, 5), False)],
+)
+def test_dense_layers_see_images_in_the_order_of_earlier_versions(dtype, shape, turned):
+    """Checkpoints hold weights for this order."""
+    image = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype(dtype)
+    spec = specs.BoundedArray(shape, dtype, 0, 255)
+    seen = NetworkConfig(scale_pixels=False).dense_features(spec, image)
+    np.testing.assert_array_equal(seen, np.moveaxis(image, 1, -1) if turned else image)
+    other = NetworkConfig(scale_pixels=False, image_axes="chw").dense_features(spec, image)
+    np.testing.assert_array_equal(other, np.moveaxis(image, 1, -1))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from programs.policies.labels import Labels
 from programs.policies.policy import Prediction
-from rlstack.networks.torsos import ACTION_MASK
+from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 
 _MAX_LISTED = 12  # choices listed with their probabilities, the most likely first

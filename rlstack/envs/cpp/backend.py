@@ -349,11 +349,9 @@ def to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
         low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
         # EnvPool reports unset bounds as the type's limits, the lower one as its smallest
         # *positive* number.
-        low = np.where((low < -3e38) | ((low > 0) & (low < 1e-37)), -np.inf, low)
-        high = np.where(high > 3e38, np.inf, high)
-        if np.isinf(low).all() and np.isinf(high).all():
-            return specs.Array(shape, dtype, name)
-        return specs.BoundedArray(shape, dtype, low.astype(dtype), high.astype(dtype), name)
+        low = np.where((low > 0) & (low < 1e-37), -np.inf, low)
+        wide = specs.BoundedArray(shape, np.float64, low, high, name)
+        return narrow_spec(wide, name)
     if dtype == np.bool_ and not acting:
         return specs.BoundedArray(shape, dtype, False, True, name)
     spec = specs.BoundedArray(shape, field.dtype, field.minimum, field.maximum, name)

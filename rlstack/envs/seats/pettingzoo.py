@@ -19,7 +19,7 @@ from rlstack.envs.auto_reset import FIRST, LAST, MID
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.protocol import GameStep
-from rlstack.envs.seats.turns import Ending, Turn, Turns
+from rlstack.envs.seats.turns import Ending, Turn, Turns, playable
 from rlstack.references import load_object
 
 
@@ -38,6 +38,9 @@ class _Adapter:
         self.seats = tuple(str(agent) for agent in self._agents)
         self.observation_spec = _common_spec(env, game, acting=False)
         self.action_spec = _common_spec(env, game, acting=True)
+        specs = Nest(self.observation_spec)
+        zeros = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
+        self._nothing = playable(zeros)
         self._cast = _Cast(env, game)
         state = getattr(env, "state_space", None)
         if state is not None:
@@ -66,8 +69,8 @@ class ParallelGame(_Adapter):
     """A ``pettingzoo.ParallelEnv``; its possible agents are the seats.
 
     An agent that ends before the others is LAST then, with discount 0 if it is terminated and 1 if
-    it is truncated. Its row stays: until the game is over it is FIRST with observations of zeros,
-    and its actions are ignored, so no transition is made. An agent that joins later is FIRST up to
+    it is truncated. Its row stays: until the game is over it is FIRST with observations of zeros
+    (of a mask, the first action is legal), and its actions are ignored, so no transition is made. An agent that joins later is FIRST up to
     the step in which it joins; if it ended before, it plays again. The game is over when no agent
     is left.
 
@@ -89,8 +92,6 @@ class ParallelGame(_Adapter):
         """
         super().__init__(_function(game)(**options), game)
         self._seed = seed
-        specs = Nest(self.observation_spec)
-        self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
         self._first = True
 
     def reset(self) -> list[Tree]:
@@ -123,7 +124,8 @@ class AECGame(_Adapter):
     """A ``pettingzoo.AECEnv``, whose agents act in turn; its possible agents are the seats.
 
     The reward of a turn is what the environment gives the agent since its last one. An agent that
-    is terminated has discount 0, one that is truncated discount 1.
+    is terminated has discount 0, one that is truncated discount 1. In a synchronous pool, an agent
+    that joins later is FIRST with observations of zeros up to the step in which it joins.
 
     The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """
@@ -151,8 +153,12 @@ class AECGame(_Adapter):
         return self._next_turn()
 
     def observe(self, seat: int) -> Tree:
-        """Returns what the agent sees."""
-        return self._env.observe(self._agents[seat])
+        """Returns what the agent sees; zeros if it does not play."""
+        return self._env.observe(self._agents[seat]) if self.plays(seat) else self._nothing
+
+    def plays(self, seat: int) -> bool:
+        """Returns whether the agent has joined, and its game has not ended."""
+        return self._agents[seat] in self._env.agents
 
     def step(self, action: Tree) -> Turn:
         """Passes on the action of the agent whose turn it is."""

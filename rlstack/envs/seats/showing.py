@@ -157,6 +157,7 @@ class _ShowingInTurn(_Showing):
     def _with_entries(self, turn: Any) -> Any:
         """Returns a turn, with the entries in the observations of seats whose game has ended."""
         self._last.update({seat: ending.observation for seat, ending in turn.ended.items()})
+        self._last.pop(turn.seat, None)  # it has joined again
         if not turn.ended:
             return turn
         state = self._state(self._observations)

@@ -25,7 +25,7 @@ import numpy as np
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Tree
 from rlstack.envs.seats.game import EnvOfSeat, Seats, Table
-from rlstack.envs.seats.showing import ACTION_MASK
+from rlstack.envs.seats.showing import ACTION_MASK, unwrapped
 
 
 class Ending(NamedTuple):
@@ -68,6 +68,8 @@ class TurnGame(Protocol):
     def reset(self) -> Turn:
         """Starts a game."""
 
+    # A game whose seats may join later also has ``plays(seat)``, whether a seat takes part now.
+
     def observe(self, seat: int) -> Tree:
         """Returns what a seat for which the game has not ended sees now."""
 
@@ -101,6 +103,7 @@ class _TurnTable(Table):
         super().__init__(game, name)
         self._changed = threading.Condition()
         self._number = len(game.seats)
+        self._plays = getattr(unwrapped(game), "plays", lambda seat: True)
         self.turn: int | None = None
         self._playing: set[int] = set()  # seats that have had a turn and for which it goes on
         self._ended: dict[int, float] = {}  # seats for which the game has ended, with discounts
@@ -178,6 +181,7 @@ class _TurnTable(Table):
                 )
         self.turn = turn.seat
         if turn.seat is not None:
+            self._ended.pop(turn.seat, None)  # it has joined again
             self._returns[turn.seat] += turn.reward
             seen = self.game.observe(turn.seat)
             if turn.seat in self._playing:
@@ -205,7 +209,8 @@ class _TurnTable(Table):
             raise EnvError(f"{self.name}: a seat began a new game while others play on.")
         else:
             before = list(self._returns)
-            gone = set(self._ended)
+            away = {seat for seat in range(self._number) if not self._plays(seat)}
+            gone = away | set(self._ended)
             self._take(self.game.step(actions[self.turn]))
             steps = [
                 dm_env.restart(self._look(seat))

@@ -4,12 +4,13 @@ import importlib.util
 
 import numpy as np
 import pytest
+from dm_env import specs
 from gymnasium import spaces
 
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.seats.pettingzoo import AEC, AECGame
-from rlstack.envs.seats.turns import playable
+from rlstack.envs.seats.turns import Ending, Turn, Turns, playable
 from rlstack.math import returns
 from rlstack.types import StepType
 from tests.envs.seats.turn_envs import Bidding
@@ -108,6 +109,93 @@ def test_a_synchronous_pool_repeats_what_waiting_seats_see():
         pytest.raises(EnvError, match="of 2"),
     ):
         pool.reset()
+
+
+JOINING = "tests.envs.seats.turn_envs:Joining"
+
+
+def test_an_agent_that_joins_later_has_a_row_of_a_synchronous_pool_from_the_start():
+    with SyncEnv(AEC, 3, "for_loop", options={"game": JOINING}) as pool:
+        for _ in range(2):
+            seen = [pool.reset()]
+            # a bids 1, b bids 2, c joins and bids 3, a bids 4, b bids 5.
+            seen += [pool.step(np.full(3, bid)) for bid in (1, 2, 3, 4, 5)]
+            kinds = [step.step_type.tolist() for step in seen]
+            assert kinds == [[FIRST] * 3] + [[MID] * 3] * 4 + [[LAST] * 3]
+            # c neither gains nor loses before it joins. Its only turn brings its bid, less 4 and 5.
+            assert [float(step.reward[2]) for step in seen] == [0, 0, 0, 0, 0, 3 - 4 - 5]
+            # Its returns begin where it joins, as those of a parallel environment do.
+            assert [float(step.discount[2]) for step in seen] == [1, 0, 0, 1, 1, 0]
+            assert [float(step.discount[0]) for step in seen] == [1, 1, 1, 1, 1, 0]
+            own = [step.observation["observation"][2].tolist() for step in seen]
+            assert own == [[0, 0], [0, 0], [2, 2], [2, 3], [2, 4], [2, 5]]
+            masks = [step.observation["action_mask"][2].sum() for step in seen]
+            assert masks == [1, 1, 10, 1, 1, 1]
+            metrics = pool.episode_metrics(np.arange(3))
+            np.testing.assert_array_equal(metrics["return_of_c"], [3 - 4 - 5])
+
+
+def test_a_game_that_ends_before_an_agent_joins():
+    options = {"game": JOINING, "bids": 1, "critic_state": "joined"}
+    with SyncEnv(AEC, 3, "for_loop", options=options) as pool:
+        pool.reset()
+        step = pool.step(np.full(3, 7))
+        assert step.step_type.tolist() == [LAST] * 3
+        assert step.reward.tolist() == [7, -7, 0] and step.discount.tolist() == [0, 0, 0]
+        joined = step.observation["critic_state"]["2"]["observation"]
+        np.testing.assert_array_equal(joined, np.zeros((3, 2)))
+
+
+class Returning:
+    """Seat 0 leaves with its first action and a reward of 1, and is back after the next one."""
+
+    seats = ("a", "b")
+    observation_spec = specs.Array((1,), np.float32)
+    action_spec = specs.DiscreteArray(2)
+
+    def _seen(self):
+        return np.full(1, self._time, np.float32)
+
+    def reset(self):
+        self._time, self._playing = 0, {0, 1}
+        return Turn(0)
+
+    def plays(self, seat):
+        return seat in self._playing
+
+    def observe(self, seat):
+        assert self.plays(seat)
+        return self._seen()
+
+    def step(self, action):
+        self._time += 1
+        self._playing = {1: {1}, 4: set()}.get(self._time, {0, 1})
+        ends = {0: Ending(self._seen(), 10.0, 1.0), 1: Ending(self._seen(), 20.0)}
+        return [
+            Turn(1, 0.0, {0: Ending(self._seen(), 1.0)}),
+            Turn(0, 0.0),
+            Turn(1, 5.0),
+            Turn(None, 0.0, ends),
+        ][self._time - 1]
+
+
+@pytest.mark.parametrize("critic_state", ["none", "joined"])
+def test_a_seat_that_comes_back_goes_on_in_a_synchronous_pool(critic_state):
+    with SyncEnv(Turns(Returning), 2, options={"critic_state": critic_state}) as pool:
+        seen = [pool.reset(), *(pool.step(np.zeros(2, np.int64)) for _ in range(4))]
+    assert [step.reward.tolist() for step in seen[1:]] == [[1, 0], [0, 0], [0, 5], [10, 20]]
+    assert [step.discount.tolist() for step in seen[1:]] == [[0, 1], [0, 1], [1, 1], [1, 0]]
+    if critic_state == "joined":
+        shown = [step.observation["critic_state"]["0"][1, 0] for step in seen]
+        own = [step.observation["observation"][0, 0] for step in seen]
+        assert shown == own == [0, 1, 2, 3, 4]
+
+
+def test_an_agent_that_joins_later_takes_its_turns_in_an_asynchronous_pool():
+    with AsyncEnv(AEC, 3, 1, "thread", options={"game": JOINING}, num_workers=3) as pool:
+        found = play(pool, [1, 2, 3, 4, 5, 6, 7], batches=10)
+    assert found[2][:2] == [(FIRST, 0, 1), (LAST, 3 - 4 - 5, 0)]
+    assert found[0][:3] == [(FIRST, 0, 1), (MID, 1 - 2 - 3, 1), (LAST, 4 - 5, 0)]
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

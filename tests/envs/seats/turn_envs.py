@@ -77,3 +77,24 @@ class Bidding:
 
     def close(self):
         self.agents = []
+
+
+class Joining(Bidding):
+    """Agent c joins after the second bid, and takes its turn after b; before, it is unknown."""
+
+    def __init__(self, bids=5):
+        super().__init__(agents=3, bids=bids)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed)
+        self.agents = ["a", "b"]
+
+    def observe(self, agent):
+        if agent not in self.agents:
+            raise KeyError(agent)
+        return super().observe(agent)
+
+    def _bid(self, agent, amount):
+        super()._bid(agent, amount)
+        if self._made == 2:
+            self.agents.append("c")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from programs.components.seeds import acting_key, role_key
+from programs.components.seeds import acting_key, role_key, role_seed
 
 
 def _by_jax(seed: int, role: str, rank: int) -> jax.Array:
@@ -35,6 +35,27 @@ def test_each_role_rank_and_incarnation_has_its_own_key():
     keys = [role_key(1, "learner"), role_key(2, "learner"), role_key(1, "evaluator")]
     keys += [acting_key(1, 0), acting_key(1, 1), acting_key(1, 0, 1), acting_key(1, 1, 1)]
     assert len({tuple(np.asarray(key)) for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("seed", "role", "rank", "expected"),
+    [
+        (0, "env", 0, 160135686),
+        (0, "env", 1, 961045055),
+        (1, "env", 0, 347922636),
+        (0, "evaluator", 0, 967469327),
+    ],
+)
+def test_seeds_of_roles_stay_the_same_numbers(seed, role, rank, expected):
+    assert role_seed(seed, role, rank) == expected
+
+
+def test_an_acting_key_is_that_of_the_inferencer_and_its_incarnation():
+    for rank, incarnation in ((0, 0), (2, 0), (2, 3)):
+        expected = _by_jax(5, "inferencer", rank)
+        if incarnation:
+            expected = jax.random.fold_in(expected, incarnation)
+        np.testing.assert_array_equal(acting_key(5, rank, incarnation), expected)
 
 
 @pytest.mark.parametrize("setting", [("jax_default_prng_impl", "rbg"), ("jax_enable_x64", True)])

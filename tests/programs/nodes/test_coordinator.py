@@ -67,6 +67,15 @@ def test_restarts_of_environments_are_the_sum_of_all_actors_and_incarnations(des
     desk.report(incarnation=1, env_frames=80, env_restarts=1)
     desk.report("actor/1", env_frames=200, env_restarts=4)
     assert desk.logged("env/restarts")[-1] == 7
+    assert not desk.logged("env/masks_without_choice")
+
+
+def test_masks_without_a_legal_action_are_the_sum_of_all_actors_and_incarnations(desk):
+    desk.report(env_frames=10, env_masks_without_choice=3)
+    desk.report("actor/1", env_frames=100, env_masks_without_choice=20)
+    desk.report(incarnation=1, env_frames=80, env_masks_without_choice=1)
+    desk.report("actor/1", env_frames=200, env_masks_without_choice=30)
+    assert desk.logged("env/masks_without_choice")[-1] == 3 + 30 + 1
 
 
 def test_logs_that_are_sent_again_count_once(desk):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import zlib
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from programs.components.agent import make_agent
 from programs.components.environments import environment_spec
 from programs.components.replay import stored_spec
 from programs.components.seeds import acting_key, role_key, role_seed
-from programs.nodes.actor import env_config, env_seed
+from programs.nodes.actor import env_config
 from programs.policy_sets.members import divide, share_games
 from programs.policy_sets.player import fixed_inferencer
 from rlstack.acting.actor import Actor, transition_spec
@@ -38,6 +39,13 @@ class Share:
         self._replay.add(self._ids, transition)
 
 
+def seed_of(seed, rank, role):
+    """The seed of an actor's environments or seating; the first actor's has no rank in its name."""
+    name = f"{role}/{rank}" if rank else role
+    entropy = [seed, zlib.crc32(name.encode()) % 2**31, 0]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0]) // 4
+
+
 class Oracle:
     """The policies of an experiment, and the games of each actor of its program, in one process."""
 
@@ -58,7 +66,7 @@ class Oracle:
 
     def _actors_of(self, rank):
         experiment = self.experiment
-        seeds = [env_seed(experiment, rank, 0, role) for role in ("env", "seating")]
+        seeds = [seed_of(experiment.seed, rank, role) for role in ("env", "seating")]
         cfg = env_config(experiment)
         shared = self._closing.enter_context(share_games(experiment, self._division, cfg, *seeds))
         made = {}
