@@ -70,9 +70,9 @@ class ParallelGame(_Adapter):
 
     An agent that ends before the others is LAST then, with discount 0 if it is terminated and 1 if
     it is truncated. Its row stays: until the game is over it is FIRST with observations of zeros
-    (of a mask, the first action is legal), and its actions are ignored, so no transition is made. An agent that joins later is FIRST up to
-    the step in which it joins; if it ended before, it plays again. The game is over when no agent
-    is left.
+    (of a mask, the first action is legal), and its actions are ignored, so no transition is made.
+    An agent that joins later is FIRST up to the step in which it joins; if it ended before, it
+    plays again. The game is over when no agent is left.
 
     The state for a critic, with the option ``critic_state=game``, is that of ``env.state()``.
     """

@@ -121,11 +121,12 @@ def test_an_agent_that_joins_later_has_a_row_of_a_synchronous_pool_from_the_star
             # a bids 1, b bids 2, c joins and bids 3, a bids 4, b bids 5.
             seen += [pool.step(np.full(3, bid)) for bid in (1, 2, 3, 4, 5)]
             kinds = [step.step_type.tolist() for step in seen]
-            assert kinds == [[FIRST] * 3] + [[MID] * 3] * 4 + [[LAST] * 3]
+            assert [kind[:2] for kind in kinds] == [[FIRST] * 2] + [[MID] * 2] * 4 + [[LAST] * 2]
+            # c makes no transition up to the step in which it joins.
+            assert [kind[2] for kind in kinds] == [FIRST, FIRST, FIRST, MID, MID, LAST]
             # c neither gains nor loses before it joins. Its only turn brings its bid, less 4 and 5.
             assert [float(step.reward[2]) for step in seen] == [0, 0, 0, 0, 0, 3 - 4 - 5]
-            # Its returns begin where it joins, as those of a parallel environment do.
-            assert [float(step.discount[2]) for step in seen] == [1, 0, 0, 1, 1, 0]
+            assert [float(step.discount[2]) for step in seen] == [1, 1, 1, 1, 1, 0]
             assert [float(step.discount[0]) for step in seen] == [1, 1, 1, 1, 1, 0]
             own = [step.observation["observation"][2].tolist() for step in seen]
             assert own == [[0, 0], [0, 0], [2, 2], [2, 3], [2, 4], [2, 5]]
@@ -140,8 +141,8 @@ def test_a_game_that_ends_before_an_agent_joins():
     with SyncEnv(AEC, 3, "for_loop", options=options) as pool:
         pool.reset()
         step = pool.step(np.full(3, 7))
-        assert step.step_type.tolist() == [LAST] * 3
-        assert step.reward.tolist() == [7, -7, 0] and step.discount.tolist() == [0, 0, 0]
+        assert step.step_type.tolist() == [LAST, LAST, FIRST]
+        assert step.reward.tolist() == [7, -7, 0] and step.discount.tolist() == [0, 0, 1]
         joined = step.observation["critic_state"]["2"]["observation"]
         np.testing.assert_array_equal(joined, np.zeros((3, 2)))
 
@@ -184,7 +185,9 @@ def test_a_seat_that_comes_back_goes_on_in_a_synchronous_pool(critic_state):
     with SyncEnv(Turns(Returning), 2, options={"critic_state": critic_state}) as pool:
         seen = [pool.reset(), *(pool.step(np.zeros(2, np.int64)) for _ in range(4))]
     assert [step.reward.tolist() for step in seen[1:]] == [[1, 0], [0, 0], [0, 5], [10, 20]]
-    assert [step.discount.tolist() for step in seen[1:]] == [[0, 1], [0, 1], [1, 1], [1, 0]]
+    assert [step.discount.tolist() for step in seen[1:]] == [[0, 1], [1, 1], [1, 1], [1, 0]]
+    kinds = [[LAST, MID], [FIRST, MID], [MID, MID], [LAST, LAST]]
+    assert [step.step_type.tolist() for step in seen[1:]] == kinds
     if critic_state == "joined":
         shown = [step.observation["critic_state"]["0"][1, 0] for step in seen]
         own = [step.observation["observation"][0, 0] for step in seen]
