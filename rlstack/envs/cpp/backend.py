@@ -262,6 +262,8 @@ def make(name: str, config: PoolConfig) -> Any:
             f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it, or use "
             "type='process'."
         )
+    if wrong := versions.unknown("envpool"):
+        raise ValueError(f"CppBackend: {name}: {wrong}")
     if clash := sorted(set(config.options) & set(_OWN_OPTIONS)):
         raise ValueError(
             f"CppBackend: options must not contain {clash}, which the pool sets itself."
