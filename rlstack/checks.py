@@ -5,12 +5,15 @@ Worker processes of environments import this module, so it must not import JAX.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import os
+import traceback
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -62,6 +65,45 @@ class WrongKindError(TypeError, ValueError):
     It is a TypeError as in Python, and a ValueError like the other mistakes in a config, which
     commands report in one line.
     """
+
+
+class ExitError(RuntimeError):
+    """Code of others raised what is no `Exception`, such as the SystemExit of `sys.exit`."""
+
+
+@contextlib.contextmanager
+def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
+    """Turns what is no `Exception`, except Ctrl-C, into an `ExitError`.
+
+    Such an exception passes through every ``except Exception``. A SystemExit would then end a
+    process without a word, and with status 0.
+
+    Args:
+      *allowed: kinds that stay as they are.
+
+    Raises:
+      ExitError: names what was raised, and the line of code.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, *allowed):
+        raise
+    except BaseException as error:
+        raise ExitError(
+            f"{type(error).__name__} was raised{place_of(error)}: {error}. What a run calls must "
+            "return or raise an error; it must not end the process."
+        ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Returns " at FILE:LINE" of the deepest line outside of installed packages, or of any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _INSTALLED)]
+    frames = own or frames
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+_INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
 
 
 def _mistake_in(config: Any, path: str) -> str:

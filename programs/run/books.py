@@ -24,7 +24,7 @@ from programs.tracking.progress import Progress
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
-from rlstack.checks import EnvCrash, EnvError
+from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
@@ -174,15 +174,16 @@ class Books:
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
-        """Saves what is needed after an update that gave NaN, or a failure of an environment.
+        """Saves what is needed after an update that gave NaN, or a failure of others' code.
 
         Raises:
-          NonFiniteError, EnvError, EnvCrash: the failure; its message says how to go on.
+          NonFiniteError, EnvError, EnvCrash, ExitError: the failure; its message says how to go on.
         """
         with failed_update.saved_on_failure(self._directory, self._loop.learner):
             try:
-                yield
-            except (EnvError, EnvCrash) as error:
+                with no_exits():
+                    yield
+            except (EnvError, EnvCrash, ExitError) as error:
                 self.end()
                 if checkpoint.latest(self._directory.checkpoints) is None:
                     raise

@@ -44,6 +44,7 @@ from programs.tracking.progress import Progress, open_logs, resume_point
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.checks import no_exits
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -52,6 +53,7 @@ from rlstack.types import Logs
 _log = logging.getLogger(__name__)
 
 
+@no_exits()
 def run(
     experiment: Experiment,
     run_dir: str | Path | None = None,
@@ -98,6 +100,7 @@ class Opened(NamedTuple):
     result: Result | None = None  # of a run that has nothing left to train
 
 
+@no_exits()
 def checked(experiment: Experiment) -> Experiment:
     """Returns an experiment with absolute paths, after the checks that need no directory of a run.
 
@@ -131,6 +134,7 @@ def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterat
             raise
 
 
+@no_exits()
 def resume(
     run_dir: str | Path,
     *,
@@ -224,6 +228,7 @@ def rerun(dump_dir: str | Path) -> Logs:
     return output.logs
 
 
+@no_exits()
 def train_opened(
     opened: Opened,
     stream: TextIO | None = None,

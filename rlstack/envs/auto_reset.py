@@ -144,9 +144,9 @@ class AutoResetEnv:
     def _call(self, what: str, function: Callable[..., Result], *args: object) -> Result:
         try:
             return function(*args)
-        except EnvError:
+        except (EnvError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # also a SystemExit, which would end the run without a word
             text = f"{self.where}: {what} raised {type(error).__name__}: {error}"
             raise EnvCrash(f"{text}{_place(error)}") from error
 
@@ -250,7 +250,7 @@ def spec_signature(env: AutoResetEnv) -> SpecSignature:
     ]
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Returns the line of code that raised an error, unless it is a line of this package."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename == __file__:
