@@ -89,21 +89,30 @@ def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
     except (Exception, KeyboardInterrupt, *allowed):
         raise
     except BaseException as error:
+        place = place_of(traceback.extract_tb(error.__traceback__))
         raise ExitError(
-            f"{type(error).__name__} was raised{place_of(error)}: {error}. What a run calls must "
+            f"{type(error).__name__} was raised at {place}: {error}. What a run calls must "
             "return or raise an error; it must not end the process."
         ) from error
 
 
-def place_of(error: BaseException) -> str:
-    """Returns " at FILE:LINE" of the deepest line outside of installed packages, or of any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(part in f.filename for part in _INSTALLED)]
-    frames = own or frames
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
+    """Returns FILE:LINE of the deepest line that the user knows, else of the deepest; "" of none.
+
+    Args:
+      lines: of a traceback or a stack; those of the stack and of installed packages are not meant.
+      users: whether other lines do not count at all.
+    """
+    own = [line for line in lines if not any(part in line.filename for part in _OF_OTHERS)]
+    last = own[-1:] if users else (own or lines)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else ""
 
 
-_INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OF_OTHERS = (
+    *("site-packages", "dist-packages", "<frozen ", os.path.dirname(os.__file__) + os.sep),
+    *(os.path.join(_ROOT, package, "") for package in ("rlstack", "agents", "programs")),
+)
 
 
 def _mistake_in(config: Any, path: str) -> str:

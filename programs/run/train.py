@@ -45,6 +45,7 @@ from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
 from rlstack.checks import no_exits
+from rlstack.envs import watch
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -326,7 +327,7 @@ def _train(
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
-    with StopSignals(
+    with watch.at_last_resort(books.end_now), StopSignals(
         display.write_line, has_progress=lambda: loop.learner.version > before
     ) as stop_signals:
 
@@ -340,4 +341,5 @@ def _train(
         books.end()
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    return books.result()
+    with watch.at_last_resort(books.end_now):
+        return books.result()
