@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlstack.acting.evaluator import Evaluation
-from rlstack.checks import WrongKindError
+from rlstack.checks import WrongKindError, no_exits
 from rlstack.types import Logs
 
 _MAX_WAITING = 20_000  # events that the calling process may be behind
@@ -87,7 +87,8 @@ class Callbacks:
                 continue
             name = f"{type(callback).__name__}.{_METHODS[kind]}"
             try:
-                answer = method(*arguments)
+                with no_exits():
+                    answer = method(*arguments)
             except Exception as error:
                 if (i, kind) not in self._failed:
                     self._failed.add((i, kind))

@@ -56,10 +56,12 @@ class EnvConfig(Checked):
     """Whether a reward or an observation that is NaN or infinite ends the run with an error that
     names the environment. Turn it off for environments that mean something by infinity."""
     step_timeout: float = 60.0
-    """Seconds without a finished step after which a worker process is restarted (type process) or
-    the run ends (thread). Raise it for slower steps; lower it to notice hangs sooner."""
+    """Seconds without a finished step, reset or call of the step processor after which a worker
+    process is restarted (type process) or the run is saved and ends (thread, for_loop). Raise it
+    for slower steps; lower it to notice hangs sooner."""
     start_timeout: float = 120.0
-    """Longest time in seconds for a worker process to build its environments (type process)."""
+    """Longest time in seconds for a worker process to build its environments (type process), or for
+    one environment to be built (thread, for_loop)."""
     max_restarts: int = 10
     """How many worker processes of a pool may restart within restart_window before the run ends
     with the last one's error (type process)."""

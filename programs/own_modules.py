@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 
+from rlstack.checks import ExitError, no_exits
+
 AGENTS, PRESETS = "rlstack.agents", "rlstack.presets"  # groups of entry points
 
 
@@ -19,7 +21,8 @@ def load(name: str) -> None:
       ValueError: there is no such module, or importing it fails.
     """
     try:
-        importlib.import_module(name)
+        with no_exits():
+            importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ValueError(f"--module {name}: it cannot be imported: {error}.") from error
@@ -27,7 +30,7 @@ def load(name: str) -> None:
             f"--module {name}: there is no such module. Run where it can be imported, such as in "
             "its directory, or add its directory to PYTHONPATH."
         ) from error
-    except ImportError as error:
+    except (ImportError, ExitError) as error:
         raise ValueError(f"--module {name}: it cannot be imported: {error}.") from error
 
 
@@ -39,7 +42,8 @@ def load_entry_points(group: str) -> None:
     """
     for point in importlib.metadata.entry_points(group=group):
         try:
-            point.load()
+            with no_exits():
+                point.load()
         except Exception as error:
             package = point.dist.name if point.dist is not None else "a package"
             raise ImportError(

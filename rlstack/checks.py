@@ -5,12 +5,15 @@ Worker processes of environments import this module, so it must not import JAX.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import os
+import traceback
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -66,6 +69,54 @@ class WrongKindError(TypeError, ValueError):
 
 class ActionKindError(WrongKindError):
     """An environment's action is of a kind that an agent cannot take."""
+
+
+class ExitError(RuntimeError):
+    """Code of others raised what is no `Exception`, such as the SystemExit of `sys.exit`."""
+
+
+@contextlib.contextmanager
+def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
+    """Turns what is no `Exception`, except Ctrl-C, into an `ExitError`.
+
+    Such an exception passes through every ``except Exception``. A SystemExit would then end a
+    process without a word, and with status 0.
+
+    Args:
+      *allowed: kinds that stay as they are.
+
+    Raises:
+      ExitError: names what was raised, and the line of code.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, *allowed):
+        raise
+    except BaseException as error:
+        place = place_of(traceback.extract_tb(error.__traceback__))
+        raise ExitError(
+            f"{type(error).__name__} was raised at {place}: {error}. What a run calls must "
+            "return or raise an error; it must not end the process."
+        ) from error
+
+
+def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
+    """Returns FILE:LINE of the deepest line that the user knows, else of the deepest; "" of none.
+
+    Args:
+      lines: of a traceback or a stack; those of the stack and of installed packages are not meant.
+      users: whether other lines do not count at all.
+    """
+    own = [line for line in lines if not any(part in line.filename for part in _OF_OTHERS)]
+    last = own[-1:] if users else (own or lines)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else ""
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OF_OTHERS = (
+    *("site-packages", "dist-packages", "<frozen ", os.path.dirname(os.__file__) + os.sep),
+    *(os.path.join(_ROOT, package, "") for package in ("rlstack", "agents", "programs")),
+)
 
 
 def _mistake_in(config: Any, path: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import tyro
 
 from programs.cli import completion, env_options, experiment_options, finished, serve, sweep
-from programs.cli.options import UsageError, parse
+from programs.cli.options import HelpPrinted, UsageError, parse
 from programs.env_config import Option
 from programs.experiment import Experiment, Topology, use_modules
 from programs.populations.population import PbtConfig, Population, is_population
@@ -27,7 +27,7 @@ from programs.tracking import open_files
 from programs.tracking.display import lasting
 from programs.tracking.result import Result
 from programs.tracking.signals import Interrupted
-from rlstack.checks import EnvCrash
+from rlstack.checks import EnvCrash, ExitError, no_exits
 from rlstack.references import nearest
 
 
@@ -37,12 +37,13 @@ def main(command: str, args: list[str]) -> int:
     if command not in commands:
         return _fail(f"rlstack: there is no command {command!r}{nearest(command, commands)}")
     try:
-        modules, args = _take_modules(args)
-        use_modules(modules)
-        if command in ("train", "sweep"):
-            code = (_train if command == "train" else sweep.main)(args, modules)
-        else:
-            code = commands[command](args)
+        with no_exits(HelpPrinted):
+            modules, args = _take_modules(args)
+            use_modules(modules)
+            if command in ("train", "sweep"):
+                code = (_train if command == "train" else sweep.main)(args, modules)
+            else:
+                code = commands[command](args)
         print(end="", flush=True)
         return code
     except Interrupted as stop:
@@ -125,7 +126,7 @@ def _describe(error: Exception) -> str:
     )
 
 
-_OWN = (ValueError, OSError, ArithmeticError, ProgramError, EnvCrash, FailedRunsError)
+_OWN = (ValueError, OSError, ArithmeticError, ProgramError, EnvCrash, ExitError, FailedRunsError)
 _ROOT = Path(__file__).resolve().parents[2]
 _STACK = tuple(f"{_ROOT / name}{os.sep}" for name in ("rlstack", "agents", "programs"))
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__) + os.sep)

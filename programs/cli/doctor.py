@@ -213,7 +213,8 @@ def _topologies(checks: list[Check]) -> list[Check]:
 
 def _choices(checks: list[Check]) -> list[Check]:
     """Returns a check for each feature of `features.CHOICES`."""
-    return [Check(*line) for line in features.lines(lambda module: _works(checks, module))]
+    found = features.lines(lambda module: _works(checks, module), version=features.version_of)
+    return [Check(*line) for line in found]
 
 
 def _works(checks: list[Check], module: str) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from rlstack.imports import versions
+
 # What each topology needs in addition to what a single process needs.
 TOPOLOGIES: dict[str, tuple[str, ...]] = {
     "single_process": (),
@@ -98,6 +100,7 @@ EXTRAS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
+DISTRIBUTIONS = {"PIL": "pillow", "pygame": "pygame-ce"}  # of modules with other names
 # Modules that only CPython 3.10 can have.
 REFERENCE_ONLY = ("launchpad", "courier", "reverb", "tensorflow")
 # Modules that need a newer JAX than CPython 3.10 can have beside the services.
@@ -113,12 +116,17 @@ class Line(NamedTuple):
     detail: str
 
 
-def lines(works: Callable[[str], bool], choices: Iterable[Choice] = CHOICES) -> list[Line]:
+def lines(
+    works: Callable[[str], bool],
+    choices: Iterable[Choice] = CHOICES,
+    version: Callable[[str], str] = lambda _: "",
+) -> list[Line]:
     """Returns one line for each feature.
 
     Args:
       works: whether a module can be imported.
       choices: of all features.
+      version: returns that of a module; "" shows none.
     """
     by_feature: dict[str, list[Choice]] = {}
     for choice in choices:
@@ -126,13 +134,22 @@ def lines(works: Callable[[str], bool], choices: Iterable[Choice] = CHOICES) -> 
     found = []
     for feature, group in by_feature.items():
         missing = {c.name: [need for need in c.needs if not works(need)] for c in group}
-        usable = [name for name, needs in missing.items() if not needs]
+        usable = [c.name for c in group if not missing[c.name]]
         rest = [f"{name}: {how_to_get(needs)}" for name, needs in missing.items() if needs]
-        shown = list(usable)
+        shown = [_shown(c, version) for c in group if c.name in usable]
         if usable and feature in CHOSEN:
             shown[0] += " (default)"
         found.append(Line(feature, ", ".join(shown), bool(usable), " ".join(rest)))
     return found
+
+
+def _shown(choice: Choice, version: Callable[[str], str]) -> str:
+    """Returns a choice with the versions of what it needs."""
+    found = {need: version(need) for need in choice.needs}
+    if list(found) == [choice.name.lower()]:
+        return f"{choice.name} {found[choice.name.lower()]}".rstrip()
+    texts = [f"{need} {text}" for need, text in found.items() if text]
+    return f"{choice.name} ({', '.join(texts)})" if texts else choice.name
 
 
 def how_to_get(modules: Iterable[str], version: tuple[int, int] = sys.version_info[:2]) -> str:
@@ -151,6 +168,20 @@ def how_to_get(modules: Iterable[str], version: tuple[int, int] = sys.version_in
     if all(module in EXTRAS for module in modules):
         return f"{install(extras)}."
     return f"needs {', '.join(modules)}: see above."
+
+
+def version_of(module: str) -> str:
+    """Returns the version of an optional module that is installed; "" of others.
+
+    A version that the stack does not know, and so refuses, is followed by its name.
+    """
+    if module not in EXTRAS:
+        return ""
+    distribution = DISTRIBUTIONS.get(module, module)
+    if distribution in versions.KNOWN and versions.unknown(distribution):
+        low, above = versions.KNOWN[distribution]
+        return f"{versions.installed(distribution)} (refused: needs at least {low}, below {above})"
+    return versions.installed(distribution)
 
 
 def install(extras: Iterable[str]) -> str:

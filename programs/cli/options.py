@@ -51,6 +51,10 @@ def whole_number(text: str) -> int:
         raise ValueError(f"must be a whole number, such as 100000 or 1e5; got {text!r}") from None
 
 
+class HelpPrinted(SystemExit):  # noqa: N818  (not an error)
+    """A command has printed its help, and ends."""
+
+
 def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> T:
     """Returns the options of a command; prints its help if the arguments ask for it.
 
@@ -61,12 +65,15 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
       **settings: further arguments of `tyro.cli`.
 
     Raises:
-      SystemExit: the help was printed.
+      HelpPrinted: the help was printed.
       UsageError: an argument is wrong; the message is one line.
     """
     settings["registry"] = _numbers
     if any(arg in ("-h", "--help") for arg in args):
-        return tyro.cli(options, prog=prog, args=args, **settings)
+        try:
+            return tyro.cli(options, prog=prog, args=args, **settings)
+        except SystemExit as stop:
+            raise HelpPrinted(stop.code) from None
     shown = io.StringIO()
     try:
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
@@ -74,7 +81,7 @@ def parse(options: type[T], prog: str, args: Sequence[str], **settings: Any) -> 
     except SystemExit as stop:
         if not stop.code:
             print(shown.getvalue(), end="")
-            raise
+            raise HelpPrinted(stop.code) from None
     known = _known(options, prog, settings)
     raise UsageError(f"{_unknown(args, known) or _first_part(shown.getvalue())} ({prog} --help)")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from programs.components.evaluation import check_evaluator
 from programs.experiment import Experiment
 from programs.tracking.endings import make_rules
 from programs.tracking.own_loggers import check_loggers
-from rlstack.acting.step_processor import Processor, make_processor
+from rlstack.acting.step_processor import Processor, Step, make_processor
+from rlstack.envs.watch import Limit, Watch
 from rlstack.families.observing import load_processor
+from rlstack.references import name_of
 from rlstack.replay.custom import make_sampler
 
 
@@ -38,4 +43,13 @@ def make_step_processor(experiment: Experiment) -> Processor | None:
     """
     if not experiment.step_processor:
         return None
-    return make_processor(experiment.step_processor, experiment.env.num_envs)
+    processor = make_processor(experiment.step_processor, experiment.env.num_envs)
+    watch = Watch(f"the step processor {name_of(experiment.step_processor)}", kind="")
+    limit = Limit(experiment.env.step_timeout, "env.step_timeout")
+
+    def watched(step: Step) -> Any:
+        with watch.calls("a call", limit):
+            return processor(step)
+
+    kind = processor if hasattr(processor, "__qualname__") else type(processor)
+    return functools.update_wrapper(watched, kind, ("__module__", "__qualname__"), ())

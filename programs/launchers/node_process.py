@@ -20,6 +20,7 @@ from programs.launchers import signs
 from programs.nodes import supervisor
 from programs.titles import set_title
 from programs.tracking import signals
+from rlstack.envs import watch
 
 
 def run(name: str, run_dir: str, program: bytes) -> None:
@@ -65,7 +66,8 @@ def run_to_end(run: Callable[[], None], stop: threading.Event) -> None:
     """
     code, end = 0, supervisor.End(ordered=True)
     try:
-        run()
+        with watch.at_last_resort(_end_now):
+            run()
         if stop.is_set():  # by a signal; the supervisor knows who sent it
             end = supervisor.STOPPED
     except BaseException as error:
@@ -74,6 +76,12 @@ def run_to_end(run: Callable[[], None], stop: threading.Event) -> None:
             traceback.print_exc()
     supervisor.tell(end)
     _exit_process(code)
+
+
+def _end_now(reason: str) -> None:
+    """Ends this process while its main thread hangs in code of others."""
+    supervisor.tell(supervisor.End(reason=reason))
+    os._exit(1)
 
 
 def _end_of(error: BaseException) -> supervisor.End:

@@ -14,6 +14,7 @@ from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.policies.video import missing_packages
 from programs.tracking.run_dir import RunDir
+from rlstack.checks import no_exits
 from rlstack.types import EnvSpec, Params
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def check_videos(experiment: Experiment) -> None:
     if experiment.env.type == "jax":
         return  # shown by its observations; drawing one would start JAX before it is configured
     try:
-        with contextlib.closing(_stage(experiment)) as stage:
+        with no_exits(), contextlib.closing(_stage(experiment)) as stage:
             stage.picture(stage.pool.reset())
     except Exception as error:
         raise ValueError(
@@ -97,7 +98,8 @@ class TrainingVideos:
         self._directory.check_claim()
         path = self._directory.videos / f"{frames}{_suffix()}"
         try:
-            self._make(path, frames, params)
+            with no_exits():
+                self._make(path, frames, params)
         except Exception as error:
             self._tell(
                 f"no video at frame {frames:,}: {type(error).__name__}: {error}; training goes on."

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,14 +18,14 @@ from programs.components.evaluation import Allowance, Shows
 from programs.experiment import Experiment
 from programs.policies.training_videos import TrainingVideos
 from programs.policy_sets.policy_set import PolicySet
-from programs.tracking import failed_update
+from programs.tracking import failed_update, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress
 from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
-from rlstack.checks import EnvCrash, EnvError
+from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
@@ -132,6 +133,7 @@ class Books:
         """
         self._directory, self._loop, self._display = directory, loop, display
         self._listener = display.listener
+        self._saving = threading.Lock()
         self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
         self._videos = TrainingVideos(experiment, directory, display.write_line)
@@ -174,22 +176,40 @@ class Books:
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
-        """Saves what is needed after an update that gave NaN, or a failure of an environment.
+        """Saves what is needed after an update that gave NaN, or a failure of others' code.
 
         Raises:
-          NonFiniteError, EnvError, EnvCrash: the failure; its message says how to go on.
+          NonFiniteError, EnvError, EnvCrash, ExitError: the failure; its message says how to go on.
         """
         with failed_update.saved_on_failure(self._directory, self._loop.learner):
             try:
-                yield
-            except (EnvError, EnvCrash) as error:
-                self.end()
+                with no_exits():
+                    yield
+            except (EnvError, EnvCrash, ExitError) as error:
+                with self._saving:
+                    self.end()
                 if checkpoint.latest(self._directory.checkpoints) is None:
                     raise
-                raise type(error)(
-                    f"{error}\nThe run is saved at frame {self._loop.env_frames:,}. To continue "
-                    f"it: rlstack train --resume {self._directory.path}"
-                ) from error
+                raise type(error)(f"{error}{self._how_to_go_on()}") from error
+
+    def end_now(self, reason: str) -> None:
+        """Saves while the main thread hangs in code of others, and ends the process.
+
+        Args:
+          reason: names what hangs.
+        """
+        self._saving.acquire()  # and keeps it: if the main thread comes back, it must not save too
+        with contextlib.suppress(Exception):  # the reason counts
+            self.end()
+            if checkpoint.latest(self._directory.checkpoints) is not None:
+                reason = f"{reason}{self._how_to_go_on()}"
+        signals.fail(reason)
+
+    def _how_to_go_on(self) -> str:
+        return (
+            f"\nThe run is saved at frame {self._loop.env_frames:,}. To continue it: rlstack train "
+            f"--resume {self._directory.path}"
+        )
 
     def _save(self, frames: int) -> None:
         path = checkpoint.save(

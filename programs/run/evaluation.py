@@ -30,9 +30,11 @@ from programs.policy_sets.members import divide
 from programs.policy_sets.versions import read_versions
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
+from rlstack.checks import no_exits
 from rlstack.types import EnvSpec
 
 
+@no_exits()
 def evaluate(
     run_dir: str | Path,
     episodes: int | None = None,

@@ -44,6 +44,8 @@ from programs.tracking.progress import Progress, open_logs, resume_point
 from programs.tracking.result import Result, read_result
 from programs.tracking.run_dir import RunDir
 from programs.tracking.signals import Interrupted, StopSignals
+from rlstack.checks import no_exits
+from rlstack.envs import watch
 from rlstack.references import Hook
 from rlstack.storage import allocator, checkpoint
 from rlstack.storage.loggers import Fanout
@@ -52,6 +54,7 @@ from rlstack.types import Logs
 _log = logging.getLogger(__name__)
 
 
+@no_exits()
 def run(
     experiment: Experiment,
     run_dir: str | Path | None = None,
@@ -98,6 +101,7 @@ class Opened(NamedTuple):
     result: Result | None = None  # of a run that has nothing left to train
 
 
+@no_exits()
 def checked(experiment: Experiment) -> Experiment:
     """Returns an experiment with absolute paths, after the checks that need no directory of a run.
 
@@ -131,6 +135,7 @@ def new_run(experiment: Experiment, run_dir: str | Path | None = None) -> Iterat
             raise
 
 
+@no_exits()
 def resume(
     run_dir: str | Path,
     *,
@@ -224,6 +229,7 @@ def rerun(dump_dir: str | Path) -> Logs:
     return output.logs
 
 
+@no_exits()
 def train_opened(
     opened: Opened,
     stream: TextIO | None = None,
@@ -321,7 +327,7 @@ def _train(
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
-    with StopSignals(
+    with watch.at_last_resort(books.end_now), StopSignals(
         display.write_line, has_progress=lambda: loop.learner.version > before
     ) as stop_signals:
 
@@ -335,4 +341,5 @@ def _train(
         books.end()
         if stop_signals.received is not None:
             raise Interrupted(stop_signals.received)
-    return books.result()
+    with watch.at_last_resort(books.end_now):
+        return books.result()

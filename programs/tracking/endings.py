@@ -15,6 +15,7 @@ from programs.experiment import Experiment
 from programs.member_config import AgentConfig
 from programs.stop_config import StopConfig
 from programs.tracking.result import Result
+from rlstack.checks import no_exits
 from rlstack.optimizers import OptimizerConfig, component_fields
 from rlstack.references import call_factory, check_callable, name_of
 from rlstack.storage import jsonl
@@ -132,7 +133,8 @@ class StopRules:
         found = []
         for name, rule in self._rules.items():
             try:
-                answer = rule(step, logs)
+                with no_exits():
+                    answer = rule(step, logs)
             except Exception as error:
                 if name not in self._failed:
                     self._failed.add(name)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlstack.checks import no_exits
 from rlstack.references import Hook, check_callable, load_hook, name_of, nearest
 from rlstack.storage.loggers import Logger, to_scalar
 
@@ -123,7 +124,8 @@ class _Guarded:
 
     def _attempt(self, call: Callable[..., Any], *arguments: object) -> Any:
         try:
-            return call(*arguments)
+            with no_exits():
+                return call(*arguments)
         except Exception as error:
             self._fail(f"raised {type(error).__name__}: {error}")
             return None

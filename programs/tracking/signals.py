@@ -91,8 +91,8 @@ class StopSignals:
         tell, self._tell = self._tell, None
         if tell is not None and self._received is not None:
             tell(
-                f"{signal.Signals(self._received).name} was received: the update in progress ends, "
-                "then everything is saved. A second signal ends the command at once."
+                f"{signal.Signals(self._received).name} was received: {_awaited()}, then everything "
+                "is saved. A second signal ends the command at once."
             )
 
     def __enter__(self) -> StopSignals:
@@ -150,6 +150,11 @@ def is_watching() -> bool:
     return _watch is not None
 
 
+def fail(text: str) -> None:
+    """Ends the process at once because of an error, which is told as the command would."""
+    end(f"rlstack {_watch.command}: {text}" if _watch is not None else text, 1)
+
+
 def at_sudden_end(function: Callable[[], object]) -> Callable[[], None]:
     """Registers a function that cleans up when a signal ends this process at once.
 
@@ -160,15 +165,44 @@ def at_sudden_end(function: Callable[[], object]) -> Callable[[], None]:
     return lambda: _cleaners.remove(function)
 
 
+def _awaited() -> str:
+    """Returns what the main thread must end before it can notice a signal."""
+    from rlstack.envs import watch  # now, because signals have handlers before all other imports
+
+    main = threading.main_thread().ident or 0
+    if called := watch.in_progress(main):
+        return f"{called}, ends (it is at {watch.line_of(main)})"
+    if line := watch.line_of(main, users=True):
+        return f"what is called at {line} returns"
+    return "the update in progress ends"
+
+
+def end(line: str, code: int) -> None:
+    """Ends the process at once, although its main thread may be in C.
+
+    Args:
+      line: for standard error.
+      code: the exit code.
+    """
+    cleaning = threading.Thread(target=_clean_up, daemon=True)
+    cleaning.start()
+    cleaning.join(_CLEAN_UP)
+    if _watch is not None:
+        _watch.restore_terminal()
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())  # another thread may hold the lock of sys.stderr
+    os._exit(code)
+
+
 class _Watch:
     """Acts on signals: in the main thread where Python runs handlers, else in a thread."""
 
     def __init__(self, command: str) -> None:
-        self._command = command
+        self.command = command
         self._note = f"; {_NOTHING}"
         self._lock = threading.RLock()  # a handler may interrupt its holder
         self._stop: StopSignals | None = None
-        self._restore_terminal = _saved_terminal()
+        self.restore_terminal = _saved_terminal()
         self._pipe, self._writer = os.pipe()
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._writer, False)
@@ -231,14 +265,8 @@ class _Watch:
 
     def _end(self, number: int, note: str) -> None:
         """Ends the process. Its main thread may be in C, so nothing can be raised there."""
-        cleaning = threading.Thread(target=_clean_up, daemon=True)
-        cleaning.start()
-        cleaning.join(_CLEAN_UP)
-        self._restore_terminal()
-        line = f"rlstack {self._command}: stopped by {signal.Signals(number).name}{note}.\n"
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode())  # another thread may hold the lock of sys.stderr
-        os._exit(128 + number)
+        name = signal.Signals(number).name
+        end(f"rlstack {self.command}: stopped by {name}{note}.", 128 + number)
 
 
 _watch: _Watch | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 
 import dm_env
@@ -14,7 +15,18 @@ from rlstack.entity.environment import Action, Environment, Observation
 from rlstack.entity.padded import ActionContext, Padded, PaddedCodec
 from rlstack.entity.validator import Validator
 
+_log = logging.getLogger(__name__)
+
 _MAX_RESETS = 100  # consecutive episodes that may be over at their first observation
+
+
+@functools.cache  # once for each game
+def _tell_of_two_ends(name: str) -> None:
+    _log.warning(
+        "%s: an observation has done and truncated, which counts as an end of the game: learners "
+        "do not bootstrap from it. Where only a step limit ends an episode, set truncated alone.",
+        name,
+    )
 
 
 class EntityEnv(dm_env.Environment):
@@ -71,7 +83,7 @@ class EntityEnv(dm_env.Environment):
         for _ in range(_MAX_RESETS):
             observation, start = start(), self.game.reset
             padded, context = self._encode(observation)
-            if not (observation.done or observation.truncated):
+            if not observation.over:
                 self._context = context
                 return dm_env.restart(padded)
         raise EnvError(
@@ -82,8 +94,8 @@ class EntityEnv(dm_env.Environment):
     def step(self, action: Mapping[str, np.ndarray]) -> dm_env.TimeStep:
         """Plays one step, or begins an episode and ignores ``action`` if none is in progress.
 
-        The last step of a truncated episode has discount 1. The last step of any other episode has
-        discount 0.
+        The last step of an episode has discount 0 if the game has ended, also in the step of its
+        limit, and 1 if only the limit ended it.
 
         Raises:
           EnvError: the game returned an invalid observation, or a choice is not legal.
@@ -97,10 +109,12 @@ class EntityEnv(dm_env.Environment):
         observation = self.game.act(actions)
         padded, context = self._encode(observation)
         reward = float(observation.reward)
+        if observation.done:
+            if observation.truncated:
+                _tell_of_two_ends(self.name)
+            return dm_env.termination(reward, padded)
         if observation.truncated:
             return dm_env.truncation(reward, padded, discount=1.0)
-        if observation.done:
-            return dm_env.termination(reward, padded)
         self._context = context
         return dm_env.transition(reward, padded)
 

@@ -82,12 +82,22 @@ class Observation:
     reward: float = 0.0
     """Reward of the previous actions."""
     done: bool = False
-    """Whether the episode has ended, for any reason."""
+    """Whether the game has ended by itself, so that no reward can follow."""
     truncated: bool = False
-    """Whether the episode ended only by a step limit. Learners then bootstrap from this
-    observation."""
+    """Whether a step limit ends the episode. Learners then bootstrap from this observation, unless
+    ``done`` is set too: an end of the game counts as such, also in the step of the limit."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Numbers to log, by name."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended, for any reason."""
+        return self.done or self.truncated
+
+    @property
+    def cut(self) -> bool:
+        """Whether only a step limit ended the episode."""
+        return self.truncated and not self.done
 
 
 class CategoricalAction(NamedTuple):

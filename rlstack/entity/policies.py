@@ -41,11 +41,11 @@ def play(environment: Environment, policy: Policy) -> Episode:
     """Plays one episode. An episode that is over at its first observation has length 0."""
     observation = environment.reset()
     total, length = observation.reward, 0
-    while not observation.done:
+    while not observation.over:
         observation = environment.act(as_actions(environment, observation, policy(observation)))
         total += observation.reward
         length += 1
-    return Episode(total, length, observation.truncated)
+    return Episode(total, length, observation.cut)
 
 
 def as_actions(

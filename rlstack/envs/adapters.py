@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
+from rlstack.imports import versions
 from rlstack.specs.bounds import with_open_bounds
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def make_env(builder: EnvBuilder, options: Options, seed: int, where: str) -> Si
     # If Gymnasium has not been imported, this cannot be a Gymnasium environment.
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is not None and isinstance(env, gymnasium.Env):
+        if wrong := versions.unknown("gymnasium"):
+            raise EnvError(f"{where}: {wrong}")
         return _GymnasiumEnv(env, where)
     if isinstance(env, dm_env.Environment):
         if not seeded:

@@ -21,6 +21,7 @@ from rlstack.envs.adapters import (
 )
 from rlstack.envs.episode_metrics import numbers_of
 from rlstack.envs.nest import Nest, Tree
+from rlstack.envs.watch import Hangs, Watch
 
 # The values of rlstack.types.StepType, which worker processes cannot import: it needs JAX.
 FIRST, MID, LAST = 0, 1, 2
@@ -144,9 +145,9 @@ class AutoResetEnv:
     def _call(self, what: str, function: Callable[..., Result], *args: object) -> Result:
         try:
             return function(*args)
-        except EnvError:
+        except (EnvError, KeyboardInterrupt, Hangs):
             raise
-        except Exception as error:
+        except BaseException as error:  # also a SystemExit, which would end the run without a word
             text = f"{self.where}: {what} raised {type(error).__name__}: {error}"
             raise EnvCrash(f"{text}{_place(error)}") from error
 
@@ -203,6 +204,7 @@ def build_all(
     seeds: dict[int, int],
     step_info: bool = False,
     first_index: int | None = None,
+    watch: Watch | None = None,
 ) -> dict[int, AutoResetEnv]:
     """Builds one environment per id and seed in ``seeds``; closes all of them if one fails.
 
@@ -215,6 +217,8 @@ def build_all(
     envs: dict[int, AutoResetEnv] = {}
     try:
         for env_id, seed in seeds.items():
+            if watch is not None:
+                watch.at = env_id
             index = None if first_index is None else first_index + env_id
             envs[env_id] = env = AutoResetEnv(builder, options, env_id, seed, step_info, index)
             head = next(iter(envs.values()))
@@ -224,15 +228,17 @@ def build_all(
                     f"got {spec_signature(env)}, but {head.where} has {spec_signature(head)}."
                 )
     except BaseException:
-        close_all(envs)
+        close_all(envs, watch)
         raise
     return envs
 
 
-def close_all(envs: dict[int, AutoResetEnv]) -> None:
+def close_all(envs: dict[int, AutoResetEnv], watch: Watch | None = None) -> None:
     """Closes every environment, even if some raise; then raises the first exception."""
     errors = []
-    for env in envs.values():
+    for env_id, env in envs.items():
+        if watch is not None:
+            watch.at = env_id
         try:
             env.close()
         except (EnvCrash, EnvError) as error:
@@ -250,7 +256,7 @@ def spec_signature(env: AutoResetEnv) -> SpecSignature:
     ]
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Returns the line of code that raised an error, unless it is a line of this package."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename == __file__:

@@ -96,9 +96,11 @@ class PoolConfig:
     restart_window: float = 300.0
     "Process pools: seconds of work, without hangs and starts, after which a restart is forgotten."
     step_timeout: float = 60.0
-    "Seconds without a finished step after which a worker process is replaced, or threads fail."
+    """Seconds without a finished step after which a worker process is replaced, and the other pools
+    of Python environments fail."""
     start_timeout: float = 120.0
-    "Process pools: longest time in seconds for a worker to build its environments."
+    """Longest time in seconds for a worker process to build its environments, and for the other
+    pools to build one."""
     check_finite: bool = True
     "Whether a reward or observation that is NaN or infinite is an error."
     step_info: bool = False

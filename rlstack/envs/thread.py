@@ -26,6 +26,7 @@ from rlstack.envs.auto_reset import (
 )
 from rlstack.envs.backend import PoolConfig, spec_fields
 from rlstack.envs.episode_metrics import by_name
+from rlstack.envs.watch import Limit, Watch
 from rlstack.types import TimeStep
 
 # These threads mostly wait, so there may be more threads than cores.
@@ -45,7 +46,13 @@ class ThreadBackend:
         self._size, self._wait = config.size, config.wait_num
         self._name = builder_name(builder)
         seeds = {i: config.seed + i for i in range(config.size)}
-        self._envs = build_all(builder, config.options, seeds, config.step_info, config.first_index)
+        self._watch = Watch(self._name)
+        with self._watch.calls(
+            "the builder", Limit(config.start_timeout, "start_timeout")
+        ) as watch:
+            self._envs = build_all(
+                builder, config.options, seeds, config.step_info, config.first_index, watch
+            )
         head = self._envs[0]
         self._observation = head.observation
         self.spec, self.action_dtypes, self.action_offsets = spec_fields(
@@ -167,7 +174,8 @@ class ThreadBackend:
             return
         self._threads = []
         envs, self._envs, self._announced = self._envs, {}, {}
-        close_all(envs)
+        with self._watch.calls("close", Limit(self._step_timeout, "step_timeout")) as watch:
+            close_all(envs, watch)
 
 
 def _work(

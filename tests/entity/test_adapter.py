@@ -126,10 +126,20 @@ def test_step_types_and_metrics():
         (StepType.FIRST, None, None),
         (StepType.LAST, 0.0, 1.0),
         (StepType.FIRST, None, None),
-        (StepType.LAST, 0.0, 1.0),
+        (StepType.LAST, 0.0, 0.0),  # the game has ended in the step of its limit
     ]
     assert env.last_observation is game.observations[-1]
     assert len(game.told) == 4  # the actions at LAST were ignored
+
+
+def test_an_end_in_the_step_of_the_limit_is_told_once(caplog):
+    both = [nobody(), nobody(done=True, truncated=True)]
+    env = as_dm_env(Scripted(both * 2), name="TwoEnds")
+    for _ in range(2):
+        env.reset()
+        assert env.step(no_action(env)).discount == 0.0
+    (line,) = caplog.messages
+    assert line.startswith("TwoEnds: an observation has done and truncated")
 
 
 def test_a_game_that_is_always_over_at_once_is_an_error():

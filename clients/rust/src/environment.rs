@@ -218,15 +218,17 @@ impl Obs {
         self
     }
 
-    /// Ends the episode if `over` is true.
+    /// Ends the episode if `over` is true, also where a step limit is reached in the same step.
     pub fn done(mut self, over: bool) -> Self {
         self.end = if over { End::Done } else { self.end };
         self
     }
 
-    /// Ends the episode by a step limit if `over` is true.
+    /// Ends the episode by a step limit if `over` is true and the game has not ended by itself.
+    ///
+    /// The order of `done` and `truncated` makes no difference: an end of the game counts as such.
     pub fn truncated(mut self, over: bool) -> Self {
-        self.end = if over { End::Truncated } else { self.end };
+        self.end = if over && self.end == End::No { End::Truncated } else { self.end };
         self
     }
 
@@ -398,4 +400,22 @@ pub(crate) fn no_such_entity(place: &Place) -> SpaceError {
         "actors and actees must be entities of the observation; it has no {} {}",
         place.kind, place.row
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_of_the_game_wins_over_its_limit() {
+        let end = |fell: bool, late: bool| {
+            let one = Obs::new(0.0).done(fell).truncated(late).end;
+            assert_eq!(one, Obs::new(0.0).truncated(late).done(fell).end, "the order must not matter");
+            one
+        };
+        assert_eq!(end(false, false), End::No);
+        assert_eq!(end(true, false), End::Done);
+        assert_eq!(end(false, true), End::Truncated);
+        assert_eq!(end(true, true), End::Done);
+    }
 }

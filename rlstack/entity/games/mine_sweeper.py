@@ -143,11 +143,10 @@ class MineSweeper:
             if self._cooldown == 0 and (mines or robots):
                 masks["Fire Orbital Cannon"] = _FIRE
         ended = not (mines and robots)
-        truncated = not ended and self._step >= self._max_steps
         return Observation(
             features=features,
             actions=masks,
             reward=reward,
-            done=ended or truncated,
-            truncated=truncated,
+            done=ended,
+            truncated=self._step >= self._max_steps and not ended,
         )

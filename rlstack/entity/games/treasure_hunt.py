@@ -88,12 +88,11 @@ class TreasureHunt:
 
     def _observe(self, reward: float) -> Observation:
         ended = not self._treasures or (self._x, self._y) in self._traps
-        truncated = not ended and self._step >= self._max_steps
         return Observation(
             features={"Trap": self._traps, "Treasure": self._treasures.copy()},
             actions=_MOVE,
             global_features=(self._x, self._y),
             reward=reward,
-            done=ended or truncated,
-            truncated=truncated,
+            done=ended,
+            truncated=self._step >= self._max_steps and not ended,
         )

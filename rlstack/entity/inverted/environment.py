@@ -96,7 +96,7 @@ class AgentView:
             if isinstance(loop.failure, GameLost):
                 self._state = _State.OVER
                 return dataclasses.replace(
-                    self._newest, actions={}, reward=0.0, metrics={}, done=True, truncated=True
+                    self._newest, actions={}, reward=0.0, metrics={}, truncated=True
                 )
             loop = self._shared.loop(replacing=loop)
         return self._take(loop, shown, is_first=False)
@@ -107,7 +107,7 @@ class AgentView:
     def _take(self, loop: GameLoop, shown: Shown, is_first: bool) -> Observation:
         self._loop, self._newest = loop, shown.observation
         self._answers_at_reset = loop.num_answers if is_first else None
-        if shown.observation.done:
+        if shown.observation.over:
             self._state = _State.OVER
         else:
             self._state = _State.ASKED if shown.needs_answer else _State.IDLE

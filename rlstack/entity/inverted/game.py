@@ -176,7 +176,7 @@ class EnvironmentGame:
         (agent,) = agents
         while True:
             score, observation = 0.0, self.environment.reset()
-            while not (observation.done or observation.truncated):
+            while not observation.over:
                 actions = agent.act(_scored(observation, score))
                 if actions is None:
                     return
@@ -187,4 +187,5 @@ class EnvironmentGame:
 
 def _scored(observation: Observation, score: float) -> ScoredObservation:
     fields = {f.name: getattr(observation, f.name) for f in dataclasses.fields(Observation)}
-    return ScoredObservation(**{**fields, "reward": 0.0, "done": False}, score=score)
+    fields |= {"reward": 0.0, "done": False, "truncated": observation.cut}
+    return ScoredObservation(**fields, score=score)

@@ -141,7 +141,7 @@ class GameLoop:
             refuse(self._name, what, rule, got, fix)
         fields = {name: getattr(scored, name) for name in _FIELDS}
         fields["reward"] = 0.0 if channel.score is None else score - channel.score
-        fields["done"] = over
+        fields["done"] = over and not scored.truncated
         observation = Observation(**fields)
         self._check(observation)
         channel.score = None if over else score
@@ -222,9 +222,9 @@ class GameLoop:
                     raise GameClosed(f"{self._name}: was closed while agent {number} waited.")
                 if channel.shown is not None:
                     shown, channel.shown = channel.shown, None
-                    channel.last = None if shown.done else shown
+                    channel.last = None if shown.over else shown
                     self._changed.notify_all()
-                    return Shown(shown, not shown.done)
+                    return Shown(shown, not shown.over)
                 if self._over:
                     return None
                 if together and self._waits_for_next_round():

@@ -9,6 +9,8 @@ methods and fields are as expected; if they are not, the backend uses the public
 The backend corrects these results of EnvPool 0.8.4 and 1.2:
 
 * The discount is 0 at every end of an episode. At a time limit it becomes 1.
+* If an environment ends by itself in the step of its limit, EnvPool says that it is truncated.
+  Where `natural_end` tells such an end, it becomes a termination.
 * If an Atari game is over at the step of the time limit, the end is a termination. If the game is
   not over, the end is a truncation, even if EnvPool does not mark it as one.
 * With ``episodic_life``, EnvPool applies the time limit to the frames since the game began, but
@@ -30,8 +32,10 @@ from dm_env import specs
 
 from rlstack.envs.adapters import changed_by_cast, narrow, narrow_spec, too_wide
 from rlstack.envs.backend import PoolConfig
+from rlstack.envs.cpp.ends import natural_end
 from rlstack.envs.cpp.library import load
 from rlstack.envs.nest import Nest
+from rlstack.imports import versions
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)  # numpy compares with plain ints much faster than with enums
@@ -102,6 +106,8 @@ class CppBackend:
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
+        bare = self._observation.bare
+        self._natural_end = natural_end(name, pool.config) if bare else None
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
@@ -191,7 +197,10 @@ class CppBackend:
         """Returns which rows end an episode by truncation, ``[B]`` bool."""
         cut = rows[self._trunc_at]
         if self._over_at is None:
-            return cut
+            if self._natural_end is None or not cut.any():
+                return cut
+            seen, reward = rows[self._obs_at[0]], rows[self._reward_at]
+            return cut & ~self._natural_end(seen, reward)
         not_over = rows[self._done_at] & (rows[self._over_at] == 0)
         if not self._episodic:
             return not_over
@@ -262,6 +271,8 @@ def make(name: str, config: PoolConfig) -> Any:
             f"CppBackend: {name!r} needs EnvPool, which is not installed. Install it, or use "
             "type='process'."
         )
+    if wrong := versions.unknown("envpool"):
+        raise ValueError(f"CppBackend: {name}: {wrong}")
     if clash := sorted(set(config.options) & set(_OWN_OPTIONS)):
         raise ValueError(
             f"CppBackend: options must not contain {clash}, which the pool sets itself."

@@ -20,6 +20,7 @@ from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.protocol import GameStep
 from rlstack.envs.seats.turns import Ending, Turn, Turns, playable
+from rlstack.imports import versions
 from rlstack.references import load_object
 
 
@@ -220,6 +221,8 @@ def _specs_of(space: Any, what: str, acting: bool = False) -> Tree:
 
 def _function(game: str, name: str = "parallel_env") -> Callable[..., Any]:
     """Returns the function of this name that makes an environment."""
+    if wrong := versions.unknown("pettingzoo") or versions.unknown("mpe2"):
+        raise EnvError(f"PettingZoo {game}: {wrong}")
     if ":" in game:
         return load_object(game)
     try:

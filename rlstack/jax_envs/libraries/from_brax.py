@@ -23,6 +23,7 @@ from dm_env import specs
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.brax_pictures import BraxRenderer
 from rlstack.jax_envs.libraries.errors import not_installed
+from rlstack.jax_envs.libraries.limits import check_version
 from rlstack.references import did_you_mean
 from rlstack.types import Array, PRNGKey, PyTree
 
@@ -48,11 +49,13 @@ def make_brax(name: str, options: Mapping[str, Any]) -> BraxEnv:
 
     Raises:
       ValueError: Brax is not installed, has no such name, or does not take these options.
+      EnvError: its version is not known.
     """
     try:
         from brax import envs
     except ImportError as error:
         raise not_installed(f"brax/{name}", "Brax", "brax", error) from error
+    check_version(f"brax/{name}", "brax")
     known = sorted(envs._envs)
     if name not in known:
         raise ValueError(

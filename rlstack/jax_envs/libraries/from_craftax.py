@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlstack.checks import EnvError
 from rlstack.jax_envs.environment import Outcome
 from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.jax_envs.libraries.limits import check_version
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
@@ -38,11 +40,13 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
 
     Raises:
       ValueError: Craftax is not installed, has no such name, or does not take these options.
+      EnvError: its version is not known, or a time limit does not end its episodes.
     """
     try:
         from craftax.craftax_env import make_craftax_env_from_name as make
     except ImportError as error:
         raise not_installed(f"craftax/{name}", "Craftax", "craftax", error) from error
+    check_version(f"craftax/{name}", "craftax")
     if name not in _NAMES:
         raise ValueError(
             f"JAX environment: the name after craftax/ must be one of {', '.join(_NAMES)}; got "
@@ -57,8 +61,32 @@ def make_craftax(name: str, options: Mapping[str, Any]) -> CraftaxEnv:
             f"JAX environment craftax/{name}: options must be fields of its params "
             f"({', '.join(sorted(fields))}); got {', '.join(unknown)}."
         )
+    _check_limit(name, env, params)
     drawn = make(name.replace("Symbolic", "Pixels"), auto_reset=False)
     return CraftaxEnv(env, params.replace(**options), drawn)
+
+
+def _check_limit(name: str, env: Any, params: Any) -> None:
+    """Asks whether a state is terminal with the shortest limit, and not terminal without one.
+
+    All arrays of the state are 1, since making a world takes long.
+
+    Raises:
+      EnvError: the limit makes no difference.
+    """
+    key = jax.eval_shape(jax.random.PRNGKey, 0)
+    state = jax.tree.map(
+        lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(env.reset_env, key, params)[1]
+    )
+    short, endless = (
+        bool(env.is_terminal(state, params.replace(max_timesteps=steps))) for steps in (1, _NEVER)
+    )
+    if not short or endless:
+        raise EnvError(
+            f"JAX environment craftax/{name}: a step limit must end an episode; the shortest "
+            f"max_timesteps gives is_terminal {short}, and one that is never reached {endless}. "
+            "The installed Craftax means something else by it: `rlstack doctor` shows versions."
+        )
 
 
 class CraftaxEnv:
@@ -92,4 +120,5 @@ class CraftaxEnv:
         step = self._env.step_env(rng_key, state, action, self._params)
         observation, after, reward, done, _ = step
         terminated = jnp.asarray(self._env.is_terminal(after, self._unlimited), bool)
-        return Outcome(after, observation, reward, terminated, jnp.asarray(done) & ~terminated)
+        over = jnp.asarray(done, bool) | self._env.is_terminal(after, self._params)
+        return Outcome(after, observation, reward, terminated, over & ~terminated)

@@ -1,9 +1,10 @@
 """gymnax's environments (https://github.com/RobertTLange/gymnax) as `JaxEnv`.
 
 gymnax's ``step`` resets an environment in the step that ends an episode, so the last observation is
-lost, and ``done`` does not tell a time limit from a termination. The adapter calls ``step_env``,
-which does not reset. It calls it again without a time limit: ``done`` is then a termination. XLA
-computes what both calls share once.
+lost. The adapter calls ``step_env``, which does not reset. From gymnax 1.0, its ``done`` is a
+termination, and ``is_truncated`` tells the time limit. Before, ``done`` was also true at the time
+limit, so ``step_env`` is called again without one: ``done`` is then a termination. XLA computes what
+both calls share once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rlstack.jax_envs.libraries.gymnax_pictures import (
     classic_control,
     grid,
 )
+from rlstack.jax_envs.libraries.limits import check_limit, check_version
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
@@ -47,6 +49,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
 
     Raises:
       ValueError: gymnax is not installed, has no such id, or does not take these options.
+      EnvError: its version is not known, or a time limit does not end its episodes.
     """
     try:
         with deferred(*_UNUSED):
@@ -54,6 +57,7 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
             from gymnax.registration import registered_envs
     except ImportError as error:
         raise not_installed(name, "gymnax", "jax-envs", error) from error
+    check_version(name, "gymnax")
     if name not in registered_envs:
         raise ValueError(
             f"JAX environment: the name must be an id of gymnax or module:callable; got {name!r}."
@@ -71,7 +75,11 @@ def make_gymnax(name: str, options: Mapping[str, Any]) -> GymnaxEnv:
     if name.endswith("-MinAtar"):
         warnings.filterwarnings("ignore", _SCATTER, FutureWarning)  # users cannot mend it
     changes = {key: value for key, value in options.items() if key in fields}
-    return GymnaxEnv(name, env, params.replace(**changes))
+    params = params.replace(**changes)
+    if _LIMIT in fields:
+        kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
+        check_limit(name, kind, GymnaxEnv(name, env, _with_limit(params, 1)))
+    return GymnaxEnv(name, env, params)
 
 
 class GymnaxEnv:
@@ -81,10 +89,8 @@ class GymnaxEnv:
         """Stores the name, and what ``gymnax.make`` returns."""
         self._name, self._env, self._params = name, env, params
         self._classic: list[ClassicControl | None] = []  # made when the first picture is drawn
-        limit = getattr(params, _LIMIT, None)
-        self._unlimited = params
-        if limit is not None:
-            self._unlimited = params.replace(**{_LIMIT: type(limit)(_NEVER)})
+        self._tells_limit = hasattr(env, "is_truncated")  # from gymnax 1.0
+        self._unlimited = _with_limit(params, _NEVER) if hasattr(params, _LIMIT) else params
 
     @property
     def render_fps(self) -> float | None:
@@ -127,9 +133,18 @@ class GymnaxEnv:
         """Takes an action; an episode that ends only because of its time limit is truncated."""
         step = self._env.step_env
         observation, after, reward, done, _ = step(rng_key, state, action, self._params)
+        if self._tells_limit:
+            terminated = jnp.asarray(done, bool)
+            truncated = jnp.asarray(self._env.is_truncated(after, self._params), bool)
+            return Outcome(after, observation, reward, terminated, truncated & ~terminated)
         terminated = step(rng_key, state, action, self._unlimited)[3]
         done, terminated = jnp.asarray(done, bool), jnp.asarray(terminated, bool)
         return Outcome(after, observation, reward, terminated, done & ~terminated)
+
+
+def _with_limit(params: Any, steps: int) -> Any:
+    """Returns the params with another time limit, of the type that it has there."""
+    return params.replace(**{_LIMIT: type(getattr(params, _LIMIT))(steps)})
 
 
 def _with_dtype(spec: specs.Array, seen: jax.ShapeDtypeStruct) -> specs.Array:

@@ -9,7 +9,6 @@ once.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from rlstack.envs.seats.showing import ACTION_MASK
 from rlstack.jax_envs.game import GameOutcome
 from rlstack.jax_envs.libraries.errors import not_installed
 from rlstack.jax_envs.libraries.from_gymnax import space_spec
+from rlstack.jax_envs.libraries.limits import check_limit, check_version
 from rlstack.references import did_you_mean
 from rlstack.types import PRNGKey, PyTree
 
@@ -38,13 +38,15 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
 
     Raises:
       ValueError: JaxMARL is not installed, has no such id, or does not take these options.
-      EnvError: the agents have different spaces.
+      EnvError: the agents have different spaces, the version of JaxMARL is not known, or a time
+          limit does not end its games.
     """
     try:
         import jaxmarl
         from jaxmarl.registration import registered_envs
     except ImportError as error:
         raise not_installed(f"jaxmarl/{name}", "JaxMARL", "jaxmarl", error) from error
+    check_version(f"jaxmarl/{name}", "jaxmarl")
     if name not in registered_envs:
         raise ValueError(
             "JAX environment: the name after jaxmarl/ must be an id of JaxMARL; got "
@@ -56,6 +58,10 @@ def make_jaxmarl(name: str, options: Mapping[str, Any]) -> JaxMARLGame:
         raise ValueError(
             f"JAX environment jaxmarl/{name}: options must be arguments of jaxmarl.make; {error}."
         ) from error
+    if getattr(env, _LIMIT, None) is not None:
+        kind = tuple(sorted((key, repr(value)) for key, value in options.items() if key != _LIMIT))
+        # Some count the steps before the first one, so that a limit of 1 would allow two.
+        check_limit(f"jaxmarl/{name}", kind, JaxMARLGame(_with_limit(env, 0), name))
     return JaxMARLGame(env, name)
 
 
@@ -78,8 +84,7 @@ class JaxMARLGame:
         self._agents = list(env.agents)
         self._unlimited = env
         if getattr(env, _LIMIT, None) is not None:
-            self._unlimited = copy.copy(env)
-            setattr(self._unlimited, _LIMIT, _NEVER)
+            self._unlimited = _with_limit(env, _NEVER)
         self._action_spec = self._of_all(
             "action", [space_spec(env.action_space(agent), "action") for agent in self._agents]
         )
@@ -147,6 +152,17 @@ class JaxMARLGame:
                     "whose agents share their spaces."
                 )
         return found[0]
+
+
+def _with_limit(env: Any, steps: int) -> Any:
+    """Returns a copy with another time limit, which the environment within may have."""
+    twin = object.__new__(type(env))  # `copy` would call the __getattr__ of some too early
+    twin.__dict__.update(vars(env))
+    if _LIMIT in vars(env):
+        setattr(twin, _LIMIT, steps)
+    else:
+        twin._env = _with_limit(env._env, steps)
+    return twin
 
 
 def _spec_of(x: Any) -> PyTree:

@@ -168,7 +168,7 @@ def test_a_limit_of_steps_truncates(name):
     while True:
         observation = game.reset()
         steps = 0
-        while not observation.done:
+        while not observation.over:
             observation = act(game, observation, **choices)
             steps += 1
         if steps == 3 and observation.reward == 0:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 
 import pytest
 
 from programs.__main__ import main
+from programs.callbacks import Callback
 from programs.components.agent import make_agent
 from programs.components.environments import make_env
 from programs.experiment import EnvConfig
 from programs.presets import preset
 from programs.run import train
 from programs.run.single_process import SingleProcess
-from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.checks import EnvCrash, EnvError, WrongKindError
+from rlstack.acting.evaluator import Evaluator, EvaluatorConfig
+from rlstack.checks import EnvCrash, EnvError, ExitError, WrongKindError
 from rlstack.storage import checkpoint
 
 FAULTY = "tests.envs.faulty:Faulty"
@@ -131,3 +133,66 @@ def test_a_factory_of_a_wrong_kind_is_a_type_error():
         with pytest.raises(WrongKindError, match="policy_factory builtins:int must be") as caught:
             make_agent(experiment, env.spec)
         assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("fault_at", [1, 5])
+def test_an_exit_in_a_step_ends_as_an_error_does(tmp_path, fault_at, capsys):
+    options = ("fault", "leave", "at", str(fault_at))
+    command = (
+        *("train", "cartpole-ppo", "--run-dir", str(tmp_path / "run"), "--frames", "400"),
+        *("--env.name", FAULTY, "--env.type", "for_loop", "--env.num-envs", "4"),
+        *("--env.options", *options, "--env.eval-options", "fault", "none"),
+    )
+    assert main(command) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "SystemExit" in x]
+    assert "step raised SystemExit: 0" in line and "faulty.py:" in line
+    assert bool(checkpoint.latest(tmp_path / "run" / "checkpoints")) == (fault_at > 1)
+
+
+def leave(*_):
+    sys.exit(0)
+
+
+class LeavingPart:
+    """Whatever an option names; each of its functions exits."""
+
+    def __init__(self, *_):
+        pass
+
+    __call__ = write = leave
+
+
+class LeavingCallback(Callback):
+    on_update = leave
+
+
+class LeavingEvaluator(Evaluator):
+    evaluate = leave
+
+
+HERE = "tests.programs.run.test_env_errors:"
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({"step_processor": f"{HERE}LeavingPart"}, False),  # before the first frame is counted
+        ({"evaluator": EvaluatorConfig(episodes=10, factory=f"{HERE}LeavingEvaluator")}, True),
+        ({"step_processor": f"{HERE}leave"}, False),
+        ({"network_factory": f"{HERE}leave"}, False),
+    ],
+)
+def test_an_exit_of_a_hook_is_an_error_with_its_line(tmp_path, options, saved):
+    experiment = dataclasses.replace(faulty(400), **options)
+    with pytest.raises(ExitError, match=r"SystemExit was raised at \S*test_env_errors.py:\d+: 0"):
+        train.run(experiment, tmp_path / "run", stream=io.StringIO())
+    assert bool(checkpoint.latest(tmp_path / "run" / "checkpoints")) == saved
+
+
+def test_an_exit_of_a_callback_or_a_logger_is_told_and_the_run_goes_on(tmp_path):
+    stream = io.StringIO()
+    experiment = dataclasses.replace(faulty(400), loggers=("jsonl", f"{HERE}LeavingPart"))
+    train.run(experiment, tmp_path / "run", callbacks=[LeavingCallback()], stream=stream)
+    told = stream.getvalue()
+    assert "callback LeavingCallback.on_update raised ExitError: SystemExit was raised" in told
+    assert "LeavingPart raised ExitError: SystemExit was raised" in told

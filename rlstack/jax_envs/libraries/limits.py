@@ -1,0 +1,59 @@
+"""Proofs that an adapter sees the time limit of a library, and that it knows the version."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from rlstack.checks import EnvError
+from rlstack.imports import versions
+from rlstack.jax_envs.environment import JaxEnv
+from rlstack.jax_envs.game import JaxGame, is_game
+from rlstack.random.compiled_quickly import CompiledQuickly
+
+_proved: set[object] = set()
+
+
+def check_version(name: str, distribution: str) -> None:
+    """Refuses a version of a library whose meaning the adapters do not know.
+
+    Raises:
+      EnvError: the version is not known.
+    """
+    if wrong := versions.unknown(distribution):
+        raise EnvError(f"JAX environment {name}: {wrong}")
+
+
+def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
+    """Makes one step of an episode with the shortest limit, and asks whether the episode ends.
+
+    It compiles only what tells the end, once in a process for each kind of environment.
+
+    Args:
+      name: of the environment, for the error.
+      kind: environments of the same kind are proved once.
+      env: an adapter of a library, with the shortest limit.
+
+    Raises:
+      EnvError: the episode did not end.
+    """
+    if (name, kind) in _proved:
+        return
+    seats = (len(env.seats),) if is_game(env) else ()
+    action = jax.tree.map(
+        lambda spec: np.zeros((*seats, *spec.shape), spec.dtype), env.action_spec()
+    )
+
+    def ends(rng_key: jax.Array) -> jax.Array:
+        state, _ = env.reset(rng_key)
+        outcome = env.step(rng_key, state, action)
+        over = outcome.over if is_game(env) else outcome.terminated | outcome.truncated
+        return jax.numpy.asarray(over)
+
+    if not CompiledQuickly(ends)(np.zeros(2, np.uint32)):
+        raise EnvError(
+            f"JAX environment {name}: a step limit must end an episode; with the shortest limit "
+            "the first step did not. The installed version of its library means something else by "
+            "its limit: `rlstack doctor` shows versions."
+        )
+    _proved.add((name, kind))
