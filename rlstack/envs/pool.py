@@ -13,7 +13,7 @@ import numpy as np
 
 from rlstack.envs.adapters import EnvBuilder, Options
 from rlstack.envs.auto_reset import builder_name
-from rlstack.envs.backend import Backend, FiniteCheck, PoolConfig, action_checks, check_ids
+from rlstack.envs.backend import Backend, PoolConfig, StepCheck, action_checks, check_ids
 from rlstack.envs.factory import make_backend
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
@@ -33,8 +33,8 @@ class Pool:
         self.env_ids.setflags(write=False)
         self._config = config
         self._nest, self._checks = action_checks(self._backend, copy=not self.is_sync)
-        self._check = FiniteCheck(builder_name(name_or_builder), self.spec.observation)
-        self._checks_finite = config.check_finite
+        name = builder_name(name_or_builder)
+        self._check = StepCheck(name, self.spec.observation, config.check_finite)
         self._failed = False
 
     def _open(self, where: str) -> Backend:
@@ -48,8 +48,7 @@ class Pool:
 
     def _received(self, backend: Backend) -> tuple[np.ndarray, TimeStep]:
         env_ids, timestep = backend.recv()
-        if self._checks_finite:
-            self._check(env_ids, timestep)
+        self._check(env_ids, timestep)
         return env_ids, timestep
 
     def _checked(self, actions: PyTree, rows: int) -> list[np.ndarray]:
@@ -239,7 +238,7 @@ class SyncEnv(Pool):
 
         Raises:
           RuntimeError: called without ``send``, after ``close``, or an environment failed.
-          EnvError: a reward or an observation is not finite.
+          EnvError: a reward or an observation is not finite, or an integer is outside of its space.
         """
         if not self._in_flight or self._backend is None or self._failed:
             self._open("SyncEnv.recv")
@@ -339,7 +338,7 @@ class AsyncEnv(Pool):
         Raises:
           RuntimeError: fewer than ``wait_num`` are in flight, the pool is closed, or an
             environment failed.
-          EnvError: a reward or an observation is not finite.
+          EnvError: a reward or an observation is not finite, or an integer is outside of its space.
         """
         backend = self._open("AsyncEnv.recv")
         if self._count < self.wait_num:

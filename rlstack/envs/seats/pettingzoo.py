@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_spec
+from rlstack.envs.adapters import FromZero, action_cast, leaf_spaces, narrow_spec, space_spec
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
 from rlstack.envs.seats.protocol import GameStep
@@ -38,13 +39,18 @@ class _Adapter:
         self.observation_spec = _common_spec(env, game, acting=False)
         self.action_spec = _common_spec(env, game, acting=True)
         self._cast = _Cast(env, game)
+        seen = f"{game}: observation"
+        space = env.observation_space(self._agents[0])
+        self._seen = FromZero(Nest(leaf_spaces(space, f"{seen}_space")), seen)
         state = getattr(env, "state_space", None)
         if state is not None:
             self.state_spec = _specs_of(state, f"{game}: state_space")
+            where = f"{game}: state"
+            self._state_seen = FromZero(Nest(leaf_spaces(state, f"{where}_space")), where)
 
     def state(self) -> Tree:
         """Returns the state of the environment; see `GameWithState`."""
-        return self._env.state()
+        return self._state_seen(self._env.state())
 
     @property
     def render_modes(self) -> tuple[str, ...]:
@@ -88,8 +94,8 @@ class ParallelGame(_Adapter):
         """
         super().__init__(_function(game)(**options), game)
         self._seed = seed
-        specs = Nest(self.observation_spec)
-        self._nothing = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
+        seen = Nest(self.observation_spec)
+        self._nothing = seen.unflatten([_nothing(spec) for spec in seen.leaves])
         self._ended: set[Any] = set()
         self._first = True
 
@@ -97,7 +103,7 @@ class ParallelGame(_Adapter):
         """Starts an episode; the first one has the seed."""
         observations, _ = self._env.reset(seed=self._seed if self._first else None)
         self._first, self._ended = False, set()
-        return [observations.get(agent, self._nothing) for agent in self._agents]
+        return self._of_all(observations)
 
     def step(self, actions: Sequence[Tree]) -> GameStep:
         """Passes on the actions of the agents that play."""
@@ -111,12 +117,19 @@ class ParallelGame(_Adapter):
             if terminations[agent] or (agent not in self._env.agents and not last):
                 self._ended.add(agent)
         return GameStep(
-            [observations.get(agent, self._nothing) for agent in self._agents],
+            self._of_all(observations),
             [float(rewards.get(agent, 0.0)) for agent in self._agents],
             [float(agent in playing and agent not in self._ended) for agent in self._agents],
             last,
             [_numbers(infos.get(agent)) for agent in self._agents],
         )
+
+    def _of_all(self, observations: Mapping[Any, Tree]) -> list[Tree]:
+        """Returns the observation of each agent."""
+        return [
+            self._seen(observations[agent]) if agent in observations else self._nothing
+            for agent in self._agents
+        ]
 
 
 class AECGame(_Adapter):
@@ -152,7 +165,7 @@ class AECGame(_Adapter):
 
     def observe(self, seat: int) -> Tree:
         """Returns what the agent sees."""
-        return self._env.observe(self._agents[seat])
+        return self._seen(self._env.observe(self._agents[seat]))
 
     def step(self, action: Tree) -> Turn:
         """Passes on the action of the agent whose turn it is."""
@@ -168,13 +181,22 @@ class AECGame(_Adapter):
             seen, reward, terminated, truncated, info = self._env.last()
             if not (terminated or truncated):
                 return Turn(seat, float(reward), ended)
-            ended[seat] = Ending(seen, float(reward), float(not terminated), _numbers(info))
+            ending = float(reward), float(not terminated), _numbers(info)
+            ended[seat] = Ending(self._seen(seen), *ending)
             self._env.step(None)
         return Turn(None, 0.0, ended)
 
 
 Parallel = Seats(ParallelGame)
 AEC = Turns(AECGame)
+
+
+def _nothing(spec: specs.Array) -> np.ndarray:
+    """Returns what an agent that does not play sees: zeros, or what is next to them in its space."""
+    zeros = np.zeros(spec.shape, spec.dtype)
+    if not isinstance(spec, specs.BoundedArray):
+        return zeros
+    return np.clip(zeros, spec.minimum, spec.maximum)
 
 
 class _Cast:
