@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components.environments import not_finite_error
+from programs.components.environments import fault_error
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
@@ -115,7 +115,7 @@ class CompiledRun(abc.ABC):
         return self._env.keys(np.arange(first, first + self.experiment.env.num_envs))
 
     def check_envs(self, report: Report) -> None:
-        """Restarts the environments if one of them gave NaN or infinity in a call.
+        """Restarts the environments if one gave NaN, infinity or an integer out of its space.
 
         Raises:
           EnvError: one of them did.
@@ -124,7 +124,7 @@ class CompiledRun(abc.ABC):
             return
         self._restarts += 1
         self.restart_environments()
-        raise not_finite_error(self.experiment.env.name, np.asarray(report.tally.bad))
+        raise fault_error(self.experiment.env.name, np.asarray(report.tally.bad))
 
 
 class Calls(CompiledRun):

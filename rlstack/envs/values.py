@@ -214,7 +214,8 @@ def fitted(array: np.ndarray, spec: specs.Array, where: str, *, finite: bool = T
             cast = array.astype(spec.dtype)
         if finite and not (good := np.isfinite(cast)).all():
             came = array[~good].flat[0]
-            raise ValueError(f"{where} must hold finite numbers of {spec.dtype}; got {came}.")
+            held = f"numbers that {spec.dtype} can hold" if np.isfinite(came) else "finite numbers"
+            raise ValueError(f"{where} must hold {held}; got {came}.")
         return cast
     if not array.size:
         return array.astype(spec.dtype)
@@ -222,9 +223,11 @@ def fitted(array: np.ndarray, spec: specs.Array, where: str, *, finite: bool = T
     allowed = f"integers in [{brief(own_range.low)}, {brief(own_range.high)}]"
     advice = "Give it as the environment gives it, unscaled."
     if array.dtype.kind == "f":
+        parts = array[array != np.floor(array)]  # NaN too
+        came = parts.flat[0] if parts.size else array.flat[0]
         raise WrongKindError(
-            f"{where} must hold {allowed}; got real numbers ({array.dtype}), such as "
-            f"{array.flat[0]:.6g}. {advice}"
+            f"{where} must hold {allowed}; got real numbers ({array.dtype}), such as {came:.6g}. "
+            f"{advice}"
         )
     if array.shape[array.ndim - len(spec.shape) :] != spec.shape:
         return array  # the caller says which shape is right

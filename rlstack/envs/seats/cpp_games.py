@@ -28,8 +28,8 @@ from rlstack.checks import EnvError
 from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp import backend, library
-from rlstack.envs.values import start_of
 from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
+from rlstack.envs.values import start_of
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _ENV_IDS, _PLAYERS_ENV_IDS = "env_id", "players.env_id"  # EnvPool's names of what all actions have

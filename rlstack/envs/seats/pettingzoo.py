@@ -192,7 +192,7 @@ AEC = Turns(AECGame)
 
 
 def _nothing(spec: specs.Array) -> np.ndarray:
-    """Returns what an agent that does not play sees: zeros, or what is next to them in its space."""
+    """Returns what an agent that does not play sees: 0, or what is next to it in its space."""
     zeros = np.zeros(spec.shape, spec.dtype)
     if not isinstance(spec, specs.BoundedArray):
         return zeros
