@@ -286,7 +286,7 @@ class StepCheck:
         )
 
     def _outside(
-        self, env_ids: np.ndarray, array: Array, what: str, allowed: Range, spec: specs.Array
+        self, env_ids: np.ndarray, array: np.ndarray, what: str, allowed: Range, spec: specs.Array
     ) -> EnvError:
         where, value = self._first(env_ids, own(array, spec), allowed.outside(array))
         theirs = Range(own_spec(spec))
