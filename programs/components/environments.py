@@ -15,6 +15,7 @@ from programs.experiment import Experiment
 from rlstack.checks import EnvError
 from rlstack.envs import AsyncEnv, SyncEnv
 from rlstack.envs.opponents import AsyncEnvWithOpponents, SyncEnvWithOpponents
+from rlstack.fused.acting import NOT_FINITE
 from rlstack.types import EnvSpec
 
 Pool = SyncEnv | AsyncEnv | SyncEnvWithOpponents | AsyncEnvWithOpponents
@@ -45,17 +46,24 @@ def make_env(
         raise
 
 
-def not_finite_error(name: str, bad: np.ndarray) -> EnvError:
-    """Returns an error that names the environments with values that are not finite.
+def fault_error(name: str, bad: np.ndarray) -> EnvError:
+    """Returns an error that names the environments with faulty steps in a compiled program.
 
     Args:
       name: of the environments.
-      bad: bool ``[B]``, where a reward or an observation is not finite.
+      bad: uint8 ``[B]``, what was wrong; see `rlstack.fused.acting.faults`.
     """
-    ids = ", ".join(map(str, np.flatnonzero(bad)))
+    not_finite = (bad & NOT_FINITE).astype(bool)
+    ids = ", ".join(map(str, np.flatnonzero(not_finite if not_finite.any() else bad)))
+    if not_finite.any():
+        return EnvError(
+            f"Env {ids} ({name}): rewards and observations must be finite; they were not. Mend "
+            "the environment, or turn the check off with --env.check-finite False."
+        )
     return EnvError(
-        f"Env {ids} ({name}): rewards and observations must be finite; they were not. Mend the "
-        "environment, or turn the check off with --env.check-finite False."
+        f"Env {ids} ({name}): integers in observations must lie in their spaces; they did not. "
+        "Mend the environment, or declare the space that it has. In a pool (another topology than "
+        "fused) the error names the value."
     )
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.environments import Pool, make_evaluation_env, not_finite_error
+from programs.components.environments import Pool, fault_error, make_evaluation_env
 from programs.components.seeds import role_key
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
@@ -207,7 +207,7 @@ class CompiledEvaluator(Evaluator):
         step_type, reward, bad = (np.asarray(x)[:made] for x in played)
         for i in range(made):  # the evaluation may not need all of them
             if bad[i].any():
-                raise not_finite_error(self._env_cfg.name, bad[i])
+                raise fault_error(self._env_cfg.name, bad[i])
             if (yield Row(step_type[i], reward[i])):
                 return True
         return False

@@ -26,6 +26,7 @@ from programs.policies.greedy import (
     without_unused,
 )
 from programs.policies.policy import Policy, load
+from rlstack.envs.values import own_spec, start_of
 from rlstack.networks.torsos import without_critic_state
 from rlstack.storage import files
 from rlstack.types import EnvSpec
@@ -117,13 +118,16 @@ def _description(policy: Policy) -> dict[str, Any]:
 def _spec(tree: Any) -> list[dict[str, Any]]:
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        entry: dict[str, Any] = {"name": path_name(path), "shape": list(leaf.shape)}
-        entry["dtype"] = str(leaf.dtype)
+        theirs = own_spec(leaf)
+        entry: dict[str, Any] = {"name": path_name(path), "shape": list(theirs.shape)}
+        entry["dtype"] = str(theirs.dtype)
         if isinstance(leaf, specs.DiscreteArray):
             entry["num_values"] = int(leaf.num_values)
-        elif isinstance(leaf, specs.BoundedArray):
-            bounds = np.asarray(leaf.minimum), np.asarray(leaf.maximum)
+        elif isinstance(theirs, specs.BoundedArray):
+            bounds = np.asarray(theirs.minimum), np.asarray(theirs.maximum)
             entry["minimum"], entry["maximum"] = (_finite(x.tolist()) for x in bounds)
+        if np.any(start := start_of(leaf)):  # the environment's own value of the network's 0
+            entry["start"] = np.asarray(start).tolist()
         found.append(entry)
     return found
 
@@ -309,14 +313,19 @@ def _compare(policy: Policy, function: GreedyFunction, run: Run, rows: int) -> N
 
 
 def _random(rng: np.random.Generator, spec: specs.Array, rows: int) -> np.ndarray:
-    """Returns random observations of a spec, ``[rows, ...]``."""
+    """Returns random observations as the environment gives them, ``[rows, ...]``."""
+    spec = own_spec(spec)
     shape, dtype = (rows, *spec.shape), np.dtype(spec.dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if not isinstance(spec, specs.BoundedArray):
         return (3 * rng.normal(size=shape)).astype(dtype)
-    low = np.clip(np.asarray(spec.minimum, float), -3, None)
-    high = np.maximum(np.clip(np.asarray(spec.maximum, float), None, 255), low)
+    low = np.asarray(spec.minimum, float)
+    high = np.asarray(spec.maximum, float)
     if np.issubdtype(dtype, np.integer):
+        low = np.clip(low, np.minimum(-3, high), None)
+        high = np.clip(high, None, low + 255)
         return np.floor(rng.uniform(low, high + 1, shape)).astype(dtype)
+    low = np.clip(low, -3, None)
+    high = np.maximum(np.clip(high, None, 255), low)
     return rng.uniform(low, np.minimum(high, low + 6), shape).astype(dtype)

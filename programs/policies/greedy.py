@@ -13,6 +13,7 @@ from jax.extend import core as jax_core
 
 from programs.policies.policy import Policy, with_blank_critic_state
 from rlstack.agent import Agent
+from rlstack.envs.values import own_spec, start_of
 from rlstack.networks.torsos import without_critic_state
 from rlstack.types import Array, Params, PRNGKey, PyTree, StepType, TimeStep
 
@@ -41,6 +42,8 @@ class GreedyFunction(NamedTuple):
 def greedy_function(policy: Policy) -> GreedyFunction:
     """Returns what a policy computes, with its normalisation and the bounds of its actions.
 
+    Discrete values are the environment's own, as those of `Policy.act`; none is checked.
+
     The function has no argument for the start of an episode: an episode starts with the initial
     state. State that does not change actions, such as counts of steps, is left out, and so is what
     only a critic sees.
@@ -49,7 +52,8 @@ def greedy_function(policy: Policy) -> GreedyFunction:
       policy: of `programs.policies.policy.load`, greedy.
 
     Raises:
-      ValueError: its actions depend on random numbers or on rewards.
+      ValueError: its actions depend on random numbers or on rewards, or int32 cannot hold the
+        environment's own values.
     """
     agent, params, spec = policy.agent, policy.params, policy.spec
     seen_spec = without_critic_state(spec.observation)
@@ -58,13 +62,19 @@ def greedy_function(policy: Policy) -> GreedyFunction:
     fresh = [np.asarray(leaf) for leaf in jax.tree.leaves(agent.initial_state(1))]
     kept = _kept_state(agent, params, spec.observation, len(fresh))
     names = [f"state/{i}" for i in range(len(kept))]
+    starts = _starts(observed, seen_spec)
 
     def call(observation: Arrays, state: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
         rows = observation[observed[0]].shape[0]
         leaves: list[Any] = [jnp.broadcast_to(x[0], (rows, *x.shape[1:])) for x in fresh]
         for place, name in zip(kept, names, strict=True):
             leaves[place] = state[name]
-        seen = [observation[name] for name in observed]
+        seen = [
+            (observation[name] - starts[name]).astype(leaf.dtype)
+            if name in starts
+            else observation[name]
+            for name, leaf in zip(observed, _leaves(seen_spec), strict=True)
+        ]
         # Greedy actions need no random numbers: `_kept_state` has checked it.
         key, reward = jax.random.PRNGKey(0), jax.lax.full((rows,), 0.0)
         action, after = _act(agent, params, spec.observation, key, reward, seen, leaves)
@@ -198,13 +208,35 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def _bounded(action: Sequence[Array], action_spec: PyTree) -> list[Array]:
-    """Returns actions within their bounds, as `Policy.act` does."""
-    return [
-        jnp.clip(leaf, spec.minimum, spec.maximum)
-        if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating)
-        else leaf
-        for leaf, spec in zip(action, _leaves(action_spec), strict=True)
-    ]
+    """Returns the environment's own actions within their bounds, as `Policy.act` does."""
+    starts = _starts(_names("action", action_spec), action_spec)
+
+    def bounded(name: str, leaf: Array, spec: specs.Array) -> Array:
+        if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating):
+            return jnp.clip(leaf, spec.minimum, spec.maximum)
+        return leaf + starts[name] if name in starts else leaf
+
+    named = zip(_names("action", action_spec), action, _leaves(action_spec), strict=True)
+    return [bounded(*one) for one in named]
+
+
+def _starts(names: Sequence[str], tree: PyTree) -> dict[str, np.ndarray]:
+    """Returns the environment's own values of 0, by name, of leaves that do not count from 0.
+
+    Raises:
+      ValueError: a value does not fit the dtypes that JAX has.
+    """
+    found = {}
+    for name, spec in zip(names, _leaves(tree), strict=True):
+        if np.any(start := start_of(spec)):
+            dtype = own_spec(spec).dtype
+            if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+                raise ValueError(
+                    f"export: int32 must hold the environment's own values, because JAX has "
+                    f"integers of 32 bits; those of {name} are larger. Use rlstack.load."
+                )
+            found[name] = np.asarray(start, dtype)
+    return found
 
 
 def _outputs(call: Callable[..., Any], inputs: list[Port], state: list[Port]) -> tuple[Port, ...]:
@@ -225,4 +257,4 @@ def _names(root: str, tree: PyTree) -> list[str]:
 
 
 def _port(name: str, spec: specs.Array) -> Port:
-    return Port(name, tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype))
+    return Port(name, tuple(spec.shape), jax.dtypes.canonicalize_dtype(own_spec(spec).dtype))

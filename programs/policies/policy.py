@@ -26,8 +26,8 @@ from rlstack.acting.inferencer import acting_options
 from rlstack.agent import Agent
 from rlstack.checks import WrongKindError
 from rlstack.distributions import Categorical, Joint, MultiCategorical
-from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import fitted, own
 from rlstack.exploration import with_env_steps
 from rlstack.families.q_learning import TargetNetworkAgent
 from rlstack.networks.torsos import CRITIC_STATE, has_critic_state, without_critic_state
@@ -45,6 +45,7 @@ from rlstack.types import (
 )
 
 _SIZES = (1, *padded_sizes((), 1 << 20, 1 << 20))  # of padded batches
+_REWARD = specs.Array((), np.float32)
 
 
 class Prediction(NamedTuple):
@@ -67,7 +68,8 @@ class Policy:
 
     Attributes:
       experiment: the config of the run.
-      spec: the spec of one observation and of one action.
+      spec: the spec of one observation and of one action; a start of discrete values is that of the
+        environment's own.
       env_frames: the environment steps that the params have learned from.
       agent: the run's agent, greedy or exploring.
       params: its params.
@@ -89,7 +91,8 @@ class Policy:
 
         Args:
           experiment: the config of the run.
-          spec: of its environments.
+          spec: of its environments. With `rlstack.envs.values.from_zero` of it, discrete values
+            count from 0, as in pools.
           params: of its agent.
           greedy: whether to take the best action; otherwise as in training after ``env_frames``.
           seed: of the random actions.
@@ -116,17 +119,20 @@ class Policy:
         Args:
           observation: in the structure of ``spec.observation``, as the environment gives it. Each
             array has the shape of its spec, or one more leading axis [B] for B environments, which
-            must then be the same ones in every call until `reset`.
+            must then be the same ones in every call until `reset`. Discrete values are the
+            environment's own: those of ``Discrete(3, start=5)`` are 5, 6 and 7.
           reward: the reward of the last action, for networks that read it.
 
         Returns:
-          Arrays in the structure of ``spec.action``, within its bounds. Discrete actions are int32
-          and count from 0.
+          Arrays in the structure of ``spec.action``, within its bounds. Discrete actions are the
+          environment's own; they are int32, or int64 where int32 cannot hold them.
 
         Raises:
-          WrongKindError: the observation has another structure.
-          ValueError: an array has another shape, or the number of environments has changed and the
-            agent has a state.
+          WrongKindError: the observation has another structure, or real numbers instead of
+            integers.
+          ValueError: an array has another shape, an integer is outside of its space, a number is
+            not finite (unless the run has ``env.check_finite`` off), or the number of environments
+            has changed and the agent has a state.
         """
         timestep, batched = self._timestep(observation, reward)
         self._key, self._state, action = self._act(self._key, self.params, timestep, self._state)
@@ -186,8 +192,9 @@ class Policy:
             leaves = nest.flatten(observation, "Policy.act: observation")
         except TypeError as error:
             raise WrongKindError(f"{error}{_hint(observation)}") from None
+        finite = self.experiment.env.check_finite
         arrays = [
-            _array(leaf, spec, f"Policy.act: observation{path}")
+            _array(leaf, spec, f"Policy.act: observation{path}", finite)
             for leaf, spec, path in zip(leaves, nest.leaves, nest.paths, strict=True)
         ]
         batched = arrays[0].ndim > len(nest.leaves[0].shape)
@@ -199,13 +206,19 @@ class Policy:
                     f"Policy.act: observation{path} must have shape {spec.shape}, or (B, *shape) "
                     f"as all arrays of a batch; got {array.shape if batched else array.shape[1:]}."
                 )
+        rewards = _array(reward, _REWARD, "Policy.act: reward", finite)
+        if rewards.shape not in ((), (rows,)):
+            raise ValueError(
+                f"Policy.act: reward must be a number, or one for each of the {rows} environments; "
+                f"got shape {rewards.shape}."
+            )
         first = self._begin(rows)
         seen = nest.unflatten(arrays)
         if blind:
             seen = with_blank_critic_state(self.spec.observation, seen, rows)
         timestep = TimeStep(
             np.where(first, StepType.FIRST, StepType.MID).astype(np.int32),
-            np.broadcast_to(np.asarray(reward, np.float32), rows),
+            np.broadcast_to(rewards, rows),
             np.ones(rows, np.float32),
             seen,
         )
@@ -236,7 +249,7 @@ class Policy:
         return first
 
     def _bounded(self, action: PyTree, batched: bool) -> PyTree:
-        """Returns the action as numpy arrays; Gaussian policies overshoot bounds by design."""
+        """Returns the environment's own action; Gaussian policies overshoot bounds by design."""
         leaves = []
         for leaf, spec in zip(
             self._action.flatten(action, "action"), self._action.leaves, strict=True
@@ -244,7 +257,7 @@ class Policy:
             array = np.asarray(leaf)[: len(self._first)] if batched else np.asarray(leaf)[0]
             if isinstance(spec, specs.BoundedArray) and np.issubdtype(spec.dtype, np.floating):
                 array = np.clip(array, spec.minimum, spec.maximum)
-            leaves.append(array)
+            leaves.append(own(array, spec))
         return self._action.unflatten(leaves)
 
 
@@ -265,7 +278,8 @@ def load(
       greedy: whether to take the best action; otherwise as at the end of training.
       seed: of the random actions.
       spec: of the environments. By default one environment of the run is made to read it, and
-        closed.
+        closed. Observations and actions then are the environment's own. With the spec of a pool in
+        `rlstack.envs.values.from_zero`, they are those of the pool, which count from 0.
       policy: which of the policies that learned, if the run trained several.
 
     Raises:
@@ -343,14 +357,15 @@ def _lacks_critic_state(obs_spec: PyTree, observation: Any) -> bool:
     return has_critic_state(obs_spec) and not has_critic_state(observation)
 
 
-def _array(leaf: Any, spec: specs.Array, where: str) -> np.ndarray:
-    array = np.asarray(leaf)
+def _array(leaf: Any, spec: specs.Array, where: str, finite: bool = True) -> np.ndarray:
+    """Returns a caller's array as the agent takes it; see `rlstack.envs.values.fitted`."""
+    try:
+        array = np.asarray(leaf)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{where} must be an array of one shape; {error}.") from None
     if array.dtype.kind not in "biuf":
         raise WrongKindError(f"{where} must hold numbers; got {type(leaf).__name__} {leaf!r:.80}.")
-    cast = array.astype(spec.dtype)
-    if changed_by_cast(array, cast):
-        raise too_wide(where, np.dtype(spec.dtype), array)
-    return cast
+    return fitted(array, spec, where, finite=finite)
 
 
 def _hint(observation: Any) -> str:

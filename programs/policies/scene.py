@@ -51,16 +51,16 @@ def bars_of(
     chances = prediction.probabilities
     rows = {name: len(table) for name, table in chances.items()}
     found, left = [], most
-    for name, row, title in labels.choosers(observation, rows):
+    for name, row, title, least in labels.choosers(observation, rows):
         shares = chances[name][row]
         legal = np.flatnonzero(shares > 0)
         shown = legal
         if len(legal) > left:
             shown = legal[np.argsort(-shares[legal], kind="stable")][:left]
         left -= len(shown)
-        chosen = _chosen(prediction.action, name, row)
+        chosen = _chosen(prediction.action, name, row) - least
         bars = [
-            Bar(labels.choice(name, choice), *_amount(prediction, name, row, choice, legal),
+            Bar(labels.choice(name, choice, row), *_amount(prediction, name, row, choice, legal),
                 choice == chosen)
             for choice in shown.tolist()
         ]  # fmt: skip
@@ -79,7 +79,7 @@ def numbers_of(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _chosen(action: PyTree, name: str, row: int) -> int:
-    """Returns the number of the choice that the policy made."""
+    """Returns the action of a row."""
     return int(np.ravel(action[name] if isinstance(action, Mapping) else action)[row])
 
 

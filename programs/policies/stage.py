@@ -23,6 +23,7 @@ from rlstack.envs.factory import GymnasiumBuilder, resolve
 from rlstack.envs.seats.game import EnvOfSeat
 from rlstack.envs.seats.showing import unwrapped
 from rlstack.envs.seats.turns import TurnEnv
+from rlstack.envs.values import from_zero
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text
@@ -69,8 +70,8 @@ class Stage:
 
     @property
     def spec(self) -> EnvSpec:
-        """The spec of the environment."""
-        return self.pool.spec
+        """The spec of the environment, whose discrete values count from 0, as those of pools."""
+        return from_zero(self.pool.spec)
 
     @property
     def turn(self) -> int | None:
@@ -84,7 +85,8 @@ class Stage:
         if isinstance(env, EntityEnv):
             return GameLabels(env)
         names = getattr(_game_of(env), "action_names", None)
-        return Numbers() if names is None else Names(names)
+        spec = self.pool.spec.action
+        return Numbers(spec) if names is None else Names(spec, names)
 
     def entity_env(self, seat: int) -> EntityEnv | None:
         """Returns the environment of a seat of an entity game; None for other games."""

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from programs.components.environments import not_finite_error
+from programs.components.environments import fault_error
 from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.tracking.periodic import PeriodicActions
@@ -120,7 +120,7 @@ class CompiledRun(abc.ABC):
         return self._env.keys(np.arange(first, first + self.experiment.env.num_envs))
 
     def check_envs(self, report: Report) -> None:
-        """Counts masks, and restarts the environments if one gave NaN or infinity in a call.
+        """Counts masks; restarts environments with NaN, infinity or integers out of their space.
 
         Raises:
           EnvError: one of them did.
@@ -130,7 +130,7 @@ class CompiledRun(abc.ABC):
             return
         self._restarts += 1
         self.restart_environments()
-        raise not_finite_error(self.experiment.env.name, np.asarray(report.tally.bad))
+        raise fault_error(self.experiment.env.name, np.asarray(report.tally.bad))
 
     def _count_masks(self, steps: np.ndarray) -> None:
         """Counts steps ``[B]`` whose mask marks no action as legal; warns of the first."""

@@ -2,5 +2,6 @@
 
 Importing this package or `local_http` does not import JAX.
 
-May import: programs.components, programs.policies, programs.tracking, rlstack, rlstack.entity.
+May import: programs.components, programs.policies, programs.tracking, rlstack, rlstack.entity,
+rlstack.envs.
 """

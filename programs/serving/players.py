@@ -11,6 +11,7 @@ import numpy as np
 from dm_env import specs
 
 from programs.policies.policy import Policy, Prediction
+from rlstack.envs.values import own_spec
 from rlstack.types import PyTree
 
 _FIELDS = ("observation", "player", "first", "reward")
@@ -87,7 +88,6 @@ class Players:
             raise ValueError(f"first must be true or false, or a list of these; got {first!r:.80}.")
         if reward.dtype.kind not in "if":
             raise ValueError(f"reward must be a number, or a list of numbers; got {reward!r:.80}.")
-        _require_finite("reward", reward)
         with self._lock:
             policy, is_new = self._player(fields.get("player", ""))
             if first.ndim and not is_new:
@@ -141,27 +141,16 @@ def _as_spec(spec: PyTree, value: Any) -> PyTree:
     if isinstance(spec, tuple) and isinstance(value, list) and len(spec) == len(value):
         parts = [_as_spec(*pair) for pair in zip(spec, value, strict=True)]
         return type(spec)(*parts) if hasattr(spec, "_fields") else tuple(parts)
-    if isinstance(spec, specs.Array):
-        try:
-            array = np.asarray(value)
-        except ValueError as error:  # lists of different lengths
-            raise ValueError(f"observation must have arrays of one shape; {error}.") from error
-        _require_finite("observation", array)
-        return array
     return value
-
-
-def _require_finite(name: str, array: np.ndarray) -> None:
-    """Checks what a policy may keep in the state of its player."""
-    if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
-        raise ValueError(f"{name} must hold finite numbers; got {array[~finite].flat[0]}.")
 
 
 def _described(spec: specs.Array) -> dict[str, Any]:
     """Returns a spec for JSON, which has no infinity: an infinite bound is null."""
+    choices, spec = spec, own_spec(spec)
     described: dict[str, Any] = {"shape": list(spec.shape), "dtype": np.dtype(spec.dtype).name}
-    if isinstance(spec, specs.DiscreteArray):
-        return {**described, "num_values": int(spec.num_values)}
+    if isinstance(choices, specs.DiscreteArray):
+        start = {"start": int(spec.minimum)} if spec.minimum else {}
+        return {**described, "num_values": int(choices.num_values), **start}
     if isinstance(spec, specs.BoundedArray):
         for name in ("minimum", "maximum"):
             bound = np.unique(getattr(spec, name))

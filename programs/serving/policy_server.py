@@ -74,7 +74,7 @@ class _Handler(LocalHandler):
         except TooManyPlayersError as error:
             self.refuse(HTTPStatus.TOO_MANY_REQUESTS, str(error))
         except (ValueError, WrongKindError, RecursionError) as error:
-            self.refuse(HTTPStatus.BAD_REQUEST, str(error))
+            self.refuse(HTTPStatus.BAD_REQUEST, str(error).removeprefix("Policy.act: "))
         else:
             self._answer_step(answer)
 

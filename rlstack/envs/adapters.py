@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from rlstack.checks import EnvError
 from rlstack.envs.nest import Nest, Tree
+from rlstack.envs.values import counted_from_zero, start_of, with_start
 from rlstack.imports import versions
 from rlstack.specs.bounds import with_open_bounds
 
@@ -52,7 +53,7 @@ class SingleEnv(Protocol):
 
     Attributes:
       observation_spec: tree of specs; dtypes of 64 bits become those of 32 bits.
-      action_spec: the same, and discrete actions start at 0.
+      action_spec: the same, and discrete actions count from 0.
     """
 
     observation_spec: Tree
@@ -203,7 +204,8 @@ def _checked(spec: object, where: str, *, acting: bool = False) -> specs.Array:
     if not isinstance(spec, specs.Array) or isinstance(spec, specs.StringArray):
         raise EnvError(f"{where}: specs must be dm_env.specs arrays of numbers; got {spec!r:.200}.")
     if acting and isinstance(spec, specs.DiscreteArray):
-        spec = specs.DiscreteArray(spec.num_values, np.int64, spec.name)
+        made = specs.DiscreteArray(spec.num_values, np.int64, spec.name)
+        spec = with_start(made, start_of(spec))
     return narrow_spec(spec, where)
 
 
@@ -229,8 +231,7 @@ class _GymnasiumEnv:
             ]
         )
         self._casts = [action_cast(s) for s in self._action.leaves]
-        self._starts = [_start(s) for s in self._observation.leaves]
-        self._shifted = any(np.any(s) for s in self._starts)
+        self._from_zero = FromZero(self._observation, f"{where}: observation")
 
     def reset(self, seed: int | None, index: int | None = None) -> Tree:
         by_index = None if index is None else _by_index(self._env)
@@ -269,16 +270,43 @@ class _GymnasiumEnv:
             info,
         )
 
-    def _from_zero(self, observation: Tree) -> Tree:
-        """Makes discrete observations start at 0, as their specs say."""
-        if not self._shifted:
-            return observation
-        leaves = self._observation.flatten(observation, f"{self._where}: observation")
-        moved = [np.asarray(x) - start for x, start in zip(leaves, self._starts, strict=True)]
-        return self._observation.unflatten(moved)
-
     def close(self) -> None:
         self._env.close()
+
+
+class FromZero:
+    """Makes the discrete values of observations count from 0, as their specs say."""
+
+    def __init__(self, spaces: Nest, where: str):
+        """Stores the spaces of the leaves, and the name of an observation in errors."""
+        self._spaces, self._where = spaces, where
+        self._shifted = any(np.any(start_of(space)) for space in spaces.leaves)
+
+    def __call__(self, observation: Tree) -> Tree:
+        """Returns an observation of the environment as rlstack has it.
+
+        Raises:
+          EnvError: it has another structure than its space.
+        """
+        if not self._shifted:
+            return observation
+        try:
+            leaves = self._spaces.flatten(observation, self._where)
+        except TypeError as error:
+            raise EnvError(str(error)) from error
+        moved = [_moved(x, space) for x, space in zip(leaves, self._spaces.leaves, strict=True)]
+        return self._spaces.unflatten(moved)
+
+
+def _moved(value: Tree, space: LeafSpace) -> Tree:
+    if not np.any(start_of(space)):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        return value
+    # The pool says what is wrong with an array of another shape, which may broadcast.
+    return counted_from_zero(array, space) if array.shape == space.shape else value
 
 
 def leaf_spaces(space: spaces.Space, where: str) -> Tree:
@@ -298,15 +326,16 @@ def leaf_spaces(space: spaces.Space, where: str) -> Tree:
 
 
 def space_spec(space: LeafSpace, acting: bool) -> specs.Array:
-    """Returns the space as a spec; discrete values start at 0."""
+    """Returns the space as a spec; discrete values count from 0, and the spec has their start."""
     from gymnasium import spaces
 
     # Actions are counted from 0 in int32, whatever the space adds to them.
     integer = np.int64 if acting else space.dtype
     if isinstance(space, spaces.Discrete):
-        return specs.DiscreteArray(int(space.n), integer)
+        return with_start(specs.DiscreteArray(int(space.n), integer), start_of(space))
     if isinstance(space, spaces.MultiDiscrete):
-        return specs.BoundedArray(space.shape, integer, np.zeros_like(space.nvec), space.nvec - 1)
+        low, high = np.zeros_like(space.nvec), space.nvec - 1
+        return with_start(specs.BoundedArray(space.shape, integer, low, high), start_of(space))
     if isinstance(space, spaces.MultiBinary):
         return specs.BoundedArray(space.shape, space.dtype, 0, 1)
     dtype, low, high = np.dtype(space.dtype), np.asarray(space.low), np.asarray(space.high)
@@ -317,13 +346,9 @@ def space_spec(space: LeafSpace, acting: bool) -> specs.Array:
     return specs.BoundedArray(space.shape, dtype, low, high)
 
 
-def _start(space: LeafSpace) -> int | np.ndarray:
-    return getattr(space, "start", 0)
-
-
 def action_cast(space: LeafSpace) -> Callable[[np.ndarray], np.ndarray | np.generic]:
     """Returns a function that converts an action of the spec to a new action of the space."""
-    start, dtype = _start(space), space.dtype
+    start, dtype = start_of(space), space.dtype
     if not space.shape and np.issubdtype(dtype, np.integer):
         return lambda action: dtype.type(int(action) + int(start))
     if np.any(start):
@@ -372,12 +397,14 @@ def narrow_spec(spec: specs.Array, where: str) -> specs.Array:
                 f"integers of 32 bits; got {spec.num_values}. Encode the number in several parts, "
                 "as a MultiDiscrete space does."
             )
-        return specs.DiscreteArray(spec.num_values, dtype, spec.name)
+        made = specs.DiscreteArray(spec.num_values, dtype, spec.name)
+        return with_start(made, start_of(spec))
     if dtype == spec.dtype:
         return with_open_bounds(spec)
     if isinstance(spec, specs.BoundedArray):
         low, high = (_narrow_bound(bound, dtype) for bound in (spec.minimum, spec.maximum))
-        return with_open_bounds(specs.BoundedArray(spec.shape, dtype, low, high, spec.name))
+        bounded = specs.BoundedArray(spec.shape, dtype, low, high, spec.name)
+        return with_start(with_open_bounds(bounded), start_of(spec))
     return specs.Array(spec.shape, dtype, spec.name)
 
 

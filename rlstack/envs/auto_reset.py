@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
@@ -152,7 +151,8 @@ class AutoResetEnv:
             raise EnvCrash(f"{text}{_place(error)}") from error
 
     def _scalar(self, name: str, value: Tree) -> float:
-        if type(value) is float and math.isfinite(value):  # the common case, checked fast
+        # Pools check whole batches of rewards for NaN and infinity, unless that is turned off.
+        if type(value) is float:  # the common case, checked fast
             return value
         try:
             number = float(value)
@@ -161,8 +161,6 @@ class AutoResetEnv:
         if number is None or np.ndim(value) != 0:
             came = f"{type(value).__name__} {value!r:.80}"
             raise EnvError(f"{self.where}: the {name} must be a scalar; got {came}.")
-        if not math.isfinite(number):
-            raise EnvError(f"{self.where}: the {name} must be finite; got {number}.")
         return number
 
     def _put(self, buffer: TimestepBuffer, row: int, observation: Tree) -> None:

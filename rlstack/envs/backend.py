@@ -19,15 +19,11 @@ from numpy.typing import ArrayLike
 from rlstack.checks import EnvError
 from rlstack.envs.adapters import Options
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import Range, brief, is_limited, own, own_spec
 from rlstack.specs.masks import no_choice_warning, without_choice
 from rlstack.types import Array, EnvSpec, PyTree, TimeStep
 
 _log = logging.getLogger(__name__)
-
-# For at most this number of actions, looking each up in a set is faster than a numpy reduction.
-_FEW = 64
-_LARGEST_SET = 1024  # values that an integer action may have
-_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}  # by the number of bytes
 
 
 class Backend(Protocol):
@@ -152,13 +148,11 @@ class ActionCheck:
         self._offset = offset
         self._copy = copy
         self._integer = np.issubdtype(self._dtype, np.integer) or self._dtype == np.bool_
+        self._range: Range | None = Range(spec) if self._integer else None
         low, high = getattr(spec, "minimum", -math.inf), getattr(spec, "maximum", math.inf)
-        self._uniform = np.ndim(low) == 0 and np.ndim(high) == 0
-        self._low = low if self._integer else np.asarray(low, self._dtype)
-        self._high = high if self._integer else np.asarray(high, self._dtype)
-        few = self._integer and self._uniform and float(high) - float(low) < _LARGEST_SET
-        self._values = frozenset(range(int(low), int(high) + 1) if few else ())
         self._bounded = bool(np.any(np.isfinite(low)) or np.any(np.isfinite(high)))
+        if self._range is None:
+            self._low, self._high = (np.asarray(x, self._dtype) for x in (low, high))
 
     def __call__(self, value: PyTree, rows: int) -> np.ndarray:
         """Returns ``value`` as ``[rows, *shape]``, in the environment's dtype and range.
@@ -177,8 +171,9 @@ class ActionCheck:
         if kind not in ("iub" if self._integer else "fiu"):
             rule = "integers" if self._integer else "real numbers"
             raise TypeError(f"{self._where}: must hold {rule}; got dtype {array.dtype}.")
-        if self._integer:
-            self._check_range(array)
+        if self._range is not None:
+            if not self._range.holds(array):
+                raise self._outside(array, self._range)
             if self._offset:
                 return np.add(array, self._offset, dtype=self._dtype)
         elif self._bounded:
@@ -193,26 +188,12 @@ class ActionCheck:
             return np.array(array, self._dtype, order="C")
         return array
 
-    def _check_range(self, array: np.ndarray) -> None:
-        if self._values and array.size <= _FEW:
-            flat = array.tolist() if array.ndim == 1 else array.ravel().tolist()
-            bad = not self._values.issuperset(flat)
-        elif self._uniform and self._low == 0 and array.dtype == self._dtype:
-            # In the dtype of the bounds, a negative number is larger than them if read as unsigned.
-            unsigned = array.view(_UNSIGNED[array.dtype.itemsize])
-            bad = bool(int(np.maximum.reduce(unsigned, axis=None)) > self._high)
-        else:
-            bad = bool(((array > self._high) | (array < self._low)).any())
-        if bad:
-            row = np.argwhere((array > self._high) | (array < self._low))[0]
-            raise ValueError(
-                f"{self._where}: must lie in [{_brief(self._low)}, {_brief(self._high)}]; "
-                f"got {array[tuple(row)]} in row {row[0]}."
-            )
-
-
-def _brief(bound: object) -> str:
-    return str(np.asarray(bound).tolist())
+    def _outside(self, array: np.ndarray, allowed: Range) -> ValueError:
+        row = tuple(np.argwhere(allowed.outside(array))[0])
+        return ValueError(
+            f"{self._where}: must lie in [{brief(allowed.low)}, {brief(allowed.high)}]; "
+            f"got {array[row]} in row {row[0]}."
+        )
 
 
 def action_checks(backend: Backend, copy: bool) -> tuple[Nest, list[ActionCheck]]:
@@ -284,49 +265,80 @@ class MaskCount:
             _log.warning(no_choice_warning(env_id, self._name, f"step {self._batches - 1:,}"))
 
 
-class FiniteCheck:
-    """Checks whole batches, so that it costs about a microsecond for each leaf of real numbers."""
+class StepCheck:
+    """Checks whole batches of steps, so that it takes about a microsecond for each leaf.
 
-    def __init__(self, name: str, observation_spec: PyTree):
+    Rewards and observations must be finite, and integers in observations within their bounds.
+    """
+
+    def __init__(self, name: str, observation_spec: PyTree, finite: bool = True):
         """Prepares the check.
 
         Args:
           name: of the environments, in errors.
           observation_spec: of one observation.
+          finite: whether NaN and infinity are errors.
         """
         nest = Nest(observation_spec)
-        self._name = name
-        self._leaves = [
+        self._name, self._finite = name, finite
+        named = list(enumerate(zip(nest.leaves, nest.paths, strict=True)))
+        self._real = [
             (i, f"observation{path}")
-            for i, (spec, path) in enumerate(zip(nest.leaves, nest.paths, strict=True))
-            if np.issubdtype(spec.dtype, np.floating)
+            for i, (spec, path) in named
+            if finite and np.issubdtype(spec.dtype, np.floating)
         ]
+        self._limited = [
+            (i, f"observation{path}", Range(spec), spec)
+            for i, (spec, path) in named
+            if is_limited(spec)
+        ]
+        self._checks_observations = bool(self._real or self._limited)
         self._bare = nest.bare
 
     def __call__(self, env_ids: np.ndarray, timestep: TimeStep) -> None:
         """Checks the rewards and observations ``[B, ...]`` of the environments ``env_ids``.
 
         Raises:
-          EnvError: one of them is NaN or infinite.
+          EnvError: one of them is NaN or infinite, or outside of its space.
         """
-        if not _is_finite(timestep.reward):
-            raise self._error(env_ids, timestep.reward, "the reward")
-        if not self._leaves:
+        if self._finite and not _is_finite(timestep.reward):
+            raise self._not_finite(env_ids, timestep.reward, "the reward")
+        if not self._checks_observations:
             return
         observation = timestep.observation
         leaves = [observation] if self._bare else jax.tree.leaves(observation)
-        for i, path in self._leaves:
+        for i, path in self._real:
             if not _is_finite(leaves[i]):
-                raise self._error(env_ids, leaves[i], path)
+                raise self._not_finite(env_ids, leaves[i], path)
+        for i, path, allowed, spec in self._limited:
+            if not allowed.holds(leaves[i]):
+                raise self._outside(env_ids, leaves[i], path, allowed, spec)
 
-    def _error(self, env_ids: np.ndarray, array: Array, what: str) -> EnvError:
-        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        where = f" at index {first[1:]}" if first[1:] else ""
+    def _not_finite(self, env_ids: np.ndarray, array: Array, what: str) -> EnvError:
+        where, value = self._first(env_ids, array, ~np.isfinite(array))
         return EnvError(
-            f"Env {env_ids[first[0]]} ({self._name}): {what} must be finite; got "
-            f"{array[first]}{where}. Mend the environment, or turn the check off with "
-            "check_finite=False (--env.check-finite False)."
+            f"{where[0]}: {what} must be finite; got {value}{where[1]}. Mend the environment, or "
+            "turn the check off with check_finite=False (--env.check-finite False)."
         )
+
+    def _outside(
+        self, env_ids: np.ndarray, array: np.ndarray, what: str, allowed: Range, spec: specs.Array
+    ) -> EnvError:
+        where, value = self._first(env_ids, own(array, spec), allowed.outside(array))
+        theirs = Range(own_spec(spec))
+        return EnvError(
+            f"{where[0]}: {what} must lie in its space, integers in [{brief(theirs.low)}, "
+            f"{brief(theirs.high)}]; got {value}{where[1]}. Mend the environment, or declare the "
+            "space that it has."
+        )
+
+    def _first(
+        self, env_ids: np.ndarray, array: Array, bad: np.ndarray
+    ) -> tuple[tuple[str, str], object]:
+        """Returns the environment and the index of the first bad number, and the number."""
+        first = tuple(np.argwhere(bad)[0].tolist())
+        index = f" at index {first[1:]}" if first[1:] else ""
+        return (f"Env {env_ids[first[0]]} ({self._name})", index), array[first]
 
 
 def _is_finite(array: Array) -> bool:

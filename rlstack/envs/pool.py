@@ -15,9 +15,9 @@ from rlstack.envs.adapters import EnvBuilder, Options
 from rlstack.envs.auto_reset import builder_name
 from rlstack.envs.backend import (
     Backend,
-    FiniteCheck,
     MaskCount,
     PoolConfig,
+    StepCheck,
     action_checks,
     check_ids,
 )
@@ -41,9 +41,9 @@ class Pool:
         self.env_ids.setflags(write=False)
         self._config = config
         self._nest, self._checks = action_checks(self._backend, copy=not self.is_sync)
-        self._check = FiniteCheck(builder_name(name_or_builder), self.spec.observation)
-        self._checks_finite = config.check_finite
-        self._masks = MaskCount(builder_name(name_or_builder), self.spec)
+        name = builder_name(name_or_builder)
+        self._check = StepCheck(name, self.spec.observation, config.check_finite)
+        self._masks = MaskCount(name, self.spec)
         self._failed = False
 
     def _open(self, where: str) -> Backend:
@@ -57,8 +57,7 @@ class Pool:
 
     def _received(self, backend: Backend) -> tuple[np.ndarray, TimeStep]:
         env_ids, timestep = backend.recv()
-        if self._checks_finite:
-            self._check(env_ids, timestep)
+        self._check(env_ids, timestep)
         if self._masks.total is not None:
             self._masks(env_ids, timestep)
         return env_ids, timestep
@@ -254,7 +253,7 @@ class SyncEnv(Pool):
 
         Raises:
           RuntimeError: called without ``send``, after ``close``, or an environment failed.
-          EnvError: a reward or an observation is not finite.
+          EnvError: a reward or an observation is not finite, or an integer is outside of its space.
         """
         if not self._in_flight or self._backend is None or self._failed:
             self._open("SyncEnv.recv")
@@ -354,7 +353,7 @@ class AsyncEnv(Pool):
         Raises:
           RuntimeError: fewer than ``wait_num`` are in flight, the pool is closed, or an
             environment failed.
-          EnvError: a reward or an observation is not finite.
+          EnvError: a reward or an observation is not finite, or an integer is outside of its space.
         """
         backend = self._open("AsyncEnv.recv")
         if self._count < self.wait_num:

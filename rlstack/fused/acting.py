@@ -19,6 +19,9 @@ from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep, 
 
 T = TypeVar("T")
 
+# What may be wrong with a step: a reward or an observation, or an integer in an observation.
+NOT_FINITE, OUTSIDE = 1, 2
+
 
 class Acting(NamedTuple):
     """The state of acting."""
@@ -38,7 +41,7 @@ class Tally(NamedTuple):
     episodes: Array  # [B] int32, that ended
     returns: Array  # [B] float32, the sum of their returns
     lengths: Array  # [B] float32, the sum of their lengths
-    bad: Array  # [B] bool, where a reward or an observation was not finite
+    bad: Array  # [B] uint8, the sum of what was wrong: `NOT_FINITE`, `OUTSIDE`
     no_choice: Array  # [B] int32, steps whose action mask marks no action as legal
 
     def total(self) -> Tally:
@@ -66,7 +69,7 @@ class Played(NamedTuple):
 
     step_type: Array  # int32
     reward: Array  # float32
-    bad: Array  # bool, where a reward or an observation is not finite
+    bad: Array  # uint8, as in `Tally`
 
 
 class Acted(NamedTuple):
@@ -214,7 +217,7 @@ class Actors:
         return Played(timestep.step_type, timestep.reward, self._bad(timestep))
 
     def _bad(self, timestep: TimeStep) -> Array:
-        return not_finite(timestep) if self._check_finite else jnp.zeros(self.num_envs, bool)
+        return faults(self.env, timestep, self._check_finite)
 
     def action(self, action: PyTree) -> PyTree:
         """Returns the action in the environment's dtypes and bounds, as pools do."""
@@ -230,7 +233,7 @@ class Actors:
 def no_tally(rows: int) -> Tally:
     """Returns a tally of nothing, for this number of environments."""
     none, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
-    return Tally(none, none, zeros, zeros, jnp.zeros(rows, bool), none)
+    return Tally(none, none, zeros, zeros, jnp.zeros(rows, jnp.uint8), none)
 
 
 def account(
@@ -242,7 +245,7 @@ def account(
       timestep: ``[B, ...]``.
       returns: ``[B]`` float32, of the episodes so far, without this step.
       lengths: ``[B]`` int32, likewise.
-      bad: ``[B]`` bool, what the tally says is bad.
+      bad: ``[B]`` uint8, what `faults` found.
       none: ``[B]`` int32, 1 where the action mask marks no action as legal.
 
     Returns:
@@ -269,7 +272,19 @@ def no_choice(find: Callable[[TimeStep], Array] | None, timestep: TimeStep) -> A
     return jnp.zeros(rows, jnp.int32) if find is None else find(timestep).astype(jnp.int32)
 
 
-def not_finite(timestep: TimeStep) -> Array:
+def faults(env: BatchedEnv, timestep: TimeStep, finite: bool) -> Array:
+    """Returns what is wrong with steps ``[B, ...]``, ``[B]`` uint8, 0 for nothing.
+
+    Args:
+      env: the environments that made them.
+      timestep: the steps.
+      finite: whether NaN and infinity are wrong.
+    """
+    bad = OUTSIDE * env.outside(timestep.observation).astype(jnp.uint8)
+    return bad | NOT_FINITE * _not_finite(timestep).astype(jnp.uint8) if finite else bad
+
+
+def _not_finite(timestep: TimeStep) -> Array:
     """Returns where a reward or an observation is not finite, ``[B]`` bool."""
     rows = timestep.reward.shape[0]
     bad = jnp.zeros(rows, bool)

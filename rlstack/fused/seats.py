@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.fused.acting import Acted, Actors, Tally, account, no_choice, no_tally, not_finite
+from rlstack.fused.acting import Acted, Actors, Tally, account, faults, no_choice, no_tally
 from rlstack.fused.history import HistoryActors
 from rlstack.jax_envs.environment import BatchedEnv, BatchState
 from rlstack.specs.masks import without_choice
@@ -181,7 +181,7 @@ class SetActors:
         actions = [self._players[name].action(one.output.action) for name, one in acted.items()]
         action = jax.tree.map(lambda *x: jnp.concatenate(x), *actions)
         env, received = self.env.step(acting.env, self._in_rows(acting.seating, action))
-        bad = not_finite(received) if self._check_finite else jnp.zeros(self.num_envs, bool)
+        bad = faults(self.env, received, self._check_finite)
         none = no_choice(self._without_choice, acting.timestep)
         none = none if self._without_choice is None else self._in_rows(acting.seating, none)
         before = acting.timestep, acting.returns, acting.lengths

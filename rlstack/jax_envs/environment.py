@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlstack.checks import EnvError
+from rlstack.envs.values import is_limited
 from rlstack.specs.bounds import with_open_bounds
 from rlstack.types import Array, EnvSpec, PRNGKey, PyTree, StepType, TimeStep
 
@@ -146,6 +147,16 @@ class BatchedEnv:
             observation,
         )
         return BatchState(env, next_key, ends), timestep
+
+    def outside(self, observation: PyTree) -> Array:
+        """Returns where integers of an observation ``[B, ...]`` leave their spec, ``[B]`` bool."""
+        leaves = jax.tree.leaves(observation)
+        found = jnp.zeros(leaves[0].shape[0], bool)
+        for spec, x in zip(jax.tree.leaves(self.spec.observation), leaves, strict=True):
+            if is_limited(spec):
+                bad = (x < spec.minimum) | (x > spec.maximum)
+                found |= bad.reshape((len(found), -1)).any(axis=1)
+        return found
 
     @property
     def render_fps(self) -> float | None:

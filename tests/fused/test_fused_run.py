@@ -203,11 +203,19 @@ def test_an_update_that_gives_nan_is_saved_and_can_be_repeated(experiment, tmp_p
 
 
 class Failing:
-    """A constant, and NaN at the 50th step of an episode that does not end."""
+    """A constant, and NaN at the 50th step of an episode that does not end.
+
+    With ``whole`` it is an integer, and 2 at that step, which is outside of its space.
+    """
+
+    def __init__(self, whole=False):
+        self._whole = whole
 
     def observation_spec(self):
         from dm_env import specs
 
+        if self._whole:
+            return specs.BoundedArray((1,), np.int32, 0, 1, "constant")
         return specs.Array((1,), np.float32, "constant")
 
     def action_spec(self):
@@ -216,21 +224,23 @@ class Failing:
         return specs.DiscreteArray(2, np.int32, "ignored")
 
     def reset(self, rng_key):
-        return jnp.int32(0), jnp.ones(1, jnp.float32)
+        return jnp.int32(0), jnp.ones(1, np.int32 if self._whole else np.float32)
 
     def step(self, rng_key, state, action):
         from rlstack.jax_envs.environment import Outcome
 
-        observation = jnp.where(state == 49, jnp.nan, 1.0)[None].astype(jnp.float32)
+        observation = jnp.where(state == 49, 2 if self._whole else jnp.nan, 1)[None]
+        observation = observation.astype(np.int32 if self._whole else np.float32)
         return Outcome(state + 1, observation, 1.0, False, False)
 
 
 @pytest.mark.slow
 @pytest.mark.chosen
-def test_an_environment_that_gives_nan_ends_the_run_with_a_checkpoint(tmp_path):
-    env = EnvConfig("tests.fused.test_fused_run:Failing", 2, "jax")
+@pytest.mark.parametrize(("whole", "rule"), [(False, "be finite"), (True, "lie in their spaces")])
+def test_an_environment_that_gives_nan_ends_the_run_with_a_checkpoint(tmp_path, whole, rule):
+    env = EnvConfig("tests.fused.test_fused_run:Failing", 2, "jax", options={"whole": whole})
     replay = ReplayConfig(sampler="fifo", batch_size=2, unroll_length=8, max_size=4)
-    with pytest.raises(EnvError, match=r"Env 0, 1 .*must be finite(?s:.*)--resume"):
+    with pytest.raises(EnvError, match=rf"Env 0, 1 .*must {rule}(?s:.*)--resume"):
         run(ppo(env=env, replay=replay), tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in params(tmp_path / "run"))
 

@@ -9,13 +9,12 @@ from dm_env import specs
 from rich.console import Console
 from rich.text import Text
 
-from programs.policies.labels import Labels
+from programs.policies.labels import ACTION, Labels, is_discrete
 from programs.policies.policy import Prediction
 from rlstack.specs.masks import ACTION_MASK
 from rlstack.types import PyTree
 
 _MAX_LISTED = 12  # choices listed with their probabilities, the most likely first
-_ACTION = "action"  # the only action type of an environment that names none
 
 
 class Quit(Exception):  # noqa: N818  (a request, not an error)
@@ -45,11 +44,11 @@ class Asker:
           ValueError: the actions are no discrete choices.
         """
         self.console, self.labels, self._follows = console, labels, follows
-        named = action_spec if isinstance(action_spec, Mapping) else {_ACTION: action_spec}
+        named = action_spec if isinstance(action_spec, Mapping) else {ACTION: action_spec}
         self._is_named = isinstance(action_spec, Mapping)
         self._specs: dict[str, specs.BoundedArray] = {}
         for name, spec in named.items():
-            if not isinstance(spec, specs.BoundedArray) or spec.dtype.kind not in "iu":
+            if not is_discrete(spec):
                 raise ValueError(
                     f"play: actions must be discrete choices to be played by hand; got {spec}."
                 )
@@ -65,8 +64,8 @@ class Asker:
             if mask is not None:
                 found[name] = list(np.asarray(mask).reshape((rows, -1)) > 0)
                 continue
-            most = np.broadcast_to(spec.maximum, spec.shape).ravel().tolist()
-            found[name] = [np.ones(int(largest) + 1, bool) for largest in most]
+            sizes = np.broadcast_to(spec.maximum - spec.minimum + 1, spec.shape).ravel().tolist()
+            found[name] = [np.ones(int(size), bool) for size in sizes]
         return found
 
     def first_legal(self, observation: PyTree) -> PyTree:
@@ -86,7 +85,8 @@ class Asker:
         leaves = {name: np.ravel(leaf) for name, leaf in self._named(action).items()}
         found = []
         for one in self.labels.choosers(observation, {k: len(v) for k, v in leaves.items()}):
-            label = self.labels.choice(one.action_type, int(leaves[one.action_type][one.row]))
+            name, row = one.action_type, one.row
+            label = self.labels.choice(name, int(leaves[name][row]) - one.least, row)
             found.append(f"{one.title}: {label}" if one.title else label)
         return ", ".join(found)
 
@@ -110,16 +110,17 @@ class Asker:
         follows = False
         for one in self.labels.choosers(observation, {k: len(v) for k, v in legal.items()}):
             name, row = one.action_type, one.row
-            predicted = None if agents is None else int(np.ravel(agents[name])[row])
+            predicted = None if agents is None else int(np.ravel(agents[name])[row]) - one.least
             if not follows:
                 options = {
-                    int(i): self.labels.choice(name, int(i))
+                    int(i): self.labels.choice(name, int(i), row)
                     for i in np.flatnonzero(legal[name][row])
                 }
                 chances = None if prediction is None else prediction.probabilities.get(name)
                 self._list(" ".join(filter(None, (who, one.title))), options, predicted,
                            None if chances is None else chances[row])  # fmt: skip
-                choice = self._choose(name, options, len(legal[name][row]))
+                every = [self.labels.choice(name, i, row) for i in range(len(legal[name][row]))]
+                choice = self._choose(options, every)
                 follows = choice is None
             if follows:
                 assert predicted is not None
@@ -141,15 +142,16 @@ class Asker:
         return text
 
     def _named(self, action: PyTree) -> Mapping[str, PyTree]:
-        return action if self._is_named else {_ACTION: action}
+        return action if self._is_named else {ACTION: action}
 
     def _action(self, choices: Mapping[str, list[int]]) -> PyTree:
-        """Returns choices in the structure of the action spec."""
+        """Returns choices, which count from 0, in the structure of the action spec."""
         arrays = {
-            name: np.array(rows, self._specs[name].dtype).reshape(self._specs[name].shape)
+            name: np.array(rows, spec.dtype).reshape(spec.shape) + spec.minimum
             for name, rows in choices.items()
+            for spec in [self._specs[name]]
         }
-        return arrays if self._is_named else arrays[_ACTION]
+        return arrays if self._is_named else arrays[ACTION]
 
     def _list(
         self, title: str, options: dict[int, str], predicted: int | None, chances: np.ndarray | None
@@ -165,8 +167,13 @@ class Asker:
         self.console.print(Text(f"{title}: {', '.join(parts)}"), end="")
         self.console.print(f", and {rest} more" if rest > 0 else "")
 
-    def _choose(self, name: str, options: dict[int, str], count: int) -> int | None:
-        """Reads a legal choice; an empty line returns None, if it plays the agent's choice."""
+    def _choose(self, options: dict[int, str], every: list[str]) -> int | None:
+        """Reads a legal choice; an empty line returns None, if it plays the agent's choice.
+
+        Args:
+          options: the labels of the legal choices.
+          every: the labels of all choices.
+        """
         labels = {label.lower(): i for i, label in options.items()}
         hint = "number or label, Enter for the agent's: " if self._follows else "number or label: "
         while True:
@@ -175,15 +182,19 @@ class Asker:
                 return None
             if text in labels:
                 return labels[text]
-            if text.isdecimal() and int(text) in options:
+            # Where the labels are numbers, they need not count from 0.
+            counts = text.isdecimal() and not any(map(_is_number, every))
+            if counts and int(text) in options:
                 return int(text)
             legal = ", ".join(_text(i, label) for i, label in options.items())
-            exists = text in (self.labels.choice(name, i).lower() for i in range(count))
-            if text.isdecimal():
-                exists = int(text) < count
+            exists = text in map(str.lower, every) or (counts and int(text) < len(every))
             what = "not legal here" if exists else "not a choice"
             self.console.print(Text(f"{text!r} is {what}; choose from {legal}, or q to quit."))
 
 
 def _text(number: int, label: str) -> str:
-    return label if label == str(number) else f"{number} {label}"
+    return label if _is_number(label) else f"{number} {label}"
+
+
+def _is_number(label: str) -> bool:
+    return label.removeprefix("-").isdecimal()

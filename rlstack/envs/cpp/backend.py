@@ -35,6 +35,7 @@ from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp.ends import natural_end
 from rlstack.envs.cpp.library import load
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import start_of, with_start
 from rlstack.imports import versions
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
@@ -93,9 +94,9 @@ class CppBackend:
             self._observation.unflatten(observation), self._action.unflatten(action)
         )
         self.action_dtypes = [np.dtype(f.dtype) for f in act_fields]
-        self.action_offsets = [offset_of(f) for f in act_fields]
+        self.action_offsets = [int(start_of(spec)) for spec in action]
         self._shifts = [
-            (i, offset_of(f)) for i, f in enumerate(obs_fields) if _is_discrete(f) and offset_of(f)
+            (i, int(start)) for i, spec in enumerate(observation) if (start := start_of(spec))
         ]
         self._narrow = [
             (i, narrow(f.dtype), f"CppBackend: {name}: observation{path}")
@@ -346,16 +347,12 @@ def _is_metric(name: str, field: Field) -> bool:
     return name.startswith(_INFO) and not name.endswith("env_id") and one
 
 
-def offset_of(field: Field) -> int:
-    """Returns the EnvPool value that corresponds to the spec's 0."""
-    return int(field.minimum) if _is_discrete(field) else 0
-
-
 def to_spec(name: str, field: Field, acting: bool = False) -> specs.Array:
     """Returns EnvPool's field as a dm_env spec of one environment, with dtypes of 32 bits."""
     dtype, shape = narrow(field.dtype), tuple(n for n in field.shape if n != -1)
     if _is_discrete(field):
-        return specs.DiscreteArray(int(field.maximum - field.minimum) + 1, dtype, name)
+        made = specs.DiscreteArray(int(field.maximum - field.minimum) + 1, dtype, name)
+        return with_start(made, int(field.minimum))
     if np.issubdtype(dtype, np.floating):
         low, high = np.asarray(field.minimum, np.float64), np.asarray(field.maximum, np.float64)
         # EnvPool reports unset bounds as the type's limits, the lower one as its smallest

@@ -29,6 +29,7 @@ from rlstack.envs.adapters import changed_by_cast, too_wide
 from rlstack.envs.backend import PoolConfig
 from rlstack.envs.cpp import backend, library
 from rlstack.envs.seats.showing import ACTION_MASK, CRITIC_STATE, SEAT, SHOWN
+from rlstack.envs.values import start_of
 from rlstack.types import EnvSpec, PyTree, StepType, TimeStep
 
 _ENV_IDS, _PLAYERS_ENV_IDS = "env_id", "players.env_id"  # EnvPool's names of what all actions have
@@ -107,7 +108,7 @@ class CppGames:
         action = acted[self._acted]
         self.spec = EnvSpec(self._observation_spec(), backend.to_spec("action", action, True))
         self.action_dtypes = [np.dtype(action.dtype)]
-        self.action_offsets = [backend.offset_of(action)]
+        self.action_offsets = [int(start_of(self.spec.action))]
         self._ids = np.arange(self._games, dtype=np.int32)
         self._turn: np.ndarray | None = None  # the player that acts next, by game
         self._returns = np.zeros((self._games, len(self._seats)))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from dm_env import specs
 
 from rlstack.checks import EnvError
-from rlstack.envs.adapters import action_cast, leaf_spaces, narrow_spec, space_spec
+from rlstack.envs.adapters import FromZero, action_cast, leaf_spaces, narrow_spec, space_spec
 from rlstack.envs.auto_reset import FIRST, LAST, MID
 from rlstack.envs.nest import Nest, Tree
 from rlstack.envs.seats.game import Seats
@@ -39,17 +40,21 @@ class _Adapter:
         self.seats = tuple(str(agent) for agent in self._agents)
         self.observation_spec = _common_spec(env, game, acting=False)
         self.action_spec = _common_spec(env, game, acting=True)
-        specs = Nest(self.observation_spec)
-        zeros = specs.unflatten([np.zeros(s.shape, s.dtype) for s in specs.leaves])
-        self._nothing = playable(zeros)
+        shown = Nest(self.observation_spec)
+        self._nothing = playable(shown.unflatten([_nothing(spec) for spec in shown.leaves]))
         self._cast = _Cast(env, game)
+        seen = f"{game}: observation"
+        space = env.observation_space(self._agents[0])
+        self._seen = FromZero(Nest(leaf_spaces(space, f"{seen}_space")), seen)
         state = getattr(env, "state_space", None)
         if state is not None:
             self.state_spec = _specs_of(state, f"{game}: state_space")
+            where = f"{game}: state"
+            self._state_seen = FromZero(Nest(leaf_spaces(state, f"{where}_space")), where)
 
     def state(self) -> Tree:
         """Returns the state of the environment; see `GameWithState`."""
-        return self._env.state()
+        return self._state_seen(self._env.state())
 
     @property
     def render_modes(self) -> tuple[str, ...]:
@@ -99,7 +104,7 @@ class ParallelGame(_Adapter):
         """Starts an episode; the first one has the seed."""
         observations, _ = self._env.reset(seed=self._seed if self._first else None)
         self._first = False
-        return [observations.get(agent, self._nothing) for agent in self._agents]
+        return self._of_all(observations)
 
     def step(self, actions: Sequence[Tree]) -> GameStep:
         """Passes on the actions of the agents that play."""
@@ -109,7 +114,7 @@ class ParallelGame(_Adapter):
         observations, rewards, terminations, _, infos = found
         left = playing - set(self._env.agents)
         return GameStep(
-            [observations.get(agent, self._nothing) for agent in self._agents],
+            self._of_all(observations),
             [float(rewards.get(agent, 0.0)) for agent in self._agents],
             [float(not terminations.get(agent, False)) for agent in self._agents],
             not self._env.agents,
@@ -119,6 +124,13 @@ class ParallelGame(_Adapter):
                 for agent in self._agents
             ],
         )
+
+    def _of_all(self, observations: Mapping[Any, Tree]) -> list[Tree]:
+        """Returns the observation of each agent."""
+        return [
+            self._seen(observations[agent]) if agent in observations else self._nothing
+            for agent in self._agents
+        ]
 
 
 class AECGame(_Adapter):
@@ -154,8 +166,10 @@ class AECGame(_Adapter):
         return self._next_turn()
 
     def observe(self, seat: int) -> Tree:
-        """Returns what the agent sees; zeros if it does not play."""
-        return self._env.observe(self._agents[seat]) if self.plays(seat) else self._nothing
+        """Returns what the agent sees; nothing if it does not play."""
+        if not self.plays(seat):
+            return self._nothing
+        return self._seen(self._env.observe(self._agents[seat]))
 
     def plays(self, seat: int) -> bool:
         """Returns whether the agent has joined, and its game has not ended."""
@@ -175,13 +189,22 @@ class AECGame(_Adapter):
             seen, reward, terminated, truncated, info = self._env.last()
             if not (terminated or truncated):
                 return Turn(seat, float(reward), ended)
-            ended[seat] = Ending(seen, float(reward), float(not terminated), _numbers(info))
+            ending = float(reward), float(not terminated), _numbers(info)
+            ended[seat] = Ending(self._seen(seen), *ending)
             self._env.step(None)
         return Turn(None, 0.0, ended)
 
 
 Parallel = Seats(ParallelGame)
 AEC = Turns(AECGame)
+
+
+def _nothing(spec: specs.Array) -> np.ndarray:
+    """Returns what an agent that does not play sees: 0, or what is next to it in its space."""
+    zeros = np.zeros(spec.shape, spec.dtype)
+    if not isinstance(spec, specs.BoundedArray):
+        return zeros
+    return np.clip(zeros, spec.minimum, spec.maximum)
 
 
 class _Cast:

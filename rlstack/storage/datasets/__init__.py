@@ -13,8 +13,10 @@ float32, ``observation`` and ``action``. Nested observations and actions have on
 named by its path, such as ``observation['camera'][0]``. Steps have the same meaning as everywhere
 (`rlstack.types`): an episode of n actions has n + 1 rows. The last row has the true last
 observation and an action that the environment ignored. Actions of real numbers are stored as the
-environment received them, within their bounds. ``numpy.load`` reads the shards. The writer does not
-compress them, so that they can be mapped into memory and read in any order without loading them.
+environment received them, within their bounds. Discrete values are the environment's own: those of
+``Discrete(3, start=5)`` are 5, 6 and 7, and the header has the start. ``numpy.load`` reads the
+shards. The writer does not compress them, so that they can be mapped into memory and read in any
+order without loading them.
 """
 
 from rlstack.storage.datasets.header import DatasetError, Header, Shard, check_specs

@@ -12,13 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from dm_env import specs
 
+from rlstack.envs.adapters import narrow
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import (
+    Range,
+    brief,
+    from_zero,
+    is_limited,
+    own_spec,
+    start_of,
+    with_start,
+)
 from rlstack.storage.loggers import to_json
 from rlstack.types import EnvSpec, PyTree
 
 NAME = "dataset.json"
 _FORMAT = 2
-_OLDER = (1,)  # formats that are read too: without checksums
+_WITH_STARTS = 3  # if a space does not start at 0, which earlier versions would not see
+_KNOWN = (1, _FORMAT, _WITH_STARTS)  # format 1 has no checksums
 _MOST = 1 << 48  # of anything that is counted
 _MOST_STEP_BYTES = 1 << 30
 _MOST_DIMENSIONS = 32
@@ -60,7 +71,9 @@ def encode(header: Header) -> str:
     del fields["checked"]
     fields |= {"observation": _spec_to_json(spec.observation), "action": _spec_to_json(spec.action)}
     fields["shards"] = [shard._asdict() for shard in header.shards]
-    tree = to_json({"format": _FORMAT, **fields})
+    leaves = Nest(spec).leaves
+    version = _WITH_STARTS if any(np.any(start_of(leaf)) for leaf in leaves) else _FORMAT
+    tree = to_json({"format": version, **fields})
     return json.dumps({**tree, "crc32": _crc32(tree)}, indent=2, allow_nan=False) + "\n"
 
 
@@ -83,9 +96,9 @@ def decode(text: str, where: Path) -> Header:
                 "it must have the checksum crc32 with which it was written; it differs (if you "
                 "have edited it yourself, remove crc32)"
             )
-        if fields.pop("format") not in (_FORMAT, *_OLDER):
+        if fields.pop("format") not in _KNOWN:
             raise DatasetError(
-                f"Dataset: the format of {where} must be {_FORMAT}. "
+                f"Dataset: the format of {where} must be one of {', '.join(map(str, _KNOWN))}. "
                 "Read it with the version of rlstack that wrote it."
             )
         spec = EnvSpec(
@@ -137,7 +150,11 @@ def _check(header: Header) -> None:
 
 
 def columns(spec: EnvSpec) -> dict[str, specs.Array]:
-    """Returns the spec of one step of every column of a shard, by the column's name."""
+    """Returns the spec of one step of every column of a shard, by the column's name.
+
+    It is the spec of a column as rlstack has it. The shard holds the environment's own values, of
+    `rlstack.envs.values.own_spec`.
+    """
     found = {
         "step_type": specs.Array((), np.int32),
         "reward": specs.Array((), np.float32),
@@ -147,6 +164,32 @@ def columns(spec: EnvSpec) -> dict[str, specs.Array]:
         nest = Nest(tree)
         found |= {f"{name}{path}": leaf for path, leaf in zip(nest.paths, nest.leaves, strict=True)}
     return found
+
+
+def check_values(
+    arrays: Mapping[str, np.ndarray], columns: Mapping[str, specs.Array], where: str
+) -> None:
+    """Checks that the integers of recorded steps are within their spaces.
+
+    Args:
+      arrays: by the name of the column, ``[steps, ...]`` as a shard holds them.
+      columns: of `columns`.
+      where: the beginning of the error message.
+
+    Raises:
+      DatasetError: at the first column with a number that is not.
+    """
+    for name, spec in columns.items():
+        if not is_limited(spec):
+            continue
+        allowed, array = Range(own_spec(spec)), arrays[name]
+        if not allowed.holds(array):
+            step = np.argwhere(allowed.outside(array))[0]
+            raise DatasetError(
+                f"{where}: {name} must lie in its space, integers in [{brief(allowed.low)}, "
+                f"{brief(allowed.high)}]; got {array[tuple(step)]} at step {step[0]}. Record it "
+                "again, or mend what wrote it."
+            )
 
 
 def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
@@ -165,6 +208,9 @@ def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
     """
     wanted, held = columns(spec), columns(recorded)
     for name in [*wanted, *held]:
+        if name in held and name in wanted and not np.any(start_of(held[name])):
+            # It starts at 0, or it was written before datasets kept the start.
+            wanted[name] = from_zero(wanted[name])
         sides = [_describe(side[name]) if name in side else "nothing" for side in (wanted, held)]
         if sides[0] != sides[1]:
             raise DatasetError(
@@ -175,6 +221,7 @@ def check_specs(recorded: EnvSpec, spec: EnvSpec, where: str) -> None:
 
 
 def _describe(spec: specs.Array) -> str:
+    spec = own_spec(spec)
     text = f"{np.dtype(spec.dtype).name}{list(spec.shape)}"
     if np.issubdtype(spec.dtype, np.integer) and isinstance(spec, specs.BoundedArray):
         text += f" in {_bound(spec.minimum)}..{_bound(spec.maximum)}"
@@ -199,11 +246,14 @@ def _spec_to_json(tree: PyTree) -> dict[str, Any]:
     if isinstance(tree, tuple | list):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [_spec_to_json(value) for value in tree]}
-    found = {"shape": list(tree.shape), "dtype": np.dtype(tree.dtype).name, "name": tree.name}
+    theirs = own_spec(tree)  # as the shards hold them
+    found = {"shape": list(tree.shape), "dtype": np.dtype(theirs.dtype).name, "name": tree.name}
+    if np.any(start := start_of(tree)):
+        found["start"] = np.asarray(start).tolist()
     if isinstance(tree, specs.DiscreteArray):
         return {**found, "num_values": int(tree.num_values)}
-    if isinstance(tree, specs.BoundedArray):
-        return {**found, "minimum": _bound(tree.minimum), "maximum": _bound(tree.maximum)}
+    if isinstance(theirs, specs.BoundedArray):
+        return {**found, "minimum": _bound(theirs.minimum), "maximum": _bound(theirs.maximum)}
     return found
 
 
@@ -218,12 +268,18 @@ def _spec_from_json(value: Mapping[str, Any]) -> PyTree:
     sizes_fit = all(type(size) is int and 0 <= size < _MOST for size in shape)
     if len(shape) > _MOST_DIMENSIONS or not sizes_fit:
         raise ValueError(f"a shape must be sizes of at least 0; got {list(shape)}")
+    start = np.asarray(value.get("start", 0))
+    if start.dtype.kind not in "iu" or start.shape not in ((), shape):
+        raise ValueError(f"a start must be whole numbers of shape {shape}; got {start.tolist()}")
+    if np.any(start):
+        dtype = narrow(dtype)  # what rlstack counts from 0 needs fewer bits
     if "num_values" in value:
-        return specs.DiscreteArray(value["num_values"], dtype, name)
+        return with_start(specs.DiscreteArray(value["num_values"], dtype, name), start)
     if "minimum" in value:
         # Infinities are strings in JSON, and numpy reads them as numbers.
-        low, high = (np.array(value[bound], dtype) for bound in ("minimum", "maximum"))
-        return specs.BoundedArray(shape, dtype, low, high, name)
+        bounds = (np.array(value[bound]) for bound in ("minimum", "maximum"))
+        low, high = ((x - start if np.any(start) else x).astype(dtype) for x in bounds)
+        return with_start(specs.BoundedArray(shape, dtype, low, high, name), start)
     return specs.Array(shape, dtype, name)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import counted_from_zero, own_spec
 from rlstack.storage.datasets import header as headers
 from rlstack.storage.datasets.header import DatasetError, Header
 from rlstack.storage.datasets.shards import open_shard
@@ -39,7 +40,11 @@ class Dataset:
         self.header, self.fingerprint = _read_header(self.path)
         self.note = "" if self.header.checked else _NOTE
         self._columns = headers.columns(self.header.spec)
-        self._shards = [open_shard(self.path, s, self._columns) for s in self.header.shards]
+        held = {name: own_spec(spec) for name, spec in self._columns.items()}
+        self._shards = [open_shard(self.path, s, held) for s in self.header.shards]
+        for shard, columns in zip(self.header.shards, self._shards, strict=True):
+            where = f"Dataset: {self.path / shard.file}"
+            headers.check_values(columns, self._columns, where)
         self._ends = np.cumsum([shard.steps for shard in self.header.shards])
         self.step_type = np.concatenate([shard["step_type"] for shard in self._shards])
         known = (self.step_type >= StepType.FIRST) & (self.step_type <= StepType.LAST)
@@ -72,7 +77,8 @@ class Dataset:
               header's spec, in which named tuples are plain tuples.
 
         Returns:
-          (timestep, action), with leaves ``[..., *shape]``, which are new arrays.
+          (timestep, action), with leaves ``[..., *shape]``, which are new arrays. Discrete values
+          count from 0, also those of spaces that start elsewhere, which the files hold.
         """
         spec = self.header.spec if like is None else like
         found = {name: self._gather(name, steps) for name in self._columns}
@@ -84,16 +90,17 @@ class Dataset:
         return timestep, parts[1]
 
     def _gather(self, name: str, steps: np.ndarray) -> np.ndarray:
-        if len(self._shards) == 1:
-            return self._shards[0][name][steps]
         spec = self._columns[name]
-        found = np.empty((*steps.shape, *spec.shape), spec.dtype)
-        shard_of = np.searchsorted(self._ends, steps, side="right")
-        for i in np.unique(shard_of):
-            inside = shard_of == i
-            begin = self._ends[i] - self.header.shards[i].steps
-            found[inside] = self._shards[i][name][steps[inside] - begin]
-        return found
+        if len(self._shards) == 1:
+            found = self._shards[0][name][steps]
+        else:
+            found = np.empty((*steps.shape, *spec.shape), own_spec(spec).dtype)
+            shard_of = np.searchsorted(self._ends, steps, side="right")
+            for i in np.unique(shard_of):
+                inside = shard_of == i
+                begin = self._ends[i] - self.header.shards[i].steps
+                found[inside] = self._shards[i][name][steps[inside] - begin]
+        return counted_from_zero(found, spec).astype(spec.dtype, copy=False)
 
 
 def _read_header(path: Path) -> tuple[Header, int]:

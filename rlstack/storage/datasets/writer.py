@@ -14,6 +14,7 @@ import numpy as np
 from dm_env import specs
 
 from rlstack.envs.nest import Nest
+from rlstack.envs.values import own
 from rlstack.storage.datasets import header as headers
 from rlstack.storage.datasets.header import DatasetError, Header, Shard
 from rlstack.storage.datasets.shards import crc32_of
@@ -179,9 +180,10 @@ class DatasetWriter:
             return
         rows = [row for episode in self._ended for row in episode]
         arrays = {
-            name: np.stack([row[i] for row in rows]).astype(leaf.dtype, copy=False)
+            name: own(np.stack([row[i] for row in rows]).astype(leaf.dtype, copy=False), leaf)
             for i, (name, leaf) in enumerate(self._columns.items())
         }
+        headers.check_values(arrays, self._columns, f"DatasetWriter: {self._path}")
         # Pack in memory: on a full disk, zipfile would raise a second error later.
         packed = io.BytesIO()
         np.savez(packed, **arrays)

@@ -80,6 +80,37 @@ def test_a_reward_that_does_not_fit_is_an_error():
             env.step(np.zeros(2, int))
 
 
+class Rewarding(gymnasium.Env):
+    """Every reward is the same."""
+
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
+
+    def __init__(self, reward: str):
+        self._reward = float(reward)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self._reward, False, False, {}
+
+
+@pytest.mark.parametrize("kind", ["for_loop", "thread", "process"])
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_not_finite_is_allowed_where_observations_are(kind, reward):
+    if kind == "process" and reward != "nan":
+        pytest.skip("one start of processes is enough")
+    made = {"options": {"reward": reward}, "num_workers": 1}
+    with SyncEnv(Rewarding, 1, kind, check_finite=False, **made) as env:
+        env.reset()
+        np.testing.assert_array_equal(env.step(np.zeros(1, int)).reward, [np.float32(reward)])
+    with SyncEnv(Rewarding, 1, kind, **made) as env:
+        env.reset()
+        text = rf"Env 0 \(Rewarding\): the reward must be finite; got {reward}\. .*check-finite"
+        with pytest.raises(EnvError, match=text):
+            env.step(np.zeros(1, int))
+
+
 def test_an_asynchronous_pool_names_the_environment_too():
     with AsyncEnv(Poisoned, 3, 2, "thread", options={"value": np.nan}) as env:
         env.async_reset()

@@ -25,25 +25,31 @@ SEATS = "rlstack.jax_envs.cover:Cover"
 
 
 class Drifting:
-    """Each reward is 0.1, or NaN at the sixth step. An episode has ten steps, or never ends."""
+    """Each reward is 0.1, or NaN at the sixth step. An episode has ten steps, or never ends.
 
-    def __init__(self, fails=False, ends=True):
-        self._fails, self._ends = fails, ends
+    The time is a real number, or with ``limit`` an integer that its spec limits.
+    """
+
+    def __init__(self, fails=False, ends=True, limit=0):
+        self._fails, self._ends, self._limit = fails, ends, limit
+        self._dtype = np.int32 if limit else np.float32
 
     def observation_spec(self):
+        if self._limit:
+            return specs.BoundedArray((1,), np.int32, 0, self._limit, "time")
         return specs.Array((1,), np.float32, "time")
 
     def action_spec(self):
         return specs.DiscreteArray(2, np.int32, "move")
 
     def reset(self, rng_key):
-        return jnp.int32(0), jnp.zeros(1, jnp.float32)
+        return jnp.int32(0), jnp.zeros(1, self._dtype)
 
     def step(self, rng_key, state, action):
         state = state + 1
         reward = jnp.where(self._fails & (state == 6), jnp.nan, 0.1)
         return Outcome(
-            state, state[None].astype(jnp.float32), reward, self._ends & (state == 10), False
+            state, state[None].astype(self._dtype), reward, self._ends & (state == 10), False
         )
 
 
@@ -138,6 +144,15 @@ def test_a_reward_that_is_not_finite_is_an_error_if_the_evaluation_gets_there():
     short = drifting({"fails": True}, max_steps=5)
     compiled, _, params = made(short)
     np.testing.assert_allclose(evaluate(short, compiled, params).returns, 0.5, rtol=1e-6)
+
+
+def test_an_integer_outside_of_its_space_is_an_error_too():
+    cfg = drifting({"limit": 9})  # the last of the ten steps shows 10
+    compiled, _, params = made(cfg)
+    with pytest.raises(EnvError, match=r"Env 0, 1, 2, 3 \(.*Drifting\): integers in observations"):
+        evaluate(cfg, compiled, params)
+    fitting = drifting({"limit": 10})
+    np.testing.assert_allclose(evaluate(fitting, made(fitting)[0], params).returns, 1.0, rtol=1e-6)
 
 
 def test_an_evaluation_that_was_given_up_leaves_nothing_behind():

@@ -68,9 +68,7 @@ def command(run_dir, *options):
 
 def said_by(arguments, seconds_to_signal=None):
     """Runs a command; returns its exit code and what it said."""
-    process = subprocess.Popen(
-        arguments, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         if seconds_to_signal is not None:
             assert "hangs now" not in (process.stderr.readline() or "")
