@@ -50,7 +50,8 @@ class Tally(NamedTuple):
 
     def numbers(self, change: Callable[[Array], Array]) -> Tally:
         """Returns the tally with each of its sums changed; the last two fields stay."""
-        return Tally(*map(change, self[:4]), self.bad, self.no_choice)
+        frames, episodes, returns, lengths = map(change, self[:4])
+        return Tally(frames, episodes, returns, lengths, self.bad, self.no_choice)
 
     def after(self, earlier: Tally) -> Tally:
         """Returns what happened in these steps and in earlier ones."""
