@@ -24,6 +24,7 @@ from rlstack.envs.seats.game import EnvOfSeat
 from rlstack.envs.seats.showing import unwrapped
 from rlstack.envs.seats.turns import TurnEnv
 from rlstack.envs.values import from_zero
+from rlstack.networks.torsos import ImageAxes
 from rlstack.types import EnvSpec, PyTree, TimeStep
 
 Picture = np.ndarray | str  # uint8 [H, W, 3], or text
@@ -51,6 +52,7 @@ class Stage:
         cfg = experiment.evaluation_env
         self.seats = seat_names(cfg)
         self.titles = tuple(f"seat {name}" if name.isdecimal() else name for name in self.seats)
+        self._image_axes = experiment.network.image_axes
         self._built: list[Any] = []
         builder = _builder(cfg)
         self.pool: Any = None if builder is None else self._in_python(builder, experiment, seed)
@@ -122,7 +124,7 @@ class Stage:
             return str(game)
         for leaf in jax.tree.leaves(observation):
             if leaf.dtype == np.uint8 and leaf.ndim in (2, 3) and min(leaf.shape[-2:]) > 0:
-                return _as_rgb(leaf)
+                return _as_rgb(leaf, self._image_axes)
         return _as_text(observation)
 
     def close(self) -> None:
@@ -209,9 +211,12 @@ def _takes(builder: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _as_rgb(image: np.ndarray) -> np.ndarray:
+def _as_rgb(image: np.ndarray, image_axes: ImageAxes) -> np.ndarray:
     """Returns an image as uint8 [H, W, 3]; of a stack of images, the newest."""
-    if image.ndim == 3 and image.shape[0] < image.shape[2]:  # channels first, as in EnvPool
+    turns = image.ndim == 3 and image.shape[0] < image.shape[2]  # as in EnvPool
+    if image.ndim == 3 and image_axes != "auto":
+        turns = image_axes == "chw"
+    if turns:
         channels = 3 if image.shape[0] % 3 == 0 else 1
         image = np.moveaxis(image[-channels:], 0, -1)
     if image.ndim == 2:

@@ -50,8 +50,12 @@ class Tally(NamedTuple):
 
     def numbers(self, change: Callable[[Array], Array]) -> Tally:
         """Returns the tally with each of its sums changed; the last two fields stay."""
-        frames, episodes, returns, lengths = map(change, self[:4])
-        return Tally(frames, episodes, returns, lengths, self.bad, self.no_choice)
+        return self._replace(
+            frames=change(self.frames),
+            episodes=change(self.episodes),
+            returns=change(self.returns),
+            lengths=change(self.lengths),
+        )
 
     def after(self, earlier: Tally) -> Tally:
         """Returns what happened in these steps and in earlier ones."""
