@@ -9,7 +9,8 @@ Time steps have the meaning of dm_env everywhere. ``reward`` and ``discount`` be
 *previous* action. The first step of an episode has reward 0 and discount 1; a termination is LAST
 with discount 0; a truncation (time limit) is LAST with discount 1, and its observation is the true
 last one. Environments reset themselves on the step *after* LAST: the action sent at LAST is ignored
-and a FIRST step is returned, so LAST -> FIRST is not a transition.
+and a FIRST step is returned, so LAST -> FIRST is not a transition. A seat that is not in its game
+is FIRST in each step; FIRST -> FIRST is not a transition either.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
+from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
 
 
 class ActorCriticOutput(NamedTuple):
@@ -31,7 +31,7 @@ class Standardiser(NamedTuple):
 
     initial: Callable[[], PyTree]  # () -> statistics
     # (statistics, observation, mask) -> statistics; the mask, of the leading axes, says what to add
-    update: Callable[[PyTree, PyTree, Array], PyTree]
+    update: Callable[[PyTree, PyTree, jax.Array], PyTree]
     # (statistics, observation, clip) -> the observation for the network
     apply: Callable[[PyTree, PyTree, float], PyTree]
 

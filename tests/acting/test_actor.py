@@ -13,10 +13,12 @@ from rlstack.acting.actor import Actor, transition_spec
 from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.envs import AsyncEnv, SyncEnv
+from rlstack.fused.acting import account, no_tally
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.storage.loggers import InMemoryLogger
 from rlstack.types import EnvSpec, TimeStep
 from tests.agent_cases import FIRST, LAST, MID, case, settings
+from tests.envs.seats.echo import UnequalSeats
 
 
 class Output(NamedTuple):
@@ -55,6 +57,14 @@ class Echo:
         action = (timestep.observation @ np.array([10, 1])).astype(np.int32)
         version = np.full(rows, 3, np.int32)
         return Inference(Output(action), {"state": np.arange(rows)}, version)
+
+
+class ActsZero:
+    """Acts 0 in every row."""
+
+    def inference(self, env_ids, timestep):
+        zeros = np.zeros(len(timestep.step_type), np.int32)
+        return Inference(Output(zeros), (), zeros)
 
 
 class Memory:
@@ -276,3 +286,27 @@ def test_the_transition_spec_is_what_an_actor_writes(name):
     assert jax.tree.structure(written) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(written), jax.tree.leaves(expected), strict=True):
         assert (x.shape[1:], x.dtype) == (y.shape, y.dtype)
+
+
+def test_steps_of_a_seat_that_has_left_are_no_frames():
+    """Games of 3 steps; the right seat leaves in the first: 3 + 1 frames in each game."""
+    with SyncEnv(UnequalSeats, 2, "for_loop", options={"length": 3}) as pool:
+        actor = Actor(pool, ActsZero(), None)
+        logs = [actor.step() for _ in range(4 * 2)]
+    assert actor.env_frames == 2 * (3 + 1) and actor.episodes == 2 * 2
+    found = [one and one["actor/episode_length"].tolist() for one in logs]
+    assert found == [None, [1], None, [3]] * 2
+    returns = [one["actor/episode_return"].tolist() for one in logs if one]
+    assert returns == [[10], [0]] * 2
+
+
+def test_a_compiled_loop_counts_neither():
+    kinds = np.array([[0, 0], [1, 2], [1, 0], [2, 0]])  # of two seats, by step
+    rewards = np.array([[0, 0], [1, 12], [1, 0], [1, 0]], np.float32)
+    returns, lengths, tally = np.zeros(2), np.zeros(2, np.int32), no_tally(2)
+    for kind, reward in zip(kinds, rewards, strict=True):
+        timestep = TimeStep(kind, reward, np.ones(2), ())
+        returns, lengths, stepped = account(timestep, returns, lengths, np.zeros(2, bool))
+        tally = stepped.after(tally)
+    assert tally.frames.tolist() == [3, 1] and tally.episodes.tolist() == [1, 1]
+    assert tally.returns.tolist() == [3, 12] and tally.lengths.tolist() == [3, 1]

@@ -94,6 +94,14 @@ def test_an_episode_as_long_as_the_limit_is_not_cut():
     assert env.resets == 1
 
 
+@pytest.mark.timeout(60)
+def test_a_seat_that_never_joins_its_games_is_cut():
+    judge, env = evaluator([3, 0], episodes=4, max_steps=5)  # the second one is FIRST for ever
+    found = judge.evaluate(1.0, env)
+    assert found.lengths.tolist() == [3, 3, 0, 0] and found.cut == 2
+    assert found.returns.tolist() == [6, 6, 0, 0]
+
+
 def test_a_pool_of_another_size_is_refused():
     judge, _ = evaluator([3, 2], episodes=2)
     with pytest.raises(ValueError, match=r"num_envs \(2\) environments; got 3"):

@@ -5,7 +5,7 @@ import pytest
 
 from rlstack.envs import SyncEnv
 from rlstack.envs.seats.views import SharedPool
-from tests.envs.seats.echo import EchoSeats
+from tests.envs.seats.echo import EchoSeats, UnequalSeats
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -97,3 +97,22 @@ def test_steps_out_of_order_are_refused():
             b.send(np.zeros(3, np.int64))
         with pytest.raises(ValueError, match=r"action: must be in \[0, 9\]|got"):
             b.send(np.array([10, 0]))
+
+
+def test_places_are_dealt_when_a_game_begins_and_not_when_a_seat_leaves():
+    with SyncEnv(UnequalSeats, 8, "for_loop", options={"length": 4}) as pool:
+        rows = {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
+        division = SharedPool(pool, rows, 2, np.random.default_rng(0))
+        views, dealt, begins = division.views.values(), [], []
+        for view in views:
+            view.reset()
+        for _ in range(15):
+            dealt.append(division.rows_of("a").tolist())
+            begins.append(division.begins.all())
+            for view in views:
+                view.send(np.zeros(4, np.int64))
+            for view in views:
+                view.recv()
+    assert begins == [step % 5 == 0 for step in range(15)]
+    changed = [step for step in range(1, 15) if dealt[step] != dealt[step - 1]]
+    assert changed and set(changed) <= {5, 10}
