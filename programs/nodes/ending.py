@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 from programs.nodes.supervisor import End
@@ -12,6 +13,7 @@ from rlstack.devices.group import GroupLostError
 from rlstack.learning.learner import NonFiniteError
 from rlstack.replay import ReplayClosedError, ReplayTimeoutError
 from rlstack.rpc import ClosedError, RemoteError, StoppedError, UnavailableError
+from rlstack.storage.checkpoint import CheckpointWriteError
 
 
 class NodeLostError(RuntimeError):
@@ -58,6 +60,9 @@ _PASSING = (
 )
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
     """Returns what a supervisor needs to know of an error that ended its node.
 
@@ -65,9 +70,13 @@ def end_of(error: BaseException, ran_seconds: float = 0.0) -> End:
       error: the error.
       ran_seconds: for how long the node had worked.
     """
+    # The message of a disk that refuses a file says all; the node's own log has the traceback.
+    is_disk = isinstance(error, OSError) and error.errno in _FULL
+    says_all = is_disk or isinstance(error, CheckpointWriteError)
+    reason = open_files.noted(f"{type(error).__name__}: {error}")
     return End(
-        reason=open_files.noted(f"{type(error).__name__}: {error}"),
-        traceback="".join(traceback.format_exception(error)),
+        reason=reason,
+        traceback=reason if says_all else "".join(traceback.format_exception(error)),
         node=getattr(error, "node", ""),
         secondary=isinstance(error, _SECONDARY),
         passing=isinstance(error, _PASSING),

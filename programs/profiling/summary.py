@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,11 @@ from programs.profiling.profile import (
     WRITING,
 )
 from programs.tracking.run_dir import RunDir
-from rlstack.storage import files
 
 
 def summary(directory: RunDir) -> str:
     """Returns a table of what all nodes of a run measured, and what limits the speed."""
-    found = [files.read_json(path) for path in sorted(directory.profile.glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(directory.profile.glob("*.json"))]
     if not found:
         return "there is no profile: the run ended before the first of the updates."
     lines = [f"profile of the updates {found[0]['updates']}:"]

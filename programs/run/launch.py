@@ -190,7 +190,7 @@ def _why(setup: Setup) -> str:
         return (
             f"node {failure['node']} failed: {reason.rstrip('.')}. {advice}{' ' * bool(advice)}"
             f"The output of the nodes is in {directory.node_logs}.\n"
-            f"{text}".rstrip()
+            f"{text if text != reason else ''}".rstrip()
         )
     output = _end_of(directory.node_logs / "launcher")[-2000:]
     why = f"the program ended without a result; see {directory.node_logs}."

@@ -2,5 +2,5 @@
 
 It asks no node anything, so that a running program does not notice it. It does not import JAX.
 
-May import: programs.nodes, programs.serving, programs.tracking.
+May import: programs.nodes, programs.serving, programs.tracking, rlstack.storage.
 """

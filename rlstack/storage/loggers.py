@@ -170,7 +170,7 @@ class TensorBoardLogger:
         )
         events = self._writer.file_writer.event_writer
         self._directory, self._thread, self._queue = directory, events._worker, events._event_queue
-        self._file = self._thread._record_writer = _EventFile(self._thread._record_writer)
+        self._file = self._thread._record_writer = _EventFile(events)
 
     def write(self, step: int, logs: Mapping[str, Any]) -> None:
         """Adds one point to each scalar.
@@ -206,20 +206,33 @@ class TensorBoardLogger:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             # On a full disk the last events are lost; `write` has already raised the error.
-            if not self._thread.is_alive():
-                self._queue.cancel_join_thread()  # else the exiting process would wait for them
-                return
-            with contextlib.suppress(OSError):
-                writer.close()
-                self._queue.join_thread()  # which the writer tells to end
+            if self._thread.is_alive():
+                try:
+                    writer.close()
+                    self._queue.join_thread()  # which the writer tells to end
+                    return
+                except OSError as error:
+                    self._file.give_up(error)
+            self._queue.cancel_join_thread()  # else the exiting process would wait for them
 
 
 class _EventFile:
     """Keeps the error that ended the thread of a `TensorBoardLogger`, which has no caller."""
 
-    def __init__(self, writer: Any):
-        self._writer = writer
+    def __init__(self, events: Any):
+        self._events, self._writer = events, events._ev_writer
         self.error: OSError | None = None
+
+    def give_up(self, error: OSError) -> None:
+        """Writes no more: at its end the process would try again, and print more tracebacks."""
+        self.error = error
+        self._events._closed = True
+        with contextlib.suppress(OSError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:  # for what the file still buffers
+                os.dup2(nowhere, self._writer._py_recordio_writer._writer.fileno())
+            finally:
+                os.close(nowhere)
 
     def write_event(self, event: Any) -> None:
         with self._kept():
@@ -234,8 +247,8 @@ class _EventFile:
         try:
             yield
         except OSError as error:
-            self.error = error
-            raise
+            self.give_up(error)
+            raise SystemExit from error  # ends the thread without a traceback
 
 
 class InMemoryLogger:

@@ -148,6 +148,32 @@ def test_importing_loggers_pulls_in_neither_jax_nor_tensorboard():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("when", ["write", "close"])
+def test_a_full_disk_of_events_prints_no_traceback(tmp_path, when):
+    """Not from the thread that writes, nor from the writer and the file as the process ends."""
+    code = f"""if True:
+        import resource, signal, sys, time
+        from rlstack.storage.loggers import TensorBoardLogger
+        logger = TensorBoardLogger({str(tmp_path)!r}, flush_secs={0 if when == "write" else 100})
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # as on a full disk
+        try:
+            while {when == "write"}:
+                logger.write(1, {{"loss": 1.0}})
+                time.sleep(0.01)
+        except OSError as error:
+            print(error)
+        for _ in range(9):
+            if {when == "close"}:
+                logger.write(1, {{"loss": 1.0}})
+        logger.close()
+        """
+    done = subprocess.run([sys.executable, "-c", code], timeout=50, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("free space there" in done.stdout) is (when == "write")
+
+
 @pytest.mark.timeout(30)
 def test_events_that_cannot_be_written_are_an_error_and_no_hang(tmp_path, monkeypatch):
     logger = loggers.TensorBoardLogger(tmp_path)

@@ -37,3 +37,4 @@ def test_a_full_disk_ends_a_program_with_the_node_and_the_reason(tmp_path, topol
     assert "node coordinator failed: " in first or "node learner failed: " in first, done.stderr
     full = ("No space left on device", "RESOURCE_EXHAUSTED")  # the second is Orbax's
     assert any(text in done.stderr for text in full), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

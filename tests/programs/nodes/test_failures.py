@@ -1,6 +1,7 @@
 """Which failure is said to have ended a program, and what a restart prints."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,9 +9,11 @@ from programs.nodes.ending import NodeLostError, end_of
 from programs.nodes.failures import cause, read_failures, restart_line
 from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.supervisor import record_failure
+from programs.run import launch
 from rlstack.learning.learner import NonFiniteError
 from rlstack.replay import ReplayClosedError
 from rlstack.rpc import UnavailableError
+from rlstack.storage.checkpoint import CheckpointWriteError
 
 
 @pytest.fixture
@@ -44,6 +47,37 @@ def test_a_node_that_failed_because_another_had_is_not_to_blame(record):
 def test_a_node_that_is_lost_is_named_though_another_reports_it(record):
     lost = NodeLostError("coordinator", "it has not answered learner for 30 s")
     assert record("learner", lost) == ("coordinator", "NodeLostError")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device; free space there. The log file is", "metrics.jsonl"),
+        CheckpointWriteError("could not write\na checkpoint. Free space there (df)."),
+    ],
+)
+def test_a_full_disk_is_told_without_a_traceback(record, monkeypatch, tmp_path, error):
+    try:
+        raise error from ValueError("of a library")
+    except OSError as raised:
+        record("learner", raised)
+    monkeypatch.setattr(launch, "_log_of", lambda *_: tmp_path / "none")
+    directory = SimpleNamespace(failures=record.path, node_logs=tmp_path / "logs")
+    why = launch._why(SimpleNamespace(directory=directory))
+    kind = type(error).__name__
+    assert why.startswith(f"node learner failed: {kind}: ") and "ree space there" in why
+    assert why.endswith(f"is in {tmp_path / 'logs'}.") and why.count(kind) == 1
+
+
+def test_other_errors_are_told_with_their_traceback(record, monkeypatch, tmp_path):
+    try:
+        raise OSError(2, "No such file")
+    except OSError as error:
+        record("learner", error)
+    monkeypatch.setattr(launch, "_log_of", lambda *_: tmp_path / "none")
+    directory = SimpleNamespace(failures=record.path, node_logs=tmp_path / "logs")
+    why = launch._why(SimpleNamespace(directory=directory))
+    assert "Traceback (most recent" in why and "test_failures.py" in why
 
 
 def test_torn_and_foreign_lines_are_skipped(record):
