@@ -28,7 +28,11 @@ class _Newest:
 
 
 class Follower:
-    """Plays some rows of an evaluation; an `rlstack.envs.opponents.Opponent`."""
+    """Plays some rows of an evaluation; an `rlstack.envs.opponents.Opponent`.
+
+    Attributes:
+      agent: the agent of the policy.
+    """
 
     def __init__(self, agent: Agent, params: Params, rows: int, rng_key: PRNGKey) -> None:
         """Prepares to play.
@@ -39,7 +43,7 @@ class Follower:
           rows: number of rows.
           rng_key: the acting key; every evaluation starts with this key.
         """
-        self._params = jax.tree.map(jnp.asarray, params)
+        self.agent, self._params = agent, jax.tree.map(jnp.asarray, params)
         self._source = _Newest()
         self._inferencer = Inferencer(InferencerConfig(), agent, self._source, rows, rng_key)
         self._fresh = self._inferencer.save()

@@ -40,9 +40,8 @@ class EvaluatorConfig(Checked):
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
     epsilon: float = 0.0
-    """Probability of a uniformly random legal action in each step, for discrete actions; 0 takes the
-    best action always. Set it to compare with papers on Atari, whose evaluations have 0.001 to
-    0.05."""
+    """Probability of a uniformly random legal action in each step, for discrete actions. By default
+    every action is the best one. Set it to compare with papers on Atari: 0.001 to 0.05."""
     video: int = 0
     """Every evaluation of this number leaves a video of one episode in the folder videos of the run
     directory; 0 for none. The extra video has the packages."""
