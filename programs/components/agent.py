@@ -60,16 +60,10 @@ def make_agent(
         else functools.partial(entry.network, cfg=experiment.network)
     )
     _check_epsilon(experiment, spec, judged or not greedy)
-    policy: Callable[[], exploration.Policy]
+    policy: Callable[[], exploration.Policy] = _policy_of_training(experiment)
     if greedy or judged:
         epsilon = experiment.evaluator.epsilon if judged else 0.0
         policy = functools.partial(exploration.Greedy, epsilon)
-    elif experiment.policy_factory:
-        policy = _Factory("policy_factory", experiment.policy_factory)
-    elif experiment.policy.kind != "agent":
-        policy = functools.partial(experiment.policy.make, experiment.total_envs)
-    else:
-        policy = functools.partial(entry.policy, cfg, experiment.total_envs)
     obs_spec = spec.observation if view is None else view.seen_spec
     agent = entry.agent(cfg, obs_spec, spec.action, network, policy)
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
@@ -83,6 +77,15 @@ def make_agent(
         )
     agent = normalised(agent, experiment.normalisation)
     return agent if view is None else observing(agent, view)
+
+
+def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Policy]:
+    if experiment.policy_factory:
+        return _Factory("policy_factory", experiment.policy_factory)
+    if experiment.policy.kind != "agent":
+        return functools.partial(experiment.policy.make, experiment.total_envs)
+    policy = AGENTS[type(experiment.agent)].policy
+    return functools.partial(policy, experiment.agent, experiment.total_envs)
 
 
 def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_judged: bool) -> None:
