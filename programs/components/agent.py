@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from agents import AGENTS
 from programs.experiment import Experiment
+from programs.member_config import is_fixed
 from rlstack import exploration
 from rlstack.agent import Agent
 from rlstack.checks import ActionKindError, WrongKindError
@@ -20,8 +22,23 @@ from rlstack.references import Hook, call_factory, name_of, nearest
 from rlstack.types import EnvSpec
 
 
-def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -> Agent:
-    """Makes the agent, with its exploring policy or, for evaluation, the greedy one.
+def make_agent(
+    experiment: Experiment,
+    spec: EnvSpec,
+    *,
+    greedy: bool = False,
+    judged: bool = False,
+    after: exploration.RunCounts | None = None,
+) -> Agent:
+    """Makes the agent, with its exploring policy or the greedy one.
+
+    Args:
+      experiment: with the agent.
+      spec: of the environments.
+      greedy: whether it takes its best action.
+      judged: whether it acts as evaluations do: greedy except for ``evaluator.epsilon``.
+      after: explores as at these counts, for params that do not learn; by default as its own
+        state counts.
 
     Raises:
       ValueError: the agent, its network or its policy does not fit the environment.
@@ -42,21 +59,20 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         if experiment.network_factory
         else functools.partial(entry.network, cfg=experiment.network)
     )
-    policy: Callable[[], exploration.Policy]
-    if greedy:
-        policy = exploration.Greedy
-    elif experiment.policy_factory:
-        policy = _Factory("policy_factory", experiment.policy_factory)
-    elif experiment.policy.kind != "agent":
-        policy = functools.partial(experiment.policy.make, experiment.total_envs)
-    else:
-        policy = functools.partial(entry.policy, cfg, experiment.total_envs)
+    _check_epsilon(experiment, spec, judged or not greedy)
+    policy: Callable[[], exploration.Policy] = _policy_of_training(experiment)
+    if greedy or judged:
+        epsilon = experiment.evaluator.epsilon if judged else 0.0
+        policy = functools.partial(exploration.Greedy, epsilon)
     obs_spec = spec.observation if view is None else view.seen_spec
+    make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
     try:
-        agent = entry.agent(cfg, obs_spec, spec.action, network, policy)
+        agent = make(policy)
     except ActionKindError as error:
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
-    if not greedy and experiment.policy.counts and not _counts(agent):
+    if after is not None and not greedy and _counts(agent):  # others see no counts in training
+        agent = make(functools.partial(_after, policy, after))
+    if not (greedy or judged) and experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
             f"{entry.agent.__name__}, whose state does not count steps; got "
@@ -64,6 +80,38 @@ def make_agent(experiment: Experiment, spec: EnvSpec, *, greedy: bool = False) -
         )
     agent = normalised(agent, experiment.normalisation)
     return agent if view is None else observing(agent, view)
+
+
+def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Policy]:
+    if experiment.policy_factory:
+        return _Factory("policy_factory", experiment.policy_factory)
+    if experiment.policy.kind != "agent":
+        return functools.partial(experiment.policy.make, experiment.total_envs)
+    policy = AGENTS[type(experiment.agent)].policy
+    return functools.partial(policy, experiment.agent, experiment.total_envs)
+
+
+def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_judged: bool) -> None:
+    """Checks ``evaluator.epsilon`` for an agent; those that play a fixed part are not judged."""
+    epsilon = experiment.evaluator.epsilon
+    if epsilon and is_judged and is_fixed(experiment.agent):
+        raise ValueError(
+            "Experiment: evaluator.epsilon must be 0 for an agent that follows a rule or acts at "
+            f"random, in evaluations too; got {epsilon}."
+        )
+    leaves = jax.tree.leaves(spec.action, is_leaf=lambda node: hasattr(node, "dtype"))
+    if epsilon and not all(np.issubdtype(leaf.dtype, np.integer) for leaf in leaves):
+        raise ValueError(
+            "Experiment: evaluator.epsilon must be 0 for continuous actions, which have no "
+            f"uniformly random choice; got {epsilon}."
+        )
+
+
+def _after(
+    policy: Callable[[], exploration.Policy], run_counts: exploration.RunCounts
+) -> exploration.Policy:
+    made = policy()
+    return exploration.After(made, run_counts) if exploration.explores(made) else made
 
 
 def _counts(agent: Agent) -> bool:

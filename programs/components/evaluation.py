@@ -53,12 +53,12 @@ def check_evaluator(factory: Hook) -> None:
 
 
 def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
-    """Makes the evaluator, with the agent's greedy policy.
+    """Makes the evaluator, with the policy that evaluations have.
 
     Raises:
       WrongKindError: the user's factory made no evaluator.
     """
-    agent = make_agent(experiment, spec, greedy=True)
+    agent = make_agent(experiment, spec, judged=True)
     cfg = experiment.evaluator
     if cfg.by_index:  # each pool plays one episode in each environment
         cfg = dataclasses.replace(cfg, episodes=cfg.num_envs)
@@ -165,7 +165,7 @@ class CompiledEvaluator(Evaluator):
 
         Args:
           cfg: the number of episodes and of environments.
-          agent: built with the greedy policy.
+          agent: built with the policy of evaluation.
           rng_key: the acting key.
           env_cfg: says whether rewards and observations must be finite.
         """

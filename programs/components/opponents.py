@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.restored import counts_at, newest_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
 from programs.env_config import EnvConfig, OpponentsConfig
 from programs.experiment import Experiment
@@ -117,7 +117,8 @@ class _Frozen:
         experiment = read_config(RunDir.open(run_of(path)))
         try:
             self._params = read_params(path, experiment, spec, on_host=True)
-            self._agent = make_agent(experiment, spec, greedy=cfg.greedy)
+            after = counts_at(path, experiment.total_envs)
+            self._agent = make_agent(experiment, spec, greedy=cfg.greedy, after=after)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"env.opponents: {run} must have an agent that fits these environments; {error}"

@@ -12,6 +12,7 @@ import numpy as np
 from programs.components.agent import make_agent
 from programs.experiment import Experiment, from_json, to_json
 from programs.tracking.run_dir import RunDir, option_values
+from rlstack.exploration import RunCounts
 from rlstack.storage import checkpoint
 from rlstack.types import EnvSpec, Params
 
@@ -90,6 +91,20 @@ def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | N
             f"rlstack train {experiment.preset}."
         )
     return path
+
+
+def counts_at(path: Path, num_envs: int) -> RunCounts:
+    """Returns what each environment of a run had made at a checkpoint.
+
+    Args:
+      path: of the checkpoint.
+      num_envs: environments of the run whose steps are frames.
+    """
+    metadata = checkpoint.read_metadata(path)
+    frames, episodes = metadata.get("env_frames", metadata["step"]), metadata.get("episodes")
+    return RunCounts(
+        int(frames) // num_envs, None if episodes is None else int(episodes) // num_envs
+    )
 
 
 def read_params(

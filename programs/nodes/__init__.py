@@ -4,5 +4,5 @@
 
 May import: programs, programs.components, programs.policies, programs.policy_sets,
 programs.profiling, programs.tracking, rlstack, rlstack.acting, rlstack.devices, rlstack.envs,
-rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.specs, rlstack.storage.
+rlstack.exploration, rlstack.learning, rlstack.replay, rlstack.rpc, rlstack.specs, rlstack.storage.
 """

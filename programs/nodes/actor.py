@@ -284,7 +284,10 @@ class LearningPart:
         ids_here = np.asarray(experiment.env_ids(self._rank))
         cfg, num_envs = experiment.inferencer, len(ids_here)
         device = actor_device(experiment, self._rank)
-        inferencer = Inferencer(cfg, self._agent, params, num_envs, key, ids_here, device)
+        run_counts = self._setup.run_counts(program.answered())
+        inferencer = Inferencer(
+            cfg, self._agent, params, num_envs, key, ids_here, device, run_counts
+        )
         return inferencer, has_newer, close
 
     def _service_has_newer(self, version: int, seconds: float) -> bool:

@@ -29,6 +29,7 @@ from programs.tracking.run_dir import RunDir
 from rlstack.acting.actor import transition_spec
 from rlstack.acting.inference import Inference
 from rlstack.agent import Agent
+from rlstack.exploration import RunCounts
 from rlstack.rpc import (
     ClosedError,
     RemoteError,
@@ -109,6 +110,12 @@ class Setup:
         """The `transition_spec`. Access it once before pickling, so that nodes find it cached."""
         return transition_spec(make_agent(self.experiment, self.spec), self.spec)
 
+    def run_counts(self, state: ProgramState) -> RunCounts:
+        """Returns the mean progress of the policy's environments, as an answered state says."""
+        one = self.rows or self.experiment.env.num_envs  # of an actor, whose steps are frames
+        envs = one * self.experiment.num_actors
+        return RunCounts(state.env_frames // envs, state.episodes // envs)
+
     def configure_jax(self, *, single_thread: bool) -> None:
         """Configures XLA for this node; must come before JAX's first computation."""
         xla.configure_node(self.experiment, self.older_runtime, single_thread=single_thread)
@@ -131,8 +138,9 @@ class ProgramState(NamedTuple):
     env_frames: int = 0
     checkpoints: int = 0  # due since the program's start
     evaluations: int = 0  # likewise
-    train_seconds: float = 0.0  # with timed_frames: see programs.tracking.progress
+    train_seconds: float = 0.0  # as the two that follow: see programs.tracking.progress
     timed_frames: int = 0
+    episodes: int = 0
     granted: int = 0  # to an actor: frames of its incarnation after which it must report again
     # Where learners may restart: the incarnation of each one that is there, by name.
     learners: Mapping[str, int] = MappingProxyType({})
@@ -294,6 +302,18 @@ class CoordinatorClient:
             with contextlib.suppress(UnavailableError):
                 return call()
         raise StoppedError(f"{self._node}: the program ended while this node started")
+
+    def answered(self) -> ProgramState:
+        """Returns the newest state; waits for the coordinator's first answer.
+
+        Raises:
+          rlstack.rpc.StoppedError: the program ended first.
+        """
+        while (state := self.poll()).phase == RUNNING and self.began is None:
+            time.sleep(timing.PHASE_POLL)
+        if self.began is None:
+            raise StoppedError(f"{self._node}: the program ended while this node started")
+        return state
 
     def report_end(self) -> None:
         """Sends the last report; the coordinator no longer waits for this node."""

@@ -23,6 +23,7 @@ from rlstack.acting.inference import Inference
 from rlstack.acting.inference_service import InferenceService, ServiceConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import ParamsPuller
+from rlstack.exploration import RunCounts
 from rlstack.learning.update import in_thread
 from rlstack.rpc import RemoteObject, remote
 from rlstack.types import Params, TimeStep
@@ -101,7 +102,10 @@ class InferenceNode:
             cfg = dataclasses.replace(cfg, lock_step=True)
         device = service_device(experiment, index)
         source = _LaterParams()
-        inferencer = Inferencer(cfg, agent, source, len(ids), key, ids, device)
+        self._setup, self._run_counts = setup, RunCounts()
+        inferencer = Inferencer(
+            cfg, agent, source, len(ids), key, ids, device, lambda: self._run_counts
+        )
         compiling: Future[None] | None = None
         if not experiment.env.wait_num:  # else batches vary
             sizes = _first_sizes(cfg, here)
@@ -110,6 +114,9 @@ class InferenceNode:
             self._program.wait_for(learner.replay_name)
         self._params, self._close_params = pull_params(setup, learner)
         source.get_params = self._params.get_params
+        self._take_counts()
+        # It was made, to compile, before the coordinator had told the frames of the run.
+        inferencer.reset(np.ones(len(ids), bool))
         if compiling is not None:
             compiling.result()
         self._service = InferenceService(cfg, inferencer)
@@ -117,6 +124,10 @@ class InferenceNode:
         self._profile = Profile(setup.profiled, setup.directory, name, other=SERVING)
         self._profile.time(inferencer, inference=ACTING)
         self._program.gauges = self._service.stats
+
+    def _take_counts(self) -> None:
+        """Notes the progress of the run, with which actors that are restarted go on."""
+        self._run_counts = self._setup.run_counts(self._program.answered())
 
     @remote(idempotent=True)
     def is_ready(self) -> bool:
@@ -154,6 +165,7 @@ class InferenceNode:
         """Serves until the program is over."""
         try:
             while self._program.poll().phase == RUNNING:
+                self._take_counts()
                 self._stop.wait(timing.PHASE_POLL)
             self._service.close()  # releases requests that wait for actors that have ended
             while self._program.poll().phase != OVER:

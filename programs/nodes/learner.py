@@ -323,4 +323,4 @@ class LearnerNode:
 
 def progress_of(state: ProgramState) -> Progress:
     """Returns the progress of the run that the coordinator told."""
-    return Progress(state.env_frames, state.train_seconds, state.timed_frames)
+    return Progress(*(getattr(state, field) for field in Progress._fields))

@@ -9,7 +9,13 @@ import jax
 import numpy as np
 
 from programs.components.agent import make_agent
-from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
+from programs.components.restored import (
+    Which,
+    chosen_checkpoint,
+    counts_at,
+    read_config,
+    read_params,
+)
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
@@ -123,8 +129,10 @@ def team_from_run(
     name = f"the agent of {run_dir}"
     codec = PaddedCodec(obs_space, action_space, name)
     spec = EnvSpec(codec.observation_spec, codec.action_spec)
-    restored = read_params(chosen_checkpoint(directory, experiment, params), experiment, spec)
-    agent = make_agent(experiment, spec, greedy=greedy)
+    path = chosen_checkpoint(directory, experiment, params)
+    restored = read_params(path, experiment, spec)
+    after = counts_at(path, experiment.total_envs)
+    agent = make_agent(experiment, spec, greedy=greedy, after=after)
     key = jax.random.PRNGKey(seed)
     inferencer = Inferencer(InferencerConfig(), agent, FixedParams(restored), num_agents, key)
     validator = Validator(obs_space, action_space, name)

@@ -19,7 +19,7 @@ from programs.components.environments import environment_spec
 from programs.components.restored import Which, chosen_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
 from programs.experiment import Experiment
-from programs.policy_sets.members import of_one
+from programs.policy_sets.members import counts_of, of_one
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.batches import padded_sizes
 from rlstack.acting.inferencer import acting_options
@@ -28,7 +28,7 @@ from rlstack.checks import WrongKindError
 from rlstack.distributions import Categorical, Joint, MultiCategorical
 from rlstack.envs.nest import Nest
 from rlstack.envs.values import fitted, own
-from rlstack.exploration import with_env_steps
+from rlstack.exploration import RunCounts
 from rlstack.families.q_learning import TargetNetworkAgent
 from rlstack.networks.torsos import CRITIC_STATE, has_critic_state, without_critic_state
 from rlstack.storage import checkpoint
@@ -86,6 +86,7 @@ class Policy:
         greedy: bool = True,
         seed: int = 0,
         env_frames: int = 0,
+        after: RunCounts = RunCounts(),  # noqa: B008  (immutable)
     ) -> None:
         """Makes the policy. Call `load` instead, which reads the params of a run.
 
@@ -94,12 +95,14 @@ class Policy:
           spec: of its environments. With `rlstack.envs.values.from_zero` of it, discrete values
             count from 0, as in pools.
           params: of its agent.
-          greedy: whether to take the best action; otherwise as in training after ``env_frames``.
+          greedy: whether to take the best action; otherwise as in training after ``after``.
           seed: of the random actions.
           env_frames: the environment steps that the params have learned from.
+          after: what each environment of the run has made then.
         """
         self.experiment, self.spec, self.env_frames = experiment, spec, env_frames
-        self.agent, self.params = make_agent(experiment, spec, greedy=greedy), params
+        self.agent = make_agent(experiment, spec, greedy=greedy, after=after)
+        self.params = params
         self.pad_batches = False
         self._key = role_key(seed, "policy")
         self._observation, self._action = Nest(spec.observation), Nest(spec.action)
@@ -237,8 +240,7 @@ class Policy:
         if len(self._first) != rows and not jax.tree.leaves(self._state):
             self._first = np.zeros(0, bool)  # there is no state to keep
         if not self._first.size:
-            steps = self.env_frames // self.experiment.total_envs
-            self._state = with_env_steps(self.agent.initial_state(self._size(rows)), steps)
+            self._state = self.agent.initial_state(self._size(rows))
             self._first = np.ones(rows, bool)
         if len(self._first) != rows:
             raise ValueError(
@@ -286,7 +288,8 @@ def load(
       ValueError: there is no run or no checkpoint, or it was trained on another spec.
     """
     directory = RunDir.open(run_dir)
-    experiment = of_one(read_config(directory, several=True), policy, directory.path)
+    of_all = read_config(directory, several=True)
+    experiment = of_one(of_all, policy, directory.path)
     path = chosen_checkpoint(directory, experiment, params)
     if spec is None:
         spec = environment_spec(experiment)
@@ -297,6 +300,7 @@ def load(
         greedy=greedy,
         seed=seed,
         env_frames=int(checkpoint.read_metadata(path)["env_frames"]),
+        after=counts_of(path, of_all),
     )
 
 

@@ -28,7 +28,11 @@ class _Newest:
 
 
 class Follower:
-    """Plays some rows of an evaluation; an `rlstack.envs.opponents.Opponent`."""
+    """Plays some rows of an evaluation; an `rlstack.envs.opponents.Opponent`.
+
+    Attributes:
+      agent: the agent of the policy.
+    """
 
     def __init__(self, agent: Agent, params: Params, rows: int, rng_key: PRNGKey) -> None:
         """Prepares to play.
@@ -39,7 +43,7 @@ class Follower:
           rows: number of rows.
           rng_key: the acting key; every evaluation starts with this key.
         """
-        self._params = jax.tree.map(jnp.asarray, params)
+        self.agent, self._params = agent, jax.tree.map(jnp.asarray, params)
         self._source = _Newest()
         self._inferencer = Inferencer(InferencerConfig(), agent, self._source, rows, rng_key)
         self._fresh = self._inferencer.save()
@@ -57,7 +61,7 @@ class Follower:
 def follower(
     member: Member, spec: EnvSpec, rows: int, versions: Versions | None = None
 ) -> Follower | HistoryFollower:
-    """Makes the follower of a policy: greedy if it learns, otherwise as its config says.
+    """Makes the follower of a policy: as it is judged if it learns, otherwise as its config says.
 
     Args:
       member: the policy.
@@ -72,6 +76,6 @@ def follower(
         return HistoryFollower(member, versions, spec, rows)
     rng_key = role_key(member.experiment.seed, "evaluator", 1)
     if member.kind == "learning":
-        return Follower(make_agent(member.experiment, spec, greedy=True), (), rows, rng_key)
+        return Follower(make_agent(member.experiment, spec, judged=True), (), rows, rng_key)
     agent, params = fixed_agent(member, spec)
     return Follower(agent, params, rows, rng_key)

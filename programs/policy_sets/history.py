@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from programs.components.agent import make_agent
@@ -16,6 +17,7 @@ from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.agent import Agent
 from rlstack.envs.seats.views import SharedPool, View
+from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.types import EnvSpec, Params, PRNGKey, PyTree, StepType, TimeStep
 
 Choose = Callable[[np.ndarray, int], np.ndarray]
@@ -29,7 +31,13 @@ class VersionedInferencer:
     """
 
     def __init__(
-        self, agent: Agent, versions: Versions, choose: Choose, rows: int, rng_key: PRNGKey
+        self,
+        agent: Agent,
+        versions: Versions,
+        choose: Choose,
+        rows: int,
+        rng_key: PRNGKey,
+        num_envs: int,
     ) -> None:
         """Prepares to act.
 
@@ -40,12 +48,13 @@ class VersionedInferencer:
             rows, and the number of such choices before.
           rows: number of rows.
           rng_key: the acting key.
+          num_envs: the environments by which the agent's schedules multiply its counts.
         """
-        self._versions, self._choose = versions, choose
+        self._versions, self._choose, self._num_envs = versions, choose, num_envs
         self._playing = np.zeros(rows, np.int64)  # the slot of the version of each row
         self._draws = 0
         self._slot = 0  # whose params the inferencer gets
-        self._inferencer = Inferencer(InferencerConfig(), agent, self, rows, rng_key)
+        self._inferencer = Inferencer(InferencerConfig(), Frozen(agent), self, rows, rng_key)
         self._fresh = self._inferencer.save()
 
     def begin(self) -> None:
@@ -61,7 +70,10 @@ class VersionedInferencer:
     def get_params(self, newer_than: int = -1) -> tuple[int, Params] | None:
         """Returns the params of the version that acts now; versions need not grow."""
         number, params = self._versions.params(self._slot)
-        return None if number == newer_than else (number, params)
+        if number == newer_than:
+            return None
+        env_steps = self._versions.slot_frames[self._slot] // self._num_envs
+        return number, FrozenParams(params, jnp.asarray(env_steps, jnp.int32))
 
     def inference(self, env_ids: np.ndarray | None, timestep: TimeStep) -> Inference:
         """Acts on one batch of all rows."""
@@ -211,6 +223,7 @@ def _inferencer(
         choose,
         experiment.env.num_envs if rows is None else rows,
         role_key(experiment.seed, role, rank),
+        experiment.total_envs,
     )
 
 

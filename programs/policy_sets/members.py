@@ -12,7 +12,7 @@ import numpy as np
 from agents import AGENTS
 from programs.components import opponents
 from programs.components.environments import Pool, make_env
-from programs.components.restored import read_config
+from programs.components.restored import counts_at, read_config
 from programs.components.seeds import role_seed
 from programs.env_config import EnvConfig
 from programs.experiment import Experiment
@@ -23,6 +23,7 @@ from rlstack.envs.factory import resolve
 from rlstack.envs.pool import SyncEnv
 from rlstack.envs.seats import cpp_games
 from rlstack.envs.seats.views import SharedPool
+from rlstack.exploration import RunCounts
 from rlstack.families.normalised import NormalisationConfig
 from rlstack.references import nearest
 
@@ -152,15 +153,17 @@ def share_games(
     return SharedPool(pool, rows, division.num_seats, rng)
 
 
-def frozen_experiment(member: MemberConfig) -> Experiment:
-    """Returns the experiment whose agent a frozen policy plays.
+def frozen_experiment(member: MemberConfig) -> tuple[Experiment, RunCounts]:
+    """Returns the experiment whose agent a frozen policy plays, and what its run had made.
 
     Raises:
       ValueError: the run trained several policies and none is named, or it has none of this name.
     """
-    directory = RunDir.open(opponents.run_of(Path(member.run)))
+    path = Path(member.run)
+    directory = RunDir.open(opponents.run_of(path))
     experiment = read_config(directory, several=True)
-    return of_one(experiment, member.run_policy, directory.path)
+    own = of_one(experiment, member.run_policy, directory.path)
+    return own, counts_of(path, experiment)
 
 
 def of_one(experiment: Experiment, name: str, where: object) -> Experiment:
@@ -181,6 +184,19 @@ def of_one(experiment: Experiment, name: str, where: object) -> Experiment:
     if member.kind != "learning":
         raise ValueError(f"{where}: {name} has no params of its own, because it does not learn.")
     return member.experiment
+
+
+def counts_of(path: Path, experiment: Experiment) -> RunCounts:
+    """Returns what each environment of a run had made at a checkpoint, of any of its policies.
+
+    Args:
+      path: of the checkpoint.
+      experiment: of the run, with all policies.
+    """
+    if not experiment.policies:
+        return counts_at(path, experiment.total_envs)
+    rows = sum(member.experiment.total_envs for member in divide(experiment).learning)
+    return counts_at(path, rows)
 
 
 def _own_experiment(experiment: Experiment, name: str, kind: Kind) -> Experiment:

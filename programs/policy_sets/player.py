@@ -150,12 +150,12 @@ def fixed_agent(
     greedy = member.cfg.greedy if greedy is None else greedy
     if member.kind == "fixed":
         return make_agent(member.experiment, spec, greedy=True), ()  # without exploration
-    experiment = frozen_experiment(member.cfg)
+    experiment, after = frozen_experiment(member.cfg)
     try:
         params = read_params(
             Path(member.cfg.run), experiment, spec, on_host=True, policy=member.cfg.run_policy
         )
-        return make_agent(experiment, spec, greedy=greedy), params
+        return make_agent(experiment, spec, greedy=greedy, after=after), params
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"policies.{member.name}: {member.cfg.run} must have an agent that fits these "

@@ -147,6 +147,7 @@ def _play(
         lambda begins, _: slots[begins],
         len(slots),
         role_key(history.experiment.seed, "tournament"),
+        history.experiment.total_envs,
     )
     returns = np.zeros((num_games, division.num_seats))
     ended = np.zeros(num_games, np.int64)

@@ -111,6 +111,11 @@ class Versions:
         return self._params
 
     @property
+    def slot_frames(self) -> np.ndarray:
+        """The frames of the policy at the version in each slot, [max_versions]; 0 if free."""
+        return np.maximum(self._frames, 0)
+
+    @property
     def results(self) -> tuple[np.ndarray, np.ndarray]:
         """The games of the policy against the version in each slot, and those that it won."""
         return self._games, self._wins

@@ -32,6 +32,7 @@ from programs.run.fused_run import (
 )
 from programs.tracking.periodic import PeriodicActions
 from rlstack.agent import Agent
+from rlstack.families.frozen import Frozen, FrozenParams
 from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
 from rlstack.fused.loop import LoopState, Report
@@ -172,8 +173,13 @@ class FusedSet(PolicySet, Calls):
         """
         versions, acting = self._versions[name], self._state.acting
         # Copies, because the host writes to its own arrays, and the loop donates those that it has.
+        own = self.division.members[name].experiment
         table = VersionTable(
-            jax.tree.map(jnp.array, versions.every), jnp.array(versions.numbers, jnp.int32)
+            FrozenParams(
+                jax.tree.map(jnp.array, versions.every),
+                jnp.array(versions.slot_frames // own.total_envs, jnp.int32),
+            ),
+            jnp.array(versions.numbers, jnp.int32),
         )
         state = self._agent_state(name)
         games, wins = (jnp.array(x, jnp.float32) for x in versions.results)
@@ -313,7 +319,7 @@ def _history(member: Member, env: BatchedEnv, places: int) -> Player:
     agent = make_agent(member.experiment, env.spec, greedy=member.cfg.greedy)
     cfg = member.cfg.history
     return HistoryActors(
-        Actors(agent, env, places),
+        Actors(Frozen(agent), env, places),
         cfg.of,
         cfg.draw,
         cfg.max_versions,
@@ -337,4 +343,5 @@ def _begin(parts: _Parts, keys: _Keys) -> LoopState:
 def _first_version(params: Params, slots: int) -> VersionTable:
     """Returns the versions that `Versions` begins with: the initial params."""
     table = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype).at[0].set(x), params)
-    return VersionTable(table, jnp.zeros(slots, jnp.int32).at[0].set(1))
+    none = jnp.zeros(slots, jnp.int32)
+    return VersionTable(FrozenParams(table, none), none.at[0].set(1))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from programs.components.agent import make_agent
 from programs.components.environments import make_evaluation_env
-from programs.components.restored import newest_checkpoint, read_config, read_params
+from programs.components.restored import counts_at, newest_checkpoint, read_config, read_params
 from programs.components.seeds import role_key
 from programs.experiment import Experiment
 from programs.tracking.run_dir import RunDir
@@ -18,7 +18,6 @@ from rlstack.acting.actor import Actor
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
 from rlstack.acting.params import FixedParams
-from rlstack.exploration import with_env_steps
 from rlstack.storage import checkpoint
 from rlstack.storage.datasets import DatasetWriter, Header
 
@@ -72,13 +71,11 @@ def record(
             path, env.spec, env.num_envs, frames, env=_env_header(experiment), source=source
         ) as writer,
     ):
-        agent = make_agent(experiment, env.spec, greedy=policy == "greedy")
+        after = counts_at(saved, experiment.total_envs)
+        agent = make_agent(experiment, env.spec, greedy=policy == "greedy", after=after)
         params = read_params(saved, experiment, env.spec)
         key = role_key(experiment.seed, "record")
         inferencer = Inferencer(InferencerConfig(), agent, FixedParams(params), env.num_envs, key)
-        saved_state = inferencer.save()
-        table = with_env_steps(saved_state["table"], trained_frames // experiment.total_envs)
-        inferencer.load({**saved_state, "table": table})
         actor = Actor(env, inferencer, writer)
         while not writer.done:
             actor.step()

@@ -238,14 +238,15 @@ def _arrays(values: Mapping[str, Sequence[Option]]) -> dict[str, Array]:
 
 
 def _evaluators(experiments: Sequence[Experiment], env: BatchedEnv) -> list[Evaluator]:
-    """Makes an evaluator for each run; runs with the same agent share its compiled functions."""
+    """Makes an evaluator for each run; those of equal agents share their compiled functions."""
     made: list[tuple[Any, Evaluator]] = []
     found = []
     for experiment in experiments:
-        same = next((e for cfg, e in made if cfg == experiment.agent), None)
+        key = experiment.agent, experiment.evaluator
+        same = next((e for cfg, e in made if cfg == key), None)
         if same is None or experiment.evaluator.factory:
             evaluator = make_evaluator(experiment, env.spec)
-            made.append((experiment.agent, evaluator))
+            made.append((key, evaluator))
         else:
             evaluator = same.with_key(role_key(experiment.seed, "evaluator"))
         found.append(evaluator)

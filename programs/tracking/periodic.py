@@ -22,6 +22,7 @@ from rlstack.acting.evaluator import Evaluation, as_logs, by_opponent, by_policy
 from rlstack.storage.loggers import Logger
 
 _log = logging.getLogger(__name__)
+_EPISODES = "actor/episode_return"  # a value for each episode
 _FRAMES, _UPDATES = "actor/frames_per_second", "learner/updates_per_second"
 
 
@@ -68,6 +69,7 @@ class PeriodicActions:
         if earlier is not None:
             self._rules.replay(earlier)
         self._ended_by = ""
+        self._episodes = start.episodes
         self._events = events
         self._commit = commit_at_start()
         self._start = start
@@ -86,6 +88,8 @@ class PeriodicActions:
         """Adds values to the averages of the next line of logs."""
         if logs:
             self._averages.add(logs, prefix)
+            if _EPISODES.startswith(prefix) and (ended := _EPISODES[len(prefix) :]) in logs:
+                self._episodes += np.size(logs[ended])
             if self._events is not None:
                 self._events.log({prefix + name: value for name, value in logs.items()})
 
@@ -186,7 +190,7 @@ class PeriodicActions:
         """Returns the progress at these frames, over all commands of the run."""
         seconds = (self._end_time or time.monotonic()) - self._start_time
         timed = frames - self._start.env_frames + self._start.timed_frames
-        return Progress(frames, self._start.train_seconds + seconds, timed)
+        return Progress(frames, self._start.train_seconds + seconds, timed, self._episodes)
 
     def save(self, frames: int) -> None:
         """Saves a checkpoint, whether or not one is due."""

@@ -22,26 +22,29 @@ _log = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
-    """The frames of a run so far, over all of its commands, and the time that they took."""
+    """The frames and episodes of a run so far, over all of its commands, and their time."""
 
     env_frames: int = 0
     # Each command's seconds begin when it makes and compiles its parts. The last evaluation does
     # not count, nor the time after the last checkpoint of a command that was killed.
     train_seconds: float = 0.0
     timed_frames: int = 0  # the frames that train_seconds covers
+    episodes: int = 0  # of policies that learn; those since a node's last report do not count
 
     @classmethod
     def of(cls, path: Path | None) -> Progress:
         """Returns the progress at a checkpoint, or at the start of a run for None.
 
-        Checkpoints of earlier versions do not tell the time; it then counts from here.
+        Checkpoints of earlier versions do not tell the time and the episodes, which then count
+        from here.
         """
         if path is None:
             return cls()
         metadata = checkpoint.read_metadata(path)
         frames = int(metadata["env_frames"])
         timed = int(metadata.get("timed_frames", 0))
-        return cls(frames, float(metadata.get("train_seconds", 0.0)), timed)
+        episodes = int(metadata.get("episodes", 0))
+        return cls(frames, float(metadata.get("train_seconds", 0.0)), timed, episodes)
 
     def metadata(self) -> dict[str, Any]:
         """Returns what a checkpoint says of it."""

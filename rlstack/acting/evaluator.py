@@ -1,4 +1,4 @@
-"""The Evaluator: whole episodes with the greedy agent, no replay."""
+"""The Evaluator: whole episodes with the agent of evaluation, no replay."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class EvaluatorConfig(Checked):
     max_steps: int = 30_000
     """Longest episode, in steps. A longer one is cut and counts with its return so far, because the
     environment may never end it. The default is above the 27,000 steps of Atari's longest."""
+    epsilon: float = 0.0
+    """Probability of a uniformly random legal action in each step, for discrete actions. By default
+    every action is the best one. Set it to compare with papers on Atari: 0.001 to 0.05."""
     video: int = 0
     """Every evaluation of this number leaves a video of one episode in the folder videos of the run
     directory; 0 for none. The extra video has the packages."""
@@ -55,6 +58,7 @@ class EvaluatorConfig(Checked):
         super().__post_init__()
         self.require_at_least(1, "episodes", "num_envs", "max_steps")
         self.require_at_least(0, "video")
+        self.require("epsilon", 0 <= self.epsilon <= 1, "in [0, 1]")
         if not isinstance(self.period, str):
             self.require_at_least(0, "period")
         rule = f"a multiple of num_envs ({self.num_envs}), so that each plays the same number"
@@ -152,7 +156,7 @@ class Evaluator:
 
         Args:
           cfg: the number of episodes and of environments.
-          agent: built with the greedy policy.
+          agent: built with the policy of evaluation, greedy except for ``cfg.epsilon``.
           rng_key: the acting key; every evaluation starts with this key.
         """
         self.agent = agent

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +22,7 @@ from rlstack.acting.inference import Inference, InferencerConfig
 from rlstack.acting.packing import Packing
 from rlstack.acting.params import ParamsPuller, ParamsSource
 from rlstack.agent import Agent
-from rlstack.exploration import with_env_ids
+from rlstack.exploration import Counts, RunCounts, with_env_ids, with_run_counts
 from rlstack.rpc import Node, Remote, RemoteObject, Stop, client_of, codec
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
 
@@ -55,6 +56,7 @@ class Inferencer(Node):
         rng_key: PRNGKey,
         global_ids: np.ndarray | None = None,
         device: jax.Device | None = None,
+        run_counts: RunCounts | Callable[[], RunCounts] = RunCounts(),  # noqa: B008  (immutable)
     ) -> None:
         """Prepares to act.
 
@@ -71,6 +73,9 @@ class Inferencer(Node):
             exploration that depends on them; None for 0, 1, ...
           device: acts; None for the first of ``cfg.devices``. Without these, it is the device of
             the params.
+          run_counts: the counts with which new agent state begins, or a function that returns
+            those of now. Exploration then goes on when a run is resumed, and when this object or
+            an actor that it serves is started again.
 
         Raises:
           ValueError: there is no such device.
@@ -86,6 +91,7 @@ class Inferencer(Node):
         self._initial_params, self._initial_state = agent.initial_params, agent.initial_state
         self._lay_out = agent.lay_out
         self._global_ids = np.arange(num_envs) if global_ids is None else global_ids
+        self._run_counts = run_counts
         self._table = self._fresh_table()
         self._version = -1
         self._params: Params = None
@@ -144,6 +150,8 @@ class Inferencer(Node):
     def reset(self, rows: np.ndarray) -> None:
         """Resets the agent state of some environments.
 
+        Their counts of steps and episodes stay, or become those of the run if these are larger.
+
         Args:
           rows: the environments, bool ``[num_envs]``. It is a mask and not a list of ids, so that
               only one shape is compiled.
@@ -152,7 +160,19 @@ class Inferencer(Node):
         def choose(new: Array, old: Array) -> Array:
             return jnp.where(rows.reshape(rows.shape + (1,) * (old.ndim - 1)), new, old)
 
-        self._table = jax.tree.map(choose, self._fresh_table(), self._table)
+        def choose_node(new: PyTree, old: PyTree) -> PyTree:
+            if isinstance(new, Counts):
+                steps = jnp.maximum(new.env_steps, old.env_steps)
+                episodes = jnp.maximum(new.episodes, old.episodes)
+                new = new._replace(env_steps=steps, episodes=episodes)
+            return jax.tree.map(choose, new, old)
+
+        self._table = jax.tree.map(
+            choose_node,
+            self._fresh_table(),
+            self._table,
+            is_leaf=lambda node: isinstance(node, Counts),
+        )
 
     def save(self) -> PyTree:
         """Returns the state that a resumed run needs to continue acting exactly."""
@@ -199,8 +219,9 @@ class Inferencer(Node):
         return puller
 
     def _fresh_table(self) -> AgentState:
+        begun = self._run_counts() if callable(self._run_counts) else self._run_counts
         table = with_env_ids(self._initial_state(self.num_envs), self._global_ids)
-        return self._placed(table)
+        return self._placed(with_run_counts(table, begun) if any(begun) else table)
 
     def _placed(self, tree: PyTree) -> PyTree:
         return tree if self._device is None else jax.device_put(tree, self._device)

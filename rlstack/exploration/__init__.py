@@ -5,7 +5,8 @@ here are frozen dataclasses, so an agent that holds one can be pickled. Row i of
 on row i of the distribution, row i of the counts, and the key. A parameter of a policy is a float
 or a schedule, ``counts -> [B] float32``, so that it can depend on the progress of each environment.
 
-Evaluation runs the same agent with ``Greedy`` instead of its policy.
+Evaluation runs the same agent with ``Greedy`` instead of its policy, and frozen agents act with
+``After``, as they did at the end of their training.
 
 Pure.
 
@@ -14,6 +15,7 @@ May import: rlstack, rlstack.distributions.
 
 from rlstack.exploration.config import PolicyConfig
 from rlstack.exploration.policies import (
+    After,
     EpsilonGreedy,
     GaussianNoise,
     Greedy,
@@ -30,16 +32,18 @@ from rlstack.exploration.schedules import (
     Exponential,
     Linear,
     MultiPhaseLinear,
+    RunCounts,
     Schedule,
     epsilon_ladder,
     initial_counts,
     next_counts,
     with_env_ids,
-    with_env_steps,
+    with_run_counts,
 )
 from rlstack.exploration.warm_up import WarmUp
 
 __all__ = [
+    "After",
     "Constant",
     "Counts",
     "EpsilonGreedy",
@@ -51,6 +55,7 @@ __all__ = [
     "MultiPhaseLinear",
     "Policy",
     "PolicyConfig",
+    "RunCounts",
     "Sample",
     "Schedule",
     "Softmax",
@@ -61,5 +66,5 @@ __all__ = [
     "initial_counts",
     "next_counts",
     "with_env_ids",
-    "with_env_steps",
+    "with_run_counts",
 ]

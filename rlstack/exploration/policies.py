@@ -20,7 +20,13 @@ from rlstack.distributions import (
     MultiCategorical,
     TanhNormal,
 )
-from rlstack.exploration.schedules import Constant, Counts, Schedule
+from rlstack.exploration.schedules import (
+    Constant,
+    Counts,
+    RunCounts,
+    Schedule,
+    with_run_counts,
+)
 from rlstack.types import Array, PRNGKey, PyTree
 
 Policy = Callable[[PRNGKey, Distribution, Counts], PyTree]
@@ -40,12 +46,33 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Takes the mode of the distribution."""
+    """Takes the mode of the distribution, or as Atari's evaluations sometimes a random action."""
+
+    epsilon: float = 0.0
+    "Probability of a uniformly random legal action, for discrete actions; see `EpsilonGreedy`."
 
     def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
         """Returns an action, [B, ...]."""
-        del rng_key, counts
+        if self.epsilon:
+            return EpsilonGreedy(self.epsilon)(rng_key, distribution, counts)
         return distribution.mode()
+
+
+@dataclasses.dataclass(frozen=True)
+class After:
+    """Acts as another policy does at fixed counts, whatever the counts of the environments are.
+
+    Frozen agents act so: their schedules stay where their training ended.
+    """
+
+    policy: Policy
+    "The other policy."
+    run_counts: RunCounts
+    "The counts."
+
+    def __call__(self, rng_key: PRNGKey, distribution: Distribution, counts: Counts) -> PyTree:
+        """Returns an action, [B, ...]."""
+        return self.policy(rng_key, distribution, with_run_counts(counts, self.run_counts))
 
 
 def explores(policy: Policy) -> bool:

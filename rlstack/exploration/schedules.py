@@ -23,6 +23,13 @@ class Counts(NamedTuple):
     env_ids: Array | None = None  # [B] int32, environment ids; EpsilonLadder needs them
 
 
+class RunCounts(NamedTuple):
+    """The mean progress of the environments of a run, with which new acting state begins."""
+
+    env_steps: Array | int = 0
+    episodes: Array | int | None = 0  # None if it is not known; counts then stay as they are
+
+
 Schedule = Callable[[Counts], Array]
 Over = Literal["env_steps", "episodes"]
 
@@ -49,17 +56,22 @@ def with_env_ids(state: PyTree, env_ids: Array) -> PyTree:
     return jax.tree.map(replaced, state, is_leaf=lambda node: isinstance(node, Counts))
 
 
-def with_env_steps(state: PyTree, env_steps: int) -> PyTree:
-    """Returns an agent's state with this number of steps in its `Counts`, if it contains any.
+def with_run_counts(state: PyTree, run_counts: RunCounts) -> PyTree:
+    """Returns an agent's state with these counts in its `Counts`, if it contains any.
 
     Args:
       state: pytree of ``[B, ...]``, with or without `Counts`.
-      env_steps: for each environment; schedules then go on from there.
+      run_counts: of each environment; schedules then go on from there.
     """
 
     def replaced(node: PyTree) -> PyTree:
         if isinstance(node, Counts):
-            return node._replace(env_steps=jnp.full_like(node.env_steps, np.int32(env_steps)))
+            counted = {
+                name: jnp.full_like(getattr(node, name), value)
+                for name, value in run_counts._asdict().items()
+                if value is not None
+            }
+            return node._replace(**counted)
         return node
 
     return jax.tree.map(replaced, state, is_leaf=lambda node: isinstance(node, Counts))

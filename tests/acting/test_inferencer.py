@@ -6,8 +6,9 @@ import pytest
 
 from rlstack.acting.inference import InferencerConfig
 from rlstack.acting.inferencer import Inferencer
+from rlstack.exploration import RunCounts
 from rlstack.types import TimeStep
-from tests.agent_cases import FIRST, MID, CountingAgent, assert_close, case, random_timesteps
+from tests.agent_cases import FIRST, LAST, MID, CountingAgent, assert_close, case, random_timesteps
 
 KEY = jax.random.PRNGKey(5)
 
@@ -170,3 +171,27 @@ def test_the_key_moves_on_with_every_call():
 def test_an_interval_below_one_is_refused():
     with pytest.raises(ValueError, match="sync_interval must be at least 1; got 0"):
         InferencerConfig(0)
+
+
+@pytest.mark.parametrize("name", ["r2d2", "dqn"])
+def test_new_state_begins_with_the_counts_of_the_run_and_rows_that_are_reset_keep_theirs(name):
+    c, run = case(name), [RunCounts(25, 3)]
+    source = Source(params=c.params)
+    inferencer = Inferencer(InferencerConfig(), c.agent, source, 3, KEY, run_counts=lambda: run[-1])
+
+    def counted(step_type):  # before the step
+        timestep = random_timesteps(c.setting.obs_spec, step_type)
+        state = inferencer.inference(None, timestep).agent_state
+        counts = getattr(state, "counts", state)
+        return counts.env_steps.tolist(), counts.episodes.tolist(), counts.env_ids.tolist()
+
+    assert counted([FIRST] * 3) == ([25, 25, 25], [3, 3, 3], [0, 1, 2])
+    assert counted([MID, LAST, MID]) == ([26, 26, 26], [3, 3, 3], [0, 1, 2])
+    inferencer.reset(np.array([False, True, True]))  # an actor that acted until now
+    assert counted([MID, FIRST, FIRST]) == ([27, 26, 27], [3, 4, 3], [0, 1, 2])
+    run.append(RunCounts(40, None))
+    inferencer.reset(np.array([False, True, False]))  # one that was away, while the run went on
+    assert counted([MID, FIRST, MID]) == ([28, 40, 28], [3, 4, 3], [0, 1, 2])
+    fresh = Inferencer(InferencerConfig(), c.agent, source, 2, KEY, run_counts=run[-1])
+    state = fresh.save()["table"]
+    assert getattr(state, "counts", state).env_steps.tolist() == [40, 40]

@@ -227,6 +227,41 @@ def test_counts_are_found_and_numbered_anywhere_in_a_state():
     assert ex.with_env_ids((), np.arange(3)) == ()
 
 
+def test_counts_of_a_run_are_set_anywhere_in_a_state():
+    state = {"core": np.ones(3), "inside": (ex.initial_counts(3), None)}
+    found = ex.with_run_counts(state, ex.RunCounts(7, 2))["inside"][0]
+    assert found.env_steps.tolist() == [7] * 3 and found.episodes.tolist() == [2] * 3
+    assert found.env_ids.tolist() == [0, 1, 2] and all(x.dtype == np.int32 for x in found)
+    kept = ex.with_run_counts(found, ex.RunCounts(9, None))  # the episodes are not known
+    assert kept.env_steps.tolist() == [9] * 3 and kept.episodes.tolist() == [2] * 3
+    assert ex.with_run_counts((), ex.RunCounts(7, 2)) == ()
+
+
+@pytest.mark.parametrize("over", ["env_steps", "episodes"])
+def test_after_the_end_of_training_a_schedule_stays_where_it_was(over):
+    values = np.tile([0.0, 1.0], (2000, 1))
+    half = ex.EpsilonGreedy(ex.Linear(1.0, 0.0, 100, over=over, num_envs=10))
+    frozen = ex.After(half, ex.RunCounts(5, 5))  # epsilon is 1/2
+    for made in (0, 50):  # what its environments have made since does not matter
+        drawn = frozen(
+            KEY, dist.Categorical(values), counts(np.full(2000, made), np.full(2000, made))
+        )
+        assert 0.20 < np.mean(drawn == 0) < 0.30
+    assert ex.explores(frozen)
+
+
+def test_greedy_takes_some_random_actions_with_an_epsilon():
+    values = np.tile([0.0, 2.0, 1.0, dist.ILLEGAL], (4000, 1))
+    best = ex.Greedy()(KEY, dist.Categorical(values), counts(np.zeros(4000)))
+    assert (best == 1).all()
+    judged = ex.Greedy(0.3)
+    drawn = judged(KEY, dist.Categorical(values), counts(np.zeros(4000)))
+    shares = [np.mean(drawn == i) for i in range(4)]
+    np.testing.assert_allclose(shares, [0.1, 0.8, 0.1, 0.0], atol=0.02)
+    # A noisy network then acts with its mean weights, as without an epsilon.
+    assert not ex.explores(judged)
+
+
 def test_counts_follow_the_episodes():
     progress = ex.initial_counts(2)
     kinds = [[StepType.FIRST, StepType.FIRST], [StepType.MID, StepType.LAST], [1, 0], [2, 1]]

@@ -43,6 +43,9 @@ def test_earlier_versions_play_as_in_a_single_process(tmp_path):
         assert fused.counted == (single.env_frames, single.learner.version)
         versions = fused._versions["past"]
         np.testing.assert_array_equal(versions.frames, single.players["past"].versions.frames)
+        # They explore as the learner did then, which has four rows.
+        steps = fused.state.acting.given["past"].params.env_steps
+        np.testing.assert_array_equal(steps[versions.slots], versions.frames // 4)
     finally:
         single.close()
     state = fused.state.acting.agent["past"]

@@ -14,7 +14,14 @@ from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.policies.policy import Policy
 from programs.policies.stage import shapes_of
-from programs.policy_sets.members import Division, Member, divide, frozen_experiment, seat_names
+from programs.policy_sets.members import (
+    Division,
+    Member,
+    counts_of,
+    divide,
+    frozen_experiment,
+    seat_names,
+)
 from programs.tracking.run_dir import RunDir
 from rlstack.references import nearest
 from rlstack.storage import checkpoint
@@ -151,6 +158,7 @@ def _newest(member: Member) -> str:
 def _load(entry: Entry, name: str, spec: EnvSpec, greedy: bool) -> Policy:
     """Returns a policy of a run, or of the run that it is frozen from."""
     experiment, path, frames = entry.experiment, entry.path, entry.env_frames
+    after = counts_of(path, experiment)
     policy = name
     if name:
         division: Division = divide(entry.experiment)
@@ -159,10 +167,10 @@ def _load(entry: Entry, name: str, spec: EnvSpec, greedy: bool) -> Policy:
         if member.kind == "fixed":  # it has no params, and acts without exploration
             return Policy(experiment, spec, (), greedy=True)
         if member.kind == "frozen":
-            experiment, path = frozen_experiment(member.cfg), Path(member.cfg.run)
+            (experiment, after), path = frozen_experiment(member.cfg), Path(member.cfg.run)
             policy, frames = member.cfg.run_policy, _frames_of(path)
     params = read_params(path, experiment, spec, policy=policy)
-    return Policy(experiment, spec, params, greedy=greedy, env_frames=frames)
+    return Policy(experiment, spec, params, greedy=greedy, env_frames=frames, after=after)
 
 
 def _frames_of(path: Path) -> int:

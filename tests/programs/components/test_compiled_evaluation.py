@@ -100,6 +100,15 @@ def test_episodes_are_those_of_an_evaluator_that_steps_a_pool(agent, name, optio
     assert same(brief, evaluate(cfg, stepping, params, brief=True))
 
 
+def test_random_actions_are_those_of_an_evaluator_that_steps_a_pool():
+    cfg = experiment("cartpole-dqn", MASKED, rows=6, epsilon=0.5)
+    compiled, stepping, params = made(cfg)
+    found = evaluate(cfg, compiled, params)
+    assert same(found, evaluate(cfg, stepping, params))
+    greedy, _, _ = made(experiment("cartpole-dqn", MASKED, rows=6))
+    assert (evaluate(cfg, greedy, params).returns != found.returns).any()
+
+
 def test_another_key_and_other_params_compile_nothing(compilations):
     cfg = experiment("cartpole-dqn", CHAIN)
     compiled, _, params = made(cfg)

@@ -22,7 +22,7 @@ from rlstack.storage.loggers import InMemoryLogger
 class Desk:
     """A coordinator together with the files that it writes."""
 
-    def __init__(self, tmp_path, start_frames=0, **changes):
+    def __init__(self, tmp_path, start_frames=0, start=None, **changes):
         periods = {"log_period": 100, "checkpoint_period": 250, "frames": 1000, **changes}
         experiment = dataclasses.replace(preset("cartpole-ppo"), topology="heavy_env", **periods)
         evaluator = dataclasses.replace(experiment.evaluator, period=400)
@@ -30,7 +30,7 @@ class Desk:
         self.directory = RunDir.create(tmp_path / "run", "test", 1)
         self.directory.write_config(to_json(experiment))
         self.logger = InMemoryLogger()
-        start = Progress(start_frames)
+        start = start or Progress(start_frames)
         self.coordinator = Coordinator(experiment, self.directory, self.logger, start)
         self.batches = 0
 
@@ -76,6 +76,16 @@ def test_masks_without_a_legal_action_are_the_sum_of_all_actors_and_incarnations
     desk.report(incarnation=1, env_frames=80, env_masks_without_choice=1)
     desk.report("actor/1", env_frames=200, env_masks_without_choice=30)
     assert desk.logged("env/masks_without_choice")[-1] == 3 + 30 + 1
+
+
+def test_episodes_are_counted_over_all_commands_of_a_run(tmp_path):
+    desk = Desk(tmp_path)
+    both = {"actor/episode_return": [5.0, 6.0], "actor/episode_length": [1, 2]}
+    assert desk.report(env_frames=10, logs=both)["episodes"] == 2
+    one_of_several = {"actor/episode_return": [1.0], "left/actor/episode_return": [1.0]}
+    assert desk.report("actor/1", env_frames=10, logs=one_of_several)["episodes"] == 3
+    resumed = Desk(tmp_path / "resumed", start=Progress(20, episodes=3))
+    assert resumed.report(env_frames=10, logs=both)["episodes"] == 5
 
 
 def test_logs_that_are_sent_again_count_once(desk):
@@ -171,7 +181,7 @@ def test_frames_go_on_from_those_of_the_run_that_is_resumed(tmp_path):
     assert answer.pop("train_seconds") > 0
     assert answer == {
         "phase": RUNNING, "env_frames": 600, "checkpoints": 0, "evaluations": 0, "timed_frames": 0,
-        "granted": 256, "learners": {},
+        "episodes": 0, "granted": 256, "learners": {},
     }  # fmt: skip
     assert desk.report(env_frames=399)["phase"] == RUNNING
     assert desk.report(env_frames=400)["phase"] == SAVING

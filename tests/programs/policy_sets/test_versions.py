@@ -2,11 +2,16 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from dm_env import specs
 
 from programs.member_config import HistoryConfig
+from programs.policy_sets.history import VersionedInferencer
 from programs.policy_sets.versions import Versions
+from tests.agent_cases import FIRST, MID, random_timesteps
+from tests.families.test_frozen import Telling
 
 CFG = HistoryConfig(of="learner", period=10, max_versions=4)
 
@@ -89,3 +94,22 @@ def test_a_smaller_history_of_other_rules():
     for at in (10, 20, 30):
         versions.add(at, numbered(at))
     assert list(versions.frames) == [0, 30]
+
+
+def test_a_version_explores_as_the_policy_did_when_it_was_kept():
+    versions = Versions(CFG, np.zeros((), np.int32))
+    new = versions.add(40, np.int32(7))
+    slots = np.array([0, new, new])
+    inferencer = VersionedInferencer(
+        Telling(), versions, lambda begins, _: slots[begins], 3, jax.random.PRNGKey(0), num_envs=4
+    )
+    timestep = random_timesteps(specs.Array((2,), np.float32), [FIRST] * 3)
+    for _ in range(3):  # whatever its rows have acted since
+        params, counts = inferencer.inference(None, timestep).agent_output
+        assert params.tolist() == [0, 7, 7]
+        assert counts.env_steps.tolist() == [0, 10, 10]
+        timestep = timestep._replace(step_type=np.full(3, MID, np.int32))
+    slots[:] = new, 0, new
+    timestep = timestep._replace(step_type=np.full(3, FIRST, np.int32))
+    _, counts = inferencer.inference(None, timestep).agent_output
+    assert counts.env_steps.tolist() == [10, 0, 10]
