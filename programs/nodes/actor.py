@@ -79,7 +79,7 @@ class ActorNode:
         with program.phase(f"making {experiment.env.num_envs:,} environments"):
             processor = make_step_processor(experiment)
             infos = processor is not None
-            seed = env_seed(experiment, self._rank, program.incarnation)
+            seed = env_seed(self._setup.acting_seed, self._rank, program.incarnation)
             pool = make_env(env_config(experiment), seed, step_info=infos)
         with pool as env:
             part.wait()  # the environments were made while the learner compiles
@@ -161,9 +161,9 @@ def env_config(experiment: Experiment) -> EnvConfig:
     return dataclasses.replace(cfg, num_workers=cfg.num_workers or min(cfg.num_envs, share))
 
 
-def env_seed(experiment: Experiment, rank: int, incarnation: int, role: str = "env") -> int:
-    """The first actor's environments are those of a single process."""
-    return role_seed(experiment.seed, f"{role}/{rank}" if rank else role, incarnation)
+def env_seed(seed: int, rank: int, incarnation: int, role: str = "env") -> int:
+    """The first actor's environments are those of a single process with this seed."""
+    return role_seed(seed, f"{role}/{rank}" if rank else role, incarnation)
 
 
 class LearningPart:
@@ -280,7 +280,7 @@ class LearningPart:
             return client, self._service_has_newer if in_rounds else None, lambda: None
         params, close = pull_params(self._setup, self._learner)
         has_newer = params.has_newer if in_rounds and isinstance(params, ParamsPuller) else None
-        key = acting_key(experiment.seed, self._rank, program.incarnation)
+        key = acting_key(self._setup.acting_seed, self._rank, program.incarnation)
         ids_here = np.asarray(experiment.env_ids(self._rank))
         cfg, num_envs = experiment.inferencer, len(ids_here)
         device = actor_device(experiment, self._rank)

@@ -19,6 +19,7 @@ import numpy as np
 from programs import timing
 from programs.components import xla
 from programs.components.agent import make_agent
+from programs.components.seeds import role_seed
 from programs.experiment import Experiment
 from programs.member_config import HistoryConfig
 from programs.nodes.ending import EndedEarlyError, NodeLostError
@@ -109,6 +110,12 @@ class Setup:
     def step(self) -> Transition:
         """The `transition_spec`. Access it once before pickling, so that nodes find it cached."""
         return transition_spec(make_agent(self.experiment, self.spec), self.spec)
+
+    @property
+    def acting_seed(self) -> int:
+        """The seed of what acts: environments and actions of a resumed run are new ones."""
+        seed = self.experiment.seed
+        return role_seed(seed, f"after {self.restored.name}") if self.restored else seed
 
     def run_counts(self, state: ProgramState) -> RunCounts:
         """Returns the mean progress of the policy's environments, as an answered state says."""

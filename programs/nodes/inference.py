@@ -94,7 +94,7 @@ class InferenceNode:
         # The numbers here of each actor's environments.
         here = np.arange(len(ids), dtype=np.int32).reshape(len(ranks), -1)
         self._env_ids = dict(zip(ranks, here, strict=True))
-        key = acting_key(experiment.seed, index, self._program.incarnation)
+        key = acting_key(setup.acting_seed, index, self._program.incarnation)
         cfg = experiment.service
         waits_for_all = experiment.replay.min_actors in (0, program.num_actors)
         if program.pacing == "lock_step" and not experiment.env.wait_num and waits_for_all:

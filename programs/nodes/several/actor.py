@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -84,7 +85,8 @@ class SeveralActorNode:
             if member.kind == "history":
                 self._histories[member.name] = self._history(member, learners)
             elif member.kind != "learning":
-                key = acting_key(member.experiment.seed, rank, self._program.incarnation)
+                own = dataclasses.replace(setup, experiment=member.experiment)
+                key = acting_key(own.acting_seed, rank, self._program.incarnation)
                 self._fixed[member.name] = fixed_inferencer(member, setup.spec, key)
 
     def _history(self, member: Member, learners: Mapping[str, RemoteObject]) -> HistoryPlayer:
@@ -135,13 +137,14 @@ class SeveralActorNode:
         program.report_end()
 
     def _share_games(self) -> SharedPool:
-        experiment, at = self._setup.experiment, (self._rank, self._program.incarnation)
+        experiment, seed = self._setup.experiment, self._setup.acting_seed
+        at = self._rank, self._program.incarnation
         return share_games(
             experiment,
             self._division,
             env_config(experiment),
-            env_seed(experiment, *at),
-            env_seed(experiment, *at, role="seating"),
+            env_seed(seed, *at),
+            env_seed(seed, *at, role="seating"),
         )
 
     def _make_actors(

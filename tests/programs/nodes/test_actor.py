@@ -38,19 +38,29 @@ EXPERIMENT = dataclasses.replace(preset("cartpole-ppo"), seed=7)
 )
 def test_seeds_of_an_actor_are_these_numbers(rank, incarnation, role, seed):
     """The numbers are ``SeedSequence([7, crc32(b"env/2") % 2**31, incarnation])``, of 30 bits."""
-    assert env_seed(EXPERIMENT, rank, incarnation, role) == seed
+    assert env_seed(7, rank, incarnation, role) == seed
 
 
 def test_no_two_actors_play_the_same_environments():
     """Environment i of a pool has the pool's seed plus i."""
     played = [
-        env_seed(EXPERIMENT, rank, incarnation, role) + i
+        env_seed(7, rank, incarnation, role) + i
         for rank in range(8)
         for incarnation in range(3)
         for role in ("env", "seating")
         for i in range(64)
     ]
     assert len(set(played)) == len(played)
+
+
+def test_a_resumed_program_plays_new_episodes():
+    """Of the first command and of two that resume it: environments and actions are others."""
+    setup = Setup(EXPERIMENT, None, None)
+    resumed = [
+        dataclasses.replace(setup, restored=Path(f"/runs/a/checkpoints/step_{frames:012d}"))
+        for frames in (1000, 2000)
+    ]
+    assert [own.acting_seed for own in (setup, *resumed)] == [7, 702907285, 653525068]
 
 
 class Reporting:
