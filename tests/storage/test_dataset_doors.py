@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from dm_env import specs
 
 from rlstack.storage.datasets import Dataset, DatasetError
 from tests.storage.test_dataset import BARE, RICH, write
@@ -110,6 +111,31 @@ def test_columns_that_differ_from_the_header_are_not_mapped(tmp_path, shape, dty
     replace_column(shard, "observation", npy(shape, dtype, b"\x41" * 80), compressed)
     done = use(tmp_path / "d")
     assert "must be float32[5, 2], as the header says" in done.stdout, done.stderr[-500:]
+
+
+def test_integers_outside_of_their_space_are_refused_by_reader_and_writer(tmp_path):
+    header = write(tmp_path / "d", [4])
+    edit(tmp_path / "d", lambda fields: None)
+    actions = np.array([0, 1, 2, 3, 0], np.int32)  # legal: 0, 1, 2
+    shard = tmp_path / "d" / header.shards[0].file
+    replace_column(shard, "action", npy((5,), "<i4", actions.tobytes()))
+    rule = r"action must lie in its space, integers in \[0, 2\]; got 3 at step 3"
+    with pytest.raises(DatasetError, match=rf"shard-00000\.npz: {rule}"):
+        Dataset(tmp_path / "d")
+    narrow = BARE._replace(action=specs.DiscreteArray(2))  # the steps have actions 0, 1, 2
+    with pytest.raises(
+        DatasetError, match=r"DatasetWriter: .*integers in \[0, 1\]; got 2 at step 2"
+    ):
+        write(tmp_path / "e", [4], narrow)
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize("start", [0.5, "1", [1, 2], None])
+def test_a_start_that_is_no_whole_number_is_refused(tmp_path, start):
+    write(tmp_path / "d", [4])
+    edit(tmp_path / "d", lambda fields: set_in(fields, start, "action", "start"))
+    with pytest.raises(DatasetError, match="must be the header of a dataset"):
+        Dataset(tmp_path / "d")
 
 
 @pytest.mark.parametrize("text", ["{'descr': (", "[" * 9000, "{}", "\0", "__import__('os')"])

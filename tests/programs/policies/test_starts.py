@@ -152,6 +152,11 @@ def test_a_served_policy_has_the_environments_own_values(policy):
     for (place, pair), wanted in zip(ROWS, choices(policy, PLACES, PAIRS), strict=True):
         own = {"place": place + 1, "pair": [pair[0] - 4, pair[1] + 7]}
         assert players.act({"observation": own})["action"] == (wanted + MOVE_START).tolist()
+    for place in (0, 1.5, float("nan"), [1, 2, 9]):
+        with pytest.raises(
+            ValueError, match=r"observation\['place'\] must hold integers in \[1, 3"
+        ):
+            players.act({"observation": {"place": place, "pair": [-4, 7]}})
 
 
 def test_a_recording_holds_the_environments_own_values(run, policy, tmp_path):
