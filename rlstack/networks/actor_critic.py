@@ -14,6 +14,7 @@ from rlstack import distributions
 from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import Linear
+from rlstack.networks.precision import in_float32
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import has_critic_state
@@ -91,7 +92,8 @@ def _heads(
     action_spec: PyTree, cfg: NetworkConfig, of_policy: jax.Array, of_value: jax.Array
 ) -> ActorCriticOutput:
     """Maps the features of policy and value, each ``[B, D]``, to the output."""
-    value_head = Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    layer = Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    value_head = in_float32(layer)
     return ActorCriticOutput(
         policy_head(action_spec, of_policy, cfg.policy_log_std), value_head(of_value)[..., 0]
     )
@@ -142,7 +144,8 @@ def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) 
         size = distributions.num_parameters(spec)
         continuous = np.issubdtype(spec.dtype, np.floating)
         num_outputs = size // 2 if continuous else size
-        outputs = Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)(features)
+        layer = Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)
+        outputs = in_float32(layer)(features)
         if not continuous:
             return outputs
         init = hk.initializers.Constant(log_std)

@@ -92,8 +92,8 @@ class NetworkConfig(Checked):
     """Number of layers of the recurrent core, each on top of the one before."""
     dtype: Precision = "float32"
     """Type in which layers compute. bfloat16 is faster on accelerators and halves the memory of
-    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, outputs and losses
-    are float32 in any case."""
+    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, the last layer,
+    outputs and losses are float32 in any case."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
     """The transformer for observations of entities, which replaces torso and core."""
 

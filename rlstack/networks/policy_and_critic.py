@@ -20,6 +20,7 @@ from rlstack import distributions
 from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import Linear
+from rlstack.networks.precision import in_float32
 from rlstack.networks.q_network import q_network
 from rlstack.networks.torsos import observation_features
 from rlstack.stateful_params import TrainingParams
@@ -136,7 +137,7 @@ def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
         features = cfg.encode(obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
-        return Linear(size, w_init=init, name="policy_head")(features)
+        return in_float32(Linear(size, w_init=init, name="policy_head"))(features)
 
     return cfg.feed_forward(forward, obs_spec)
 
@@ -155,6 +156,6 @@ def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfi
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)
-        return Linear(1, w_init=init, name="value_head")(hidden)[..., 0]
+        return in_float32(Linear(1, w_init=init, name="value_head"))(hidden)[..., 0]
 
     return cfg.feed_forward(forward, CriticInput(obs_spec, action_spec))

@@ -15,6 +15,7 @@ from rlstack.checks import WrongKindError
 from rlstack.networks.base import Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import linear
+from rlstack.networks.precision import in_float32
 from rlstack.types import Array, PyTree
 
 
@@ -140,8 +141,8 @@ def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.A
 
     def head(num_rows: int, name: str) -> jax.Array:
         init = hk.initializers.Orthogonal(1.0)
-        outputs = linear(num_rows * num_atoms, noise=cfg.noisy_sigma, w_init=init, name=name)
-        return outputs(features).reshape((*features.shape[:-1], num_rows, num_atoms))
+        layer = linear(num_rows * num_atoms, noise=cfg.noisy_sigma, w_init=init, name=name)
+        return in_float32(layer)(features).reshape((*features.shape[:-1], num_rows, num_atoms))
 
     of_actions = head(num_actions, "value_head")
     if not cfg.duelling:
