@@ -132,15 +132,14 @@ def test_a_log_that_is_no_part_of_the_loss_stops_nothing(name, wrap, minibatches
 
 def test_a_compiled_loop_keeps_an_update_with_such_a_log_and_drops_one_with_infinite_params():
     c = case("dqn")
-    params = quick_jit(c.agent.initial_params)(jax.random.PRNGKey(0))
-    state = c.agent.initial_learner_state(jax.random.PRNGKey(1), params)
-    before = Learning(params, state, jnp.zeros((), jnp.int32))
+    batch, state = c.batch, c.agent.initial_learner_state(jax.random.PRNGKey(1), c.params)
+    before = Learning(c.params, state, jnp.zeros((), jnp.int32))
 
     @quick_jit
     def learn(factor):
         agent = WithLogs(c.agent, {"distance": jnp.inf}, factor, only=True)
         updater = Updater(agent, devices=Devices())
-        return updater.update(before, updater.none(before, c.batch), lambda: c.batch)
+        return updater.update(before, updater.none(before, batch), lambda: batch)
 
     for factor, fails in ((1.0, False), (jnp.inf, True)):
         after, updates, _ = learn(factor)
