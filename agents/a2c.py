@@ -43,7 +43,7 @@ class A2CConfig(PolicyGradientConfig):
         self.require("gae_lambda", 0 <= self.gae_lambda <= 1, "in [0, 1]")
 
 
-@register(A2CConfig, network=actor_critic)
+@register(A2CConfig, network=actor_critic, own_actions=True)
 class A2C(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

@@ -21,25 +21,31 @@ class Entry(NamedTuple):
     offline: bool
     older_runtime: bool
     compares_with_acting: bool
+    own_actions: bool
 
     def check(self, policy: exploration.PolicyConfig, network: NetworkConfig) -> None:
         """Checks what the agent's loss excludes.
 
         Raises:
-          ValueError: actions have other probabilities in acting than in learning.
+          ValueError: actions have other probabilities in acting than in learning, or there is no
+              acting.
         """
-        if not self.compares_with_acting:
-            return
-        why = (
-            f"with {self.agent.__name__}, whose loss compares the probabilities of actions in "
-            "learning with those in acting"
-        )
-        if not policy.is_of_agent:
+        if self.offline and policy != exploration.PolicyConfig():
+            raise ValueError(
+                f"Experiment: policy must keep its defaults with {self.agent.__name__}, which "
+                f"learns from recorded data and does not act in training; got {policy}."
+            )
+        why = f"with {self.agent.__name__}, whose loss "
+        if self.compares_with_acting:
+            why += "compares the probabilities of actions in learning with those in acting"
+        else:
+            why += "assumes that actions are drawn from the agent's own distribution"
+        if (self.compares_with_acting or self.own_actions) and not policy.is_of_agent:
             raise ValueError(
                 f"Experiment: policy.kind must be agent, or sample without warm_up, {why}; got "
                 f"{policy.kind}. Explore with --agent.entropy-cost."
             )
-        if network.norm == "batch":
+        if self.compares_with_acting and network.norm == "batch":
             raise ValueError(
                 f"Experiment: network.norm must not be batch {why}: batch norm gives different "
                 "ones. Use --network.norm batch_renorm or layer."
@@ -63,6 +69,7 @@ def register(
     offline: bool = False,
     older_runtime: bool = True,
     compares_with_acting: bool = False,
+    own_actions: bool = False,
 ) -> Callable[[AgentClass], AgentClass]:
     """Registers the decorated agent: an experiment with this config runs this agent.
 
@@ -76,10 +83,12 @@ def register(
           jaxlib 0.5 aborts on large matrix products of random numbers.
       compares_with_acting: whether the loss has the ratio of an action's probabilities in learning
           and in acting, see `Entry.check`.
+      own_actions: whether the loss assumes actions of the agent's own distribution.
     """
 
     def add(agent: AgentClass) -> AgentClass:
-        AGENTS[config] = Entry(agent, network, policy, offline, older_runtime, compares_with_acting)
+        traits = offline, older_runtime, compares_with_acting, own_actions
+        AGENTS[config] = Entry(agent, network, policy, *traits)
         return agent
 
     return add

@@ -47,7 +47,7 @@ class ReinforceConfig(PolicyGradientConfig):
     deviation 1."""
 
 
-@register(ReinforceConfig, network=actor_critic)
+@register(ReinforceConfig, network=actor_critic, own_actions=True)
 class Reinforce(PolicyGradientAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with an actor-critic network."""
 

@@ -52,11 +52,9 @@ def actor_critic(
     if is_entity_spec(obs_spec):
         cfg.require_for_entities()
         return ragged_transformer(obs_spec, action_spec, cfg.entities)
-    if cfg.noisy_sigma:
-        raise ValueError(
-            "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
-        )
+    _check("actor_critic", cfg, action_spec)
+    if not has_critic_state(obs_spec):
+        cfg.require_unused("observations without an entry critic_state", "critic_input")
 
     heads = functools.partial(_heads, action_spec, cfg)
 
@@ -111,11 +109,8 @@ def policy_network(
     if is_entity_spec(obs_spec):
         cfg.require_for_entities()
         return ragged_policy(obs_spec, action_spec, cfg.entities)
-    if cfg.noisy_sigma:
-        raise ValueError(
-            "policy_network: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
-        )
+    _check("policy_network", cfg, action_spec)
+    cfg.require_unused("a policy without a value", "shared", "critic_input")
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
         return cfg.encode(obs_spec, observation, "torso", is_training)
@@ -130,6 +125,19 @@ def policy_network(
         return head(encode(observation, is_training))
 
     return cfg.feed_forward(forward, obs_spec)
+
+
+def _check(where: str, cfg: NetworkConfig, action_spec: PyTree) -> None:
+    """Raises a ValueError if the network would ignore an option."""
+    if cfg.noisy_sigma:
+        raise ValueError(
+            f"{where}: noisy layers are for networks of action values; got noisy_sigma="
+            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
+        )
+    cfg.require_unused("a policy", "duelling", "num_atoms", "num_cosines")
+    cfg.require_unused("observations that are not of entities", "entities")
+    if not any(np.issubdtype(spec.dtype, np.floating) for spec in jax.tree.leaves(action_spec)):
+        cfg.require_unused("discrete actions", "policy_log_std")
 
 
 def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) -> jax.Array:

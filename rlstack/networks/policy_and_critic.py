@@ -53,9 +53,9 @@ def policy_and_critic(
     Raises:
       ValueError: cfg has a recurrent core or noisy layers.
     """
-    cfg = _checked(cfg, "policy_and_critic")
-    size = distributions.num_parameters(action_spec)
     discrete = isinstance(action_spec, specs.DiscreteArray)
+    cfg = _checked(cfg, "policy_and_critic", discrete=discrete)
+    size = distributions.num_parameters(action_spec)
     critic = (q_network if discrete else _action_critic)(obs_spec, action_spec, cfg)
     return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
 
@@ -116,7 +116,7 @@ def ensemble(network: Network, size: int) -> Network:
     )
 
 
-def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
+def _checked(cfg: NetworkConfig | None, where: str, *, discrete: bool = False) -> NetworkConfig:
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="relu")
     if cfg.core != "none":
         raise ValueError(
@@ -129,6 +129,10 @@ def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
             f"{where}: noisy layers are for networks of action values; got noisy_sigma="
             f"{cfg.noisy_sigma}. Set it to 0; these agents explore by their policy's own noise."
         )
+    cfg.require_unused("a policy and critics", "shared", "critic_input", "policy_log_std")
+    cfg.require_unused("critics", "num_atoms", "num_cosines", "entities")
+    if not discrete:
+        cfg.require_unused("critics of continuous actions", "duelling")
     return cfg
 
 
