@@ -105,7 +105,9 @@ class C51(QLearning):
 
     def means(self, logits: Array) -> Array:
         """Returns the means of the distributions with logits ``[..., N]``, ``[...]``."""
-        return jax.nn.softmax(logits) @ self.atoms(logits.shape[-1])
+        probs, atoms = jax.nn.softmax(logits), self.atoms(logits.shape[-1])
+        # By default GPUs and TPUs round the factors of a product, and these are results.
+        return jnp.matmul(probs, atoms, precision=jax.lax.Precision.HIGHEST)
 
     def atoms(self, num_atoms: int) -> Array:
         """Returns the return of each atom, ``[N]``, evenly spaced."""

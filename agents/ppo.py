@@ -25,6 +25,7 @@ from rlstack.families.policy_gradient import (
     PolicyGradientOutput,
     PolicyGradientState,
     explained_variance,
+    kl_estimate,
     masked_mean,
     standardised,
 )
@@ -216,14 +217,13 @@ class PPO(PolicyGradientAgent, EpochAgent):
 
         entropy_bonus = masked_mean(entropy_cost * parts.entropy, parts.decides)
         loss = policy_loss + cfg.value_cost * value_loss - entropy_bonus
-        kl = ratio - 1 - log_ratio  # Schulman's k3 estimator, always >= 0
         is_clipped = jnp.abs(ratio - 1) > cfg.clip_ratio
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": masked_mean(parts.entropy, parts.decides),
-            "kl": masked_mean(kl, parts.decides),
+            "kl": kl_estimate(log_ratio, parts.decides),
             "clip_fraction": masked_mean(is_clipped, parts.decides),
         }
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from dm_env import specs
 
 from agents.registry import register
 from rlstack import distributions
@@ -40,7 +39,7 @@ from rlstack.exploration import (
 from rlstack.families.policy_gradient import masked_mean
 from rlstack.families.q_learning import preferences
 from rlstack.math import returns, shuffle
-from rlstack.networks import Network, NetworkConfig, q_network
+from rlstack.networks import q_network_without_noise
 from rlstack.optimizers import OptimizerConfig, component_optimizer, optimizer_step
 from rlstack.optimizers.components import Components
 from rlstack.stateful_params import training, weights_of, with_weights
@@ -133,23 +132,7 @@ def behaviour_policy(cfg: PQNConfig, num_envs: int) -> Policy:
     )
 
 
-def network(
-    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
-) -> Network:
-    """Returns a `q_network` without noisy layers, because acting and targets share its values.
-
-    Raises:
-      ValueError: the config asks for noisy layers.
-    """
-    if cfg and cfg.noisy_sigma:
-        raise ValueError(
-            f"PQN: network.noisy_sigma must be 0; got {cfg.noisy_sigma}. PQN explores by epsilon: "
-            "use --agent.epsilon-end."
-        )
-    return q_network(obs_spec, action_spec, cfg)
-
-
-@register(PQNConfig, network=network, policy=behaviour_policy)
+@register(PQNConfig, network=q_network_without_noise, policy=behaviour_policy)
 class PQN(EpochAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values.
 

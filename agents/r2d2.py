@@ -48,7 +48,7 @@ from rlstack.families.q_learning import (
     preferences,
 )
 from rlstack.math import returns
-from rlstack.networks import q_network
+from rlstack.networks import q_network_without_noise
 from rlstack.optimizers import OptimizerConfig
 from rlstack.stateful_params import evaluating, training, weights_of, with_weights
 from rlstack.types import (
@@ -133,7 +133,7 @@ def behaviour_policy(cfg: R2D2Config, num_envs: int) -> Policy:
     return EpsilonGreedy(EpsilonLadder(num_envs, cfg.epsilon_base, cfg.epsilon_alpha))
 
 
-@register(R2D2Config, network=q_network, policy=behaviour_policy)
+@register(R2D2Config, network=q_network_without_noise, policy=behaviour_policy)
 class R2D2(TargetNetworkAgent):
     """The agent; construct it as `rlstack.agent.Agent` says, with a network of action values."""
 

@@ -26,8 +26,14 @@ class Entry(NamedTuple):
         """Checks what the agent's loss excludes.
 
         Raises:
-          ValueError: actions have other probabilities in acting than in learning.
+          ValueError: actions have other probabilities in acting than in learning, or there is no
+              acting.
         """
+        if self.offline and policy != exploration.PolicyConfig():
+            raise ValueError(
+                f"Experiment: policy must keep its defaults with {self.agent.__name__}, which "
+                f"learns from recorded data and does not act in training; got {policy}."
+            )
         if not self.compares_with_acting:
             return
         why = (

@@ -34,6 +34,10 @@ from rlstack.types import (
     TimeStep,
 )
 
+# The logs that say whether an update may be kept. Others inform, and may overflow where these do
+# not.
+_DECISIVE = ("loss", "grad_norm")
+
 
 class Agent(abc.ABC):
     """A stateless learner and actor.
@@ -226,6 +230,23 @@ def gradient_step(
     params, opt_state, logs = agent.apply_gradients(params, learner_state, grads)
     learner_state = agent.update_learner_state(params, learner_state, opt_state)
     return params, learner_state, output._replace(logs={**output.logs, **logs})
+
+
+def is_finite(logs: Logs, params: Params) -> jax.Array:
+    """Returns whether the loss and the norm of the gradients of an update are finite, [] bool.
+
+    If the agent does not log both, the new params must be finite too. Else their check would take a
+    few percent of an update of a small network.
+
+    Args:
+      logs: of the update.
+      params: after it.
+    """
+    found = [logs[name] for name in _DECISIVE if name in logs]
+    if len(found) < len(_DECISIVE):
+        leaves = jax.tree.leaves(params)
+        found += [x for x in leaves if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in found], bool).all()
 
 
 class EpochAgent(Agent):

@@ -55,8 +55,8 @@ class NormalisationConfig(Checked):
     rewards: RewardScale = "none"
     """Whether rewards are divided by the running standard deviation of rewards, or of discounted
     returns. They stay as they are while its square is below 1e-8: all are equal."""
-    return_discount: float = 0.99
-    """Discount of the returns that the option rewards=return uses."""
+    return_discount: float | None = None
+    """Discount of the returns that the option rewards=return uses. None takes the agent's."""
     reward_scale: float = 1.0
     """Factor on rewards."""
     reward_clip: float = 0.0
@@ -65,7 +65,8 @@ class NormalisationConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("observation_clip", self.observation_clip > 0, "positive")
-        self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
+        if self.return_discount is not None:
+            self.require("return_discount", 0 <= self.return_discount <= 1, "in [0, 1]")
         self.require_at_least(0, "reward_clip")
 
 
@@ -107,6 +108,18 @@ class Normalised(Wrapped):
         self._counts_returns = cfg.rewards == "return"
         own = getattr(agent.network, "standardiser", None)
         self._standardiser = own or _by_entry(agent.obs_spec)
+        self._discount = self._discount_of_returns() if self._counts_returns else 0.0
+
+    def _discount_of_returns(self) -> Any:
+        own = self.normalisation.return_discount
+        found = getattr(self.agent.cfg, "discount", None) if own is None else own
+        if found is None:
+            raise ValueError(
+                "NormalisationConfig: return_discount must be given with rewards=return if the "
+                f"agent has no discount, such as {type(self.agent).__name__}; got None. Add "
+                "--normalisation.return-discount."
+            )
+        return found
 
     def initial_params(self, rng_key: PRNGKey) -> NormalisedParams:
         """Returns the agent's newly initialised parameters, and empty statistics."""
@@ -194,7 +207,7 @@ class Normalised(Wrapped):
         return learner_state._replace(pending=pending), batch._replace(trajectory=trajectory)
 
     def _returns(self, state: NormalisedState, timestep: TimeStep) -> Array:
-        return state.discounted_return * self.normalisation.return_discount + timestep.reward
+        return state.discounted_return * self._discount + timestep.reward
 
     def _seen(self, statistics: Statistics, timestep: TimeStep) -> TimeStep:
         """Returns normalised steps."""

@@ -252,14 +252,12 @@ def actor_critic_loss(
     entropy = masked_mean(unrolled.entropy, mask)
     loss = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
     explained = explained_variance(unrolled.value[:-1], targets, mask)
-    # Schulman's k3 estimator of the distance from the behaviour policy to the learner's policy.
-    kl = masked_mean(jnp.exp(unrolled.log_rhos) - 1 - unrolled.log_rhos, mask)
     return loss, {
         "loss": loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
-        "kl": kl,
+        "kl": kl_estimate(unrolled.log_rhos, mask),
         "explained_variance": jax.lax.stop_gradient(explained),
     }
 
@@ -289,6 +287,21 @@ def weighted_as_acted(unrolled: Unrolled, advantages: Array, targets: Array) -> 
 def masked_mean(x: Array, mask: Array) -> Array:
     """Returns the mean of ``x`` where ``mask`` is True; 0 if it is True nowhere."""
     return jnp.where(mask, x, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def kl_estimate(log_ratios: Array, mask: Array) -> Array:
+    """Estimates the KL divergence of the learner's policy from the one that acted, [] float32.
+
+    It is the mean of Schulman's k3, ``exp(x) - 1 - x`` >= 0 (http://joschu.net/blog/kl-approx.html).
+    Larger log ratios count as 20: an action that the old policy took with density exp(-100), which
+    losses with clipped ratios bear, would make the mean infinite.
+
+    Args:
+      log_ratios: log probability by the learner's policy minus that by the one that acted.
+      mask: where to take the mean.
+    """
+    x = jnp.minimum(log_ratios, 20.0)
+    return masked_mean(jnp.exp(x) - 1 - x, mask)
 
 
 def explained_variance(values: Array, targets: Array, mask: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlstack.agent import Agent
+from rlstack.agent import Agent, is_finite
 from rlstack.fused.devices import Devices
 from rlstack.types import Array, Batch, LearnerState, Params
 
@@ -91,10 +91,8 @@ class Updater:
             divided = self._devices.divided
             return Batch(divided(batch.trajectory, 1), divided(batch.weights, 0))
 
-        after, logs, priorities = self._step(learning, make())
-        fails = jnp.zeros((), bool)
-        if self._check_finite:
-            fails = ~jnp.isfinite(logs).all()
+        after, logs, finite, priorities = self._step(learning, make())
+        fails = ~finite if self._check_finite else jnp.zeros((), bool)
         learned = ~fails
         if active is not None:
             active = jnp.asarray(active) & ~updates.failed
@@ -110,14 +108,17 @@ class Updater:
         )
         return _where(learned, after, learning), updates, priorities
 
-    def _make(self, learning: Learning, batch: Batch) -> tuple[Learning, Array, Array | None]:
+    def _make(
+        self, learning: Learning, batch: Batch
+    ) -> tuple[Learning, Array, Array, Array | None]:
         params, learner_state, output = self._agent.learner_step(
             learning.params, learning.learner_state, batch
         )
         self.names = tuple(output.logs)  # the same in every trace
         logs = [jnp.mean(jnp.asarray(x, jnp.float32)) for x in output.logs.values()]
         after = Learning(params, learner_state, learning.version + 1)
-        return after, jnp.array(logs, jnp.float32).reshape(len(logs)), output.priorities
+        finite = is_finite(output.logs, params)
+        return after, jnp.array(logs, jnp.float32), finite, output.priorities
 
 
 def _where(condition: Array, new: Any, old: Any) -> Any:

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from rlstack.fused.acting import Acting, Actors, Tally
 from rlstack.fused.learning import Learning, Updater, Updates
 from rlstack.fused.packed import PackedSteps
-from rlstack.fused.sum_tree import SumTree
+from rlstack.fused.sum_tree import SumTree, scaled
 from rlstack.replay import ReplayConfig
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import PRIORITY_FLOOR
 from rlstack.types import Array, Batch, PRNGKey, StepType, Transition
 
+_FEW = 1 << 22  # so many cells are drawn by 32 bits with equal probabilities, up to 0.1 %
 _FINEST = 1000  # samples_per_insert and its tolerance are taken as fractions of at most this
 
 
@@ -307,14 +308,17 @@ class Ring:
     def _uniform(self, rng_key: PRNGKey, other_key: PRNGKey, valid: Array, filled: Array) -> Array:
         """Draws cells with items: two for each place of the batch, then others as needed.
 
-        The probabilities of n cells differ by a factor of at most 1 + n / 2^32.
+        The probabilities of n cells differ by a factor of at most 1 + n / 2^32, and by less if n
+        may be above 2^22.
         """
-        size = self._cfg.batch_size
+        size, end = self._cfg.batch_size, filled.astype(jnp.uint32)
 
         def draw(key: PRNGKey, *shape: int) -> Array:
             # jax.random.randint calls the generator three times, which takes some us more.
-            bits = jax.random.bits(key, shape, jnp.uint32)
-            return (bits % filled.astype(jnp.uint32)).astype(jnp.int32)
+            if valid.size <= _FEW:
+                return (jax.random.bits(key, shape, jnp.uint32) % end).astype(jnp.int32)
+            bits, more_bits = jax.random.bits(key, (2, *shape), jnp.uint32)
+            return scaled(bits, end, more_bits).astype(jnp.int32)
 
         def missing(carry: Any) -> Any:
             return ~valid[carry[1]].all()

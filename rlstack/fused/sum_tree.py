@@ -50,27 +50,62 @@ class SumTree:
 
     def draw(self, levels: tuple[Array, ...], rng_key: PRNGKey, count: int) -> Array:
         """Returns leaves, drawn with replacement, ``[count]`` int32."""
-        ends = jnp.cumsum(levels[-1])
-        points = jax.random.uniform(rng_key, (count,)) * ends[-1]
-        points = jnp.minimum(points, jnp.nextafter(ends[-1], jnp.zeros(())))
+        return self.find(levels, jax.random.bits(rng_key, (len(levels), count), jnp.uint32))
+
+    def find(self, levels: tuple[Array, ...], bits: Array) -> Array:
+        """Returns the leaves that random bits choose, ``[n]`` int32.
+
+        Each level chooses by bits of its own. One point in ``[0, total)`` for all levels would have
+        the 24 bits of float32: of a million equal leaves, some would be drawn 7 % too often.
+
+        Args:
+          levels: of the tree.
+          bits: ``[levels, n]`` uint32, for the top level first.
+        """
+        parts = _parts(levels[-1])
+        ends = jnp.cumsum(parts)
+        points = scaled(bits[0], ends[-1])
         nodes = jnp.searchsorted(ends, points, side="right")
-        points = points - jnp.where(nodes > 0, ends[nodes - 1], 0.0)
-        for level in reversed(levels[:-1]):
-            sums = jnp.cumsum(level.reshape(-1, _FAN)[nodes], axis=1)
-            child = _interval(sums, points)
-            before = jnp.take_along_axis(sums, jnp.maximum(child - 1, 0)[:, None], axis=1)[:, 0]
-            points = points - jnp.where(child > 0, before, 0.0)
-            nodes = nodes * _FAN + child
+        for level, own_bits in zip(reversed(levels[:-1]), bits[1:], strict=True):
+            ends = jnp.cumsum(_parts(level.reshape(-1, _FAN)[nodes]), axis=1)
+            points = scaled(own_bits, ends[:, -1])
+            nodes = nodes * _FAN + (ends <= points[:, None]).sum(axis=1)
         return nodes.astype(jnp.int32)
 
 
-def _interval(ends: Array, points: Array) -> Array:
-    """Returns the interval ``[n]`` that each point is in.
+def _parts(masses: Array) -> Array:
+    """Returns masses ``[..., n]`` in units of 2^-31 of their sum, uint32.
+
+    Sums of integers have no rounding errors. What is lost is a share of less than 2^-31.
+    """
+    total = jnp.maximum(masses.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    return (masses / total * 2.0**31).astype(jnp.uint32)
+
+
+def scaled(bits: Array, end: Array, more_bits: Array | None = None) -> Array:
+    """Returns integers in ``[0, end)``, as random as the bits: ``bits * end / 2^32``.
+
+    A value has up to ``bits * end / 2^32 + 1`` of the bit patterns, so the probabilities of ``n``
+    values differ by a factor of at most ``1 + n / 2^32``, or with more bits ``1 + n / 2^64``.
 
     Args:
-      ends: ``[n, k]``, the ends of the intervals, which may be empty.
-      points: ``[n]``. Rounding may have moved one beyond the last end; it then belongs to the last
-        interval that is not empty.
+      bits: uint32.
+      end: uint32, broadcast to the shape of the bits.
+      more_bits: uint32, those after ``bits``.
     """
-    points = jnp.minimum(points, jnp.nextafter(ends[:, -1], jnp.zeros(())))
-    return (ends <= points[:, None]).sum(axis=1)
+    high, low = _product(bits, end)
+    if more_bits is None:
+        return high
+    carry = low + _product(more_bits, end)[0] < low  # the sum is taken modulo 2^32
+    return high + carry.astype(jnp.uint32)
+
+
+def _product(x: Array, y: Array) -> tuple[Array, Array]:
+    """Returns the upper and the lower 32 bits of the products of uint32; JAX has no uint64."""
+    half = jnp.uint32(16)
+    mask = jnp.uint32(0xFFFF)
+    x_high, x_low, y_high, y_low = x >> half, x & mask, y >> half, y & mask
+    cross, other = x_high * y_low, x_low * y_high
+    carry = ((x_low * y_low) >> half) + (cross & mask) + (other & mask)
+    high = x_high * y_high + (cross >> half) + (other >> half) + (carry >> half)
+    return high, x * y

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from rlstack.agent import EpochAgent
+from rlstack.agent import EpochAgent, is_finite
 from rlstack.devices import by_device
 from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
@@ -53,7 +53,7 @@ class CallByMinibatch:
         before = params, learner_state
         prepared, votes = self._prepare(*before, *self._inputs(placed))
         if votes is not None and not np.asarray(votes)[:, 0].all():
-            return Updated(*before, before, dict, None, votes)
+            return Updated(*before, before, lambda: ({}, True), None, votes)
         return self._go_over(prepared, before)._replace(votes=votes)
 
     def compiled(self, params: Params, learner_state: LearnerState, placed: Any) -> dict[str, int]:
@@ -86,11 +86,11 @@ class CallByMinibatch:
             params, learner_state = after
         params, learner_state = self._finish(params, learner_state)
 
-        def on_host() -> Logs:
+        def on_host() -> tuple[Logs, bool]:
             logs = jax.tree.map(_mean, *all_logs) | _on_host(prepared.logs)
             if agent.may_stop:
                 logs["minibatches"] = np.float32(len(all_logs))
-            return logs
+            return logs, bool(is_finite(logs, params))
 
         return Updated(params, learner_state, before, on_host, None)
 

@@ -26,12 +26,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from rlstack.agent import Agent, EpochAgent, gradient_step
+from rlstack.agent import Agent, EpochAgent, gradient_step, is_finite
 from rlstack.devices import by_device
 from rlstack.devices.packing import Layout
 from rlstack.devices.placement import AXIS, Placement
 from rlstack.learning.by_share import by_share, own_rows, summed_over_devices
-from rlstack.learning.update import OneCall, Updated, fetch, layer_forms, mean_logs, select
+from rlstack.learning.update import (
+    OneCall,
+    Updated,
+    fetch,
+    layer_forms,
+    mean_logs,
+    select,
+)
 from rlstack.types import Array, Batch, LearnerOutput, LearnerState, Logs, Params, PyTree
 
 NUM_VOTES = 4
@@ -62,7 +69,7 @@ class DividedUpdate:
           agent: one whose networks `can_be_divided`.
           params: of the agent, for their size.
           placement: the devices.
-          check_finite: whether an update with NaN or infinite logs changes nothing.
+          check_finite: whether an update that is not finite changes nothing.
         """
         self._placement, self._check_finite = placement, check_finite
         self._devices = placement.mesh.size
@@ -133,10 +140,11 @@ class DividedUpdate:
         with layer_forms(self._agent):
             *after, output, votes = step(layout, params, learner_state, packed)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
-        logs = mean_logs(output.logs)
+        finite = is_finite(output.logs, after[0])
+        logs = mean_logs(output.logs, finite)
         keep = jnp.all(votes[:, 0] != 0)
         if self._check_finite:
-            keep &= jnp.isfinite(logs).all()
+            keep &= finite
         params, learner_state = select(keep, tuple(after), (params, learner_state))
         return params, learner_state, (logs, votes), output.priorities
 

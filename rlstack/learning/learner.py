@@ -69,7 +69,8 @@ class LearnerConfig(Checked):
     after another. The update stays the same, except for the order of sums. Raise it if a batch does
     not fit into the device's memory; each update then runs the network forward twice."""
     check_finite: bool = True
-    """Whether a NaN or infinite loss stops the run. Its inputs are saved for `rlstack rerun`."""
+    """Whether an update whose loss or gradient is NaN or infinite stops the run. Its inputs are
+    saved for `rlstack rerun`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +85,7 @@ class LearnerConfig(Checked):
 
 
 class NonFiniteError(ArithmeticError):
-    """An update gave NaN or infinite logs; the attributes allow running it again.
+    """The loss or gradient of an update is NaN or infinite; the attributes allow running it again.
 
     Attributes:
       before: {"params", "learner_state"} from before the update.
@@ -177,7 +178,8 @@ class Learner(Node):
         After it returns, the sample's arrays are not read any more and may be overwritten.
 
         Raises:
-          NonFiniteError: a log is NaN or infinite; params and learner state are as before.
+          NonFiniteError: the loss, the gradient or the new params are NaN or infinite; params and
+              learner state are as before. Other logs may be.
         """
         placed = self._update.place(sample.batch)
         started = self._start(placed, sample.batch, sample.keys)
@@ -232,11 +234,11 @@ class Learner(Node):
         """Waits for an update; returns its logs and sends its priorities."""
         updated = started.updated
         begun = time.perf_counter()
-        logs = updated.fetch()  # on the host, so that a single device has finished
+        logs, finite = updated.fetch()  # on the host, so that a single device has finished
         if self._placement.several:
             jax.block_until_ready(self.params)
         self._device_seconds += time.perf_counter() - begun
-        if self._cfg.check_finite and not all(map(math.isfinite, logs.values())):
+        if self._cfg.check_finite and not finite:
             self.version -= 1
             self.params, self.learner_state = before = updated.before
             raise non_finite(logs, before, started.batch, self.version)
@@ -385,7 +387,7 @@ def non_finite(logs: Logs, before: tuple, batch: Batch, version: int) -> NonFini
       batch: it learned from.
       version: number of updates before it.
     """
-    bad = [name for name, value in logs.items() if not math.isfinite(value)]
+    bad = [name for name, value in logs.items() if not math.isfinite(value)] or ["params"]
     params, learner_state = before
     return NonFiniteError(
         f"Learner: update {version + 1} gave non-finite {', '.join(sorted(bad))}. The params "

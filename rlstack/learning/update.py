@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlstack.agent import Agent, EpochAgent
+from rlstack.agent import Agent, EpochAgent, is_finite
 from rlstack.devices.placement import Placement
 from rlstack.networks.layers import forms
 from rlstack.types import Batch, LearnerState, Logs, Params, PyTree
@@ -25,7 +25,8 @@ class Updated(NamedTuple):
     params: Params
     learner_state: LearnerState
     before: tuple[Params, LearnerState]  # for an update that fails
-    fetch: Callable[[], Logs]  # waits for the logs, as numpy scalars
+    # Waits for the logs, as numpy scalars, and for whether the update is finite.
+    fetch: Callable[[], tuple[Logs, bool]]
     priorities: jax.Array | None  # [B]
     votes: jax.Array | None = None  # [devices, n] int32, if the update carries them
 
@@ -64,7 +65,7 @@ class OneCall:
         Args:
           agent: learns by its ``learner_step``.
           placement: the devices; XLA divides the update over several.
-          check_finite: whether an update with NaN or infinite logs changes nothing.
+          check_finite: whether an update that is not finite changes nothing.
         """
         self._agent, self._placement, self._check_finite = agent, placement, check_finite
         self._names: list[str] = []
@@ -97,9 +98,10 @@ class OneCall:
         with layer_forms(self._agent):
             *after, output = self._agent.learner_step(params, learner_state, batch)
         self._names[:] = output.logs  # runs during tracing: the names of the compiled function
-        logs = mean_logs(output.logs)
+        finite = is_finite(output.logs, after[0])
+        logs = mean_logs(output.logs, finite)
         # Also if all is kept: a state that is an argument would be returned as it is, not copied.
-        keep = jnp.isfinite(logs).all() if self._check_finite else True
+        keep = finite if self._check_finite else True
         params, learner_state = select(keep, tuple(after), before)
         return params, learner_state, logs, output.priorities
 
@@ -125,14 +127,20 @@ def layer_forms(agent: Agent) -> contextlib.AbstractContextManager[None]:
     return forms.in_loop() if isinstance(agent, EpochAgent) else contextlib.nullcontext()
 
 
-def mean_logs(logs: Logs) -> jax.Array:
-    """Returns the mean of each log, ``[n]`` float32."""
-    return jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in logs.values()])
+def mean_logs(logs: Logs, *others: jax.Array) -> jax.Array:
+    """Returns the mean of each log, and other scalars after them, ``[n]`` float32."""
+    scalars = (*logs.values(), *others)
+    return jnp.array([jnp.mean(jnp.asarray(x, jnp.float32)) for x in scalars], jnp.float32)
 
 
-def fetch(names: Sequence[str], logs: jax.Array) -> Logs:
-    """Returns logs by name, as numpy scalars; waits for them."""
-    return dict(zip(names, np.asarray(logs), strict=True))
+def fetch(names: Sequence[str], logs: jax.Array) -> tuple[Logs, bool]:
+    """Waits for the logs and, after them, whether the update is finite.
+
+    Returns:
+      The logs by name, as numpy scalars, and whether it is.
+    """
+    *scalars, finite = np.asarray(logs)
+    return dict(zip(names, scalars, strict=True)), bool(finite)
 
 
 def select(condition: jax.Array | bool, new: PyTree, old: PyTree) -> PyTree:

@@ -38,6 +38,7 @@ from rlstack.networks.q_network import (
     distributional_q_network,
     implicit_q_network,
     q_network,
+    q_network_without_noise,
 )
 from rlstack.networks.ragged.config import (
     RaggedTransformerConfig,
@@ -96,6 +97,7 @@ __all__ = [
     "observation_features",
     "policy_and_critic",
     "q_network",
+    "q_network_without_noise",
     "ragged_policy",
     "ragged_transformer",
     "recurrent",

@@ -14,6 +14,7 @@ from rlstack import distributions
 from rlstack.networks.base import ActorCriticOutput, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import Linear
+from rlstack.networks.precision import in_float32
 from rlstack.networks.ragged.entity_layout import is_entity_spec
 from rlstack.networks.ragged.transformer import ragged_policy, ragged_transformer
 from rlstack.networks.torsos import has_critic_state
@@ -51,11 +52,9 @@ def actor_critic(
     if is_entity_spec(obs_spec):
         cfg.require_for_entities()
         return ragged_transformer(obs_spec, action_spec, cfg.entities)
-    if cfg.noisy_sigma:
-        raise ValueError(
-            "actor_critic: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
-        )
+    _check("actor_critic", cfg, action_spec)
+    if not has_critic_state(obs_spec):
+        cfg.require_unused("observations without an entry critic_state", "critic_input")
 
     heads = functools.partial(_heads, action_spec, cfg)
 
@@ -91,7 +90,8 @@ def _heads(
     action_spec: PyTree, cfg: NetworkConfig, of_policy: jax.Array, of_value: jax.Array
 ) -> ActorCriticOutput:
     """Maps the features of policy and value, each ``[B, D]``, to the output."""
-    value_head = Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    layer = Linear(1, w_init=hk.initializers.Orthogonal(1.0), name="value_head")
+    value_head = in_float32(layer)
     return ActorCriticOutput(
         policy_head(action_spec, of_policy, cfg.policy_log_std), value_head(of_value)[..., 0]
     )
@@ -109,11 +109,8 @@ def policy_network(
     if is_entity_spec(obs_spec):
         cfg.require_for_entities()
         return ragged_policy(obs_spec, action_spec, cfg.entities)
-    if cfg.noisy_sigma:
-        raise ValueError(
-            "policy_network: noisy layers are for networks of action values; got noisy_sigma="
-            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
-        )
+    _check("policy_network", cfg, action_spec)
+    cfg.require_unused("a policy without a value", "shared", "critic_input")
 
     def encode(observation: PyTree, is_training: bool) -> jax.Array:
         return cfg.encode(obs_spec, observation, "torso", is_training)
@@ -130,6 +127,19 @@ def policy_network(
     return cfg.feed_forward(forward, obs_spec)
 
 
+def _check(where: str, cfg: NetworkConfig, action_spec: PyTree) -> None:
+    """Raises a ValueError if the network would ignore an option."""
+    if cfg.noisy_sigma:
+        raise ValueError(
+            f"{where}: noisy layers are for networks of action values; got noisy_sigma="
+            f"{cfg.noisy_sigma}. Set it to 0, or use an agent such as dqn."
+        )
+    cfg.require_unused("a policy", "duelling", "num_atoms", "num_cosines")
+    cfg.require_unused("observations that are not of entities", "entities")
+    if not any(np.issubdtype(spec.dtype, np.floating) for spec in jax.tree.leaves(action_spec)):
+        cfg.require_unused("discrete actions", "policy_log_std")
+
+
 def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) -> jax.Array:
     """Maps features ``[B, D]`` to the parameters of the action distribution, ``[B, n]``.
 
@@ -142,7 +152,8 @@ def policy_head(action_spec: PyTree, features: jax.Array, log_std: float = 0.0) 
         size = distributions.num_parameters(spec)
         continuous = np.issubdtype(spec.dtype, np.floating)
         num_outputs = size // 2 if continuous else size
-        outputs = Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)(features)
+        layer = Linear(num_outputs, w_init=hk.initializers.Orthogonal(0.01), name=name)
+        outputs = in_float32(layer)(features)
         if not continuous:
             return outputs
         init = hk.initializers.Constant(log_std)

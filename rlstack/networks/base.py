@@ -7,7 +7,7 @@ functions to `from_functions`. `rlstack.networks.adapters` takes models of Flax 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
@@ -42,7 +42,8 @@ Apply = Callable[[PRNGKey | None, Params, TimeStep, AgentState], tuple[PyTree, A
 class Network(NamedTuple):
     """Pure functions of explicit params and state.
 
-    ``rng_key`` may be None for networks without random numbers.
+    ``rng_key`` may be None for networks without random numbers. Outputs are float32, because the
+    losses compute in their type; the functions of this module see to it.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -83,7 +84,7 @@ def from_functions(
     Args:
       init: ``(rng_key, observation [B, ...]) -> params``.
       apply: ``(params, rng_key, observation [B, ...]) -> output``, a pytree of ``[B, ...]``. The
-          key may be None.
+          key may be None. Floats of another type are cast to float32.
       obs_spec: pytree of ``dm_env.specs`` of one observation.
     """
 
@@ -93,13 +94,13 @@ def from_functions(
     def apply_once(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
-        return apply(params, rng_key, timestep.observation), state
+        return as_float32(apply(params, rng_key, timestep.observation)), state
 
     def unroll(
         rng_key: PRNGKey | None, params: Params, timestep: TimeStep, state: AgentState
     ) -> tuple[PyTree, AgentState]:
         merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
-        output = apply(params, rng_key, merged)
+        output = as_float32(apply(params, rng_key, merged))
         leading = timestep.step_type.shape
         return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), state
 
@@ -127,7 +128,7 @@ def recurrent(
         hidden, state = hk.dynamic_unroll(
             hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
         )
-        return hk.BatchApply(decode)(hidden, timestep.observation), state
+        return as_float32(hk.BatchApply(decode)(hidden, timestep.observation)), state
 
     transformed = hk.transform(forward)
     state_function = hk.transform(lambda batch_size: core().initial_state(batch_size))
@@ -151,6 +152,15 @@ def recurrent(
         return jax.tree.map(lambda x: x[0], output), state
 
     return Network(init, apply, unroll, initial_state)
+
+
+def as_float32(output: PyTree) -> PyTree:
+    """Returns an output with all floats as float32: a loss in bfloat16 would have 8 bits."""
+
+    def cast(x: Any) -> Any:
+        return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, output)
 
 
 def dummy_timestep(obs_spec: PyTree, batch_size: int = 1) -> TimeStep:

@@ -55,7 +55,7 @@ class NetworkConfig(Checked):
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the dense layers. Convolutional torsos use the last one as their output size."""
     activation: Activation = "tanh"
-    """Activation of the dense layers."""
+    """Activation of the dense layers. Those after convolutions have relu."""
     norm: Norm = "none"
     """Norm between the weights and the activation of each dense layer before the heads: layer,
     batch, or batch_renorm. Both kinds of batch norm use running statistics in acting, evaluation
@@ -98,8 +98,8 @@ class NetworkConfig(Checked):
     """Number of layers of the recurrent core, each on top of the one before."""
     dtype: Precision = "float32"
     """Type in which layers compute. bfloat16 is faster on accelerators and halves the memory of
-    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, outputs and losses
-    are float32 in any case."""
+    activations; on most CPUs it is slower. Params, layer norm, recurrent cores, the last layer,
+    outputs and losses are float32 in any case."""
     entities: RaggedTransformerConfig = RaggedTransformerConfig()
     """The transformer for observations of entities, which replaces torso and core."""
 
@@ -131,9 +131,14 @@ class NetworkConfig(Checked):
 
     def require_for_entities(self) -> None:
         """Raises a ValueError if an option does not exist for observations of entities."""
-        for field in ("core", "norm", "dropout", "skip", "spectral_norm", "dtype", "image_axes"):
+        unused = {field.name for field in dataclasses.fields(self)} - {"entities", "scale_pixels"}
+        self.require_unused("observations of entities", *sorted(unused))
+
+    def require_unused(self, what: str, *fields: str) -> None:
+        """Raises a ValueError if one of these options is given: ``what`` has no use for it."""
+        for field in fields:
             value, usual = getattr(self, field), getattr(NetworkConfig, field)
-            self.require(field, value == usual, f"{usual} for observations of entities")
+            self.require(field, value == usual, f"{usual} for {what}, which has no use for it")
 
     def feed_forward(self, forward: Callable[..., PyTree], obs_spec: PyTree) -> Network:
         """Makes a network of a function of an observation ``[B, ...]`` and ``is_training``."""

@@ -20,6 +20,7 @@ from rlstack import distributions
 from rlstack.networks.base import Apply, Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import Linear
+from rlstack.networks.precision import in_float32
 from rlstack.networks.q_network import q_network
 from rlstack.stateful_params import TrainingParams
 from rlstack.types import AgentState, Array, Params, PRNGKey, PyTree, TimeStep
@@ -51,9 +52,9 @@ def policy_and_critic(
     Raises:
       ValueError: cfg has a recurrent core or noisy layers.
     """
-    cfg = _checked(cfg, "policy_and_critic")
-    size = distributions.num_parameters(action_spec)
     discrete = isinstance(action_spec, specs.DiscreteArray)
+    cfg = _checked(cfg, "policy_and_critic", discrete=discrete)
+    size = distributions.num_parameters(action_spec)
     critic = (q_network if discrete else _action_critic)(obs_spec, action_spec, cfg)
     return PolicyAndCritic(_policy(obs_spec, size, cfg), critic)
 
@@ -114,7 +115,7 @@ def ensemble(network: Network, size: int) -> Network:
     )
 
 
-def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
+def _checked(cfg: NetworkConfig | None, where: str, *, discrete: bool = False) -> NetworkConfig:
     cfg = cfg or NetworkConfig(hidden_sizes=(256, 256), activation="relu")
     if cfg.core != "none":
         raise ValueError(
@@ -127,6 +128,10 @@ def _checked(cfg: NetworkConfig | None, where: str) -> NetworkConfig:
             f"{where}: noisy layers are for networks of action values; got noisy_sigma="
             f"{cfg.noisy_sigma}. Set it to 0; these agents explore by their policy's own noise."
         )
+    cfg.require_unused("a policy and critics", "shared", "critic_input", "policy_log_std")
+    cfg.require_unused("critics", "num_atoms", "num_cosines", "entities")
+    if not discrete:
+        cfg.require_unused("critics of continuous actions", "duelling")
     return cfg
 
 
@@ -135,7 +140,7 @@ def _policy(obs_spec: PyTree, size: int, cfg: NetworkConfig) -> Network:
         features = cfg.encode(obs_spec, observation, "torso", is_training)
         # Near zero, so that the initial policy prefers no action.
         init = hk.initializers.Orthogonal(0.01)
-        return Linear(size, w_init=init, name="policy_head")(features)
+        return in_float32(Linear(size, w_init=init, name="policy_head"))(features)
 
     return cfg.feed_forward(forward, obs_spec)
 
@@ -154,6 +159,6 @@ def _action_critic(obs_spec: PyTree, action_spec: specs.Array, cfg: NetworkConfi
             init = hk.initializers.Orthogonal(np.sqrt(2))
             hidden = jax.nn.relu(Linear(cfg.hidden_sizes[-1], w_init=init)(joined))
         init = hk.initializers.Orthogonal(1.0)
-        return Linear(1, w_init=init, name="value_head")(hidden)[..., 0]
+        return in_float32(Linear(1, w_init=init, name="value_head"))(hidden)[..., 0]
 
     return cfg.feed_forward(forward, CriticInput(obs_spec, action_spec))

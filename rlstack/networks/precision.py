@@ -1,27 +1,30 @@
-"""Mixed precision: layers compute in bfloat16; params and outputs are float32.
+"""Mixed precision: layers compute in bfloat16; params, heads and outputs are float32.
 
 Micikevicius et al. (2018), https://arxiv.org/abs/1710.03740, keep the params in float32 and compute
-with copies of less precision. bfloat16 has the range of float32, so losses need no scaling.
+with copies of less precision. bfloat16 has the range of float32, so losses need no scaling. It has
+8 significant bits: values near 100 would be multiples of 0.5, so heads compute in float32.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, ParamSpec
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, ParamSpec
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
 
+from rlstack.networks.base import as_float32
 from rlstack.networks.layers.convolution import Conv2D
 from rlstack.networks.layers.linear import Linear, NoisyLinear
 from rlstack.types import PyTree
 
 Precision = Literal["float32", "bfloat16"]
 _Arguments = ParamSpec("_Arguments")
+_LAYERS = (hk.Linear, Linear, NoisyLinear, Conv2D)  # those that compute in less precision
 
 
 def in_precision(
@@ -40,21 +43,34 @@ def in_precision(
         return forward
     low = getattr(jnp, precision)
     policies = {
-        **dict.fromkeys(
-            (hk.Linear, Linear, NoisyLinear, Conv2D), jmp.Policy(jnp.float32, low, low)
-        ),
+        **dict.fromkeys(_LAYERS, jmp.Policy(jnp.float32, low, low)),
         hk.LayerNorm: jmp.Policy(jnp.float32, jnp.float32, low),
     }
 
     @functools.wraps(forward)
     def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> PyTree:
-        with contextlib.ExitStack() as pushed:
-            for layer, policy in policies.items():
-                pushed.enter_context(hk.mixed_precision.push_policy(layer, policy))
-            return jax.tree.map(_as_float32, forward(*args, **kwargs))
+        with _pushed(policies):
+            return as_float32(forward(*args, **kwargs))
 
     return run
 
 
-def _as_float32(x: Any) -> Any:
-    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+def in_float32(layer: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Makes a last layer compute in float32, whatever precision the layers before it have."""
+
+    def run(features: jax.Array) -> jax.Array:
+        if hk.mixed_precision.get_policy(Linear) is None:
+            return layer(features)
+        policy = jmp.Policy(jnp.float32, jnp.float32, jnp.float32)
+        with _pushed(dict.fromkeys(_LAYERS, policy)):
+            return layer(features)
+
+    return run
+
+
+@contextlib.contextmanager
+def _pushed(policies: Mapping[type[hk.Module], jmp.Policy]) -> Iterator[None]:
+    with contextlib.ExitStack() as pushed:
+        for layer, policy in policies.items():
+            pushed.enter_context(hk.mixed_precision.push_policy(layer, policy))
+        yield

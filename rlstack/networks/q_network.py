@@ -15,7 +15,11 @@ from rlstack.checks import WrongKindError
 from rlstack.networks.base import Network
 from rlstack.networks.config import NetworkConfig
 from rlstack.networks.layers.linear import linear
+from rlstack.networks.precision import in_float32
 from rlstack.types import Array, PyTree
+
+# What networks of action values do not have.
+_UNUSED = ("shared", "critic_input", "policy_log_std", "entities")
 
 
 def q_network(
@@ -36,7 +40,24 @@ def q_network(
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("q_network", action_spec)
+    cfg.require_unused("a network of action values", *_UNUSED, "num_atoms", "num_cosines")
     return _encoded(obs_spec, cfg, lambda features: _heads(cfg, num_actions, 1, features)[..., 0])
+
+
+def q_network_without_noise(
+    obs_spec: PyTree, action_spec: specs.DiscreteArray, cfg: NetworkConfig | None = None
+) -> Network:
+    """Builds a `q_network` for agents that explore by epsilon, and give it no key for noise.
+
+    Raises:
+      ValueError: the config asks for noisy layers.
+    """
+    if cfg and cfg.noisy_sigma:
+        raise ValueError(
+            "NetworkConfig: noisy_sigma must be 0 for this agent, which explores by epsilon; got "
+            f"{cfg.noisy_sigma}. Use the agent's options of epsilon, or an agent such as dqn."
+        )
+    return q_network(obs_spec, action_spec, cfg)
 
 
 def distributional_q_network(
@@ -49,6 +70,7 @@ def distributional_q_network(
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("distributional_q_network", action_spec)
+    cfg.require_unused("a network of distributions", *_UNUSED, "num_cosines")
     return _encoded(
         obs_spec, cfg, lambda features: _heads(cfg, num_actions, cfg.num_atoms, features)
     )
@@ -81,6 +103,7 @@ def implicit_q_network(
     """
     cfg = cfg or NetworkConfig(activation="relu")
     num_actions = _count_actions("implicit_q_network", action_spec)
+    cfg.require_unused("an implicit network", *_UNUSED, "num_atoms")
     if cfg.core != "none":
         raise ValueError(
             f"implicit_q_network: the network must be feed-forward; got core={cfg.core!r}. "
@@ -140,8 +163,8 @@ def _heads(cfg: NetworkConfig, num_actions: int, num_atoms: int, features: jax.A
 
     def head(num_rows: int, name: str) -> jax.Array:
         init = hk.initializers.Orthogonal(1.0)
-        outputs = linear(num_rows * num_atoms, noise=cfg.noisy_sigma, w_init=init, name=name)
-        return outputs(features).reshape((*features.shape[:-1], num_rows, num_atoms))
+        layer = linear(num_rows * num_atoms, noise=cfg.noisy_sigma, w_init=init, name=name)
+        return in_float32(layer)(features).reshape((*features.shape[:-1], num_rows, num_atoms))
 
     of_actions = head(num_actions, "value_head")
     if not cfg.duelling:

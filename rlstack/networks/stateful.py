@@ -14,7 +14,7 @@ from typing import Any
 import haiku as hk
 import jax
 
-from rlstack.networks.base import Network, dummy_timestep
+from rlstack.networks.base import Network, as_float32, dummy_timestep
 from rlstack.stateful_params import StatefulParams, TrainingParams
 from rlstack.types import AgentState, Params, PRNGKey, PyTree, TimeStep
 
@@ -52,7 +52,7 @@ def network_with_state(
         merged = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), timestep.observation)
         output, new_state = apply(weights, state, rng_key, merged, is_training)
         leading = timestep.step_type.shape
-        output = jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output)
+        output = jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), as_float32(output))
         return (output, agent_state), new_state
 
     observation = dummy_timestep(obs_spec).observation
@@ -100,7 +100,7 @@ def recurrent_with_state(
             hk.ResetCore(core()), (features, timestep.first()), state, reverse=False
         )
         output = hk.BatchApply(lambda x, y: decode(x, y, is_training))(hidden, timestep.observation)
-        return output, state
+        return as_float32(output), state
 
     transformed = hk.transform_with_state(forward)
     state_function = hk.transform(lambda batch_size: core().initial_state(batch_size))

@@ -16,7 +16,7 @@ from agents.a2c import A2C, A2CConfig
 from agents.impala import Impala, ImpalaConfig
 from agents.reinforce import Reinforce, ReinforceConfig
 from rlstack.exploration import Sample
-from rlstack.families.policy_gradient import PolicyGradientOutput, explained_variance
+from rlstack.families.policy_gradient import PolicyGradientOutput, explained_variance, kl_estimate
 from rlstack.networks import ActorCriticOutput, Network
 from rlstack.types import Batch, TimeStep, Trajectory
 from tests.agent_cases import (
@@ -359,6 +359,28 @@ def test_on_policy_vtrace_is_the_actor_critics():
     losses = [make(kind).loss(PARAMS, batched(trajectory)) for kind in (Impala, A2C)]
     np.testing.assert_allclose(losses[0][0], losses[1][0], rtol=1e-5)
     np.testing.assert_allclose(losses[0][1]["kl"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [A2C, Impala, Reinforce])
+def test_an_action_that_was_all_but_impossible_leaves_every_log_finite(kind):
+    """exp(100) is beyond float32; only the log of the divergence contains it."""
+    trajectory = unrolls([[MID, LAST], [MID, LAST]])
+    own = trajectory.agent_output.behaviour_log_prob.copy()
+    own[0, 0] = -100.0
+    output = trajectory.agent_output._replace(behaviour_log_prob=own)
+    batch = batched(trajectory._replace(agent_output=output))
+    (_, logs), grads = jax.value_and_grad(make(kind).loss, has_aux=True)(PARAMS, batch)
+    for x in jax.tree.leaves((logs, grads)):
+        assert np.isfinite(x).all()
+    assert logs["kl"] > 1e6  # and still says that the policies differ
+
+
+def test_the_estimate_of_the_divergence_by_hand():
+    # exp(0.5) - 1.5 = 0.148721; exp(-1) - 1 + 1 = 0.367879; the masked entry is left out.
+    found = kl_estimate(np.float32([0.5, -1.0, 300.0]), np.array([True, True, False]))
+    np.testing.assert_allclose(found, (0.148721 + 0.367879) / 2, rtol=1e-5)
+    largest = kl_estimate(np.float32([400.0]), np.array([True]))
+    np.testing.assert_allclose(largest, 485165174.4, rtol=1e-6)  # exp(20) - 21
 
 
 @pytest.mark.reference

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import pqn
+from agents import AGENTS
 from agents.pqn import PQN, PQNConfig
 from rlstack.exploration import Greedy
 from rlstack.networks import NetworkConfig, q_network
@@ -117,8 +117,8 @@ def test_configs_out_of_range_are_refused(changes):
 
 
 def test_noisy_layers_are_refused():
-    with pytest.raises(ValueError, match=r"noisy_sigma must be 0; got 0\.5\. PQN explores by"):
-        pqn.network(MASKED, ONE_OF_4, NetworkConfig(noisy_sigma=0.5))
+    with pytest.raises(ValueError, match=r"noisy_sigma must be 0 .* got 0\.5"):
+        AGENTS[PQNConfig].network(MASKED, ONE_OF_4, NetworkConfig(noisy_sigma=0.5))
 
 
 def test_more_minibatches_than_steps_are_refused():

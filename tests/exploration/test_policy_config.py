@@ -66,10 +66,10 @@ def test_an_experiment_uses_it_and_schedules_need_an_agent_that_counts():
     chosen = PolicyConfig("softmax", "linear")
     made = make_agent(dataclasses.replace(experiment, policy=chosen), spec)
     assert made.policy == chosen.make(experiment.total_envs)
-    cloning = dataclasses.replace(preset("cartpole-bc"), policy=chosen)
+    other = dataclasses.replace(preset("cartpole-random"), policy=chosen)
     with pytest.raises(ValueError, match="whose state does not count steps"):
-        make_agent(cloning, spec)
-    assert make_agent(cloning, spec, greedy=True).policy == exploration.Greedy()
+        make_agent(other, spec)
+    assert make_agent(other, spec, greedy=True).policy == exploration.Greedy()
 
 
 def test_a_loss_that_compares_with_acting_takes_the_agents_own_probabilities():
@@ -87,3 +87,8 @@ def test_a_warm_up_takes_one_array():
     counts = Counts(np.zeros(2), np.zeros(2), np.arange(2))
     with pytest.raises(WrongKindError, match="the action must be one array; got dict"):
         warm(jax.random.PRNGKey(0), joint, counts)
+
+
+def test_an_agent_that_learns_from_data_only_takes_no_policy():
+    with pytest.raises(ValueError, match="policy must keep its defaults with BC"):
+        dataclasses.replace(preset("cartpole-bc"), policy=PolicyConfig("softmax"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agents.dqn import DQN
+from agents.fixed import Random, RandomConfig, no_network
 from agents.ppo import PPO
 from rlstack.agent import EpochAgent
 from rlstack.exploration import Greedy, Sample
@@ -244,3 +245,21 @@ def test_nothing_to_normalise_is_no_wrapper():
 def test_configs_out_of_range_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         dataclasses.replace(NormalisationConfig(), **changes)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.5), (0.25, 0.25)])
+def test_returns_have_the_agents_discount_unless_another_is_given(own, expected):
+    cfg = dataclasses.replace(PPO_SMALL, discount=0.5)
+    inside = PPO(cfg, VECTOR, ONE_OF_4, functools.partial(actor_critic, cfg=SMALL), Sample)
+    agent = normalised(inside, NormalisationConfig(rewards="return", return_discount=own))
+    params = agent.initial_params(jax.random.PRNGKey(0))
+    state = agent.initial_state(2)._replace(discounted_return=np.float32([4.0, -2.0]))
+    timestep = random_timesteps(VECTOR, [MID, MID])._replace(reward=np.float32([1.0, 10.0]))
+    _, state = agent.actor_step(jax.random.PRNGKey(1), params, timestep, state)
+    np.testing.assert_allclose(state.discounted_return, [1 + 4 * expected, 10 - 2 * expected])
+
+
+def test_an_agent_without_a_discount_needs_one_for_returns():
+    inside = Random(RandomConfig(), VECTOR, ONE_OF_4, no_network, Sample)
+    with pytest.raises(ValueError, match=r"return_discount must be given .* such as Random"):
+        normalised(inside, NormalisationConfig(rewards="return"))

@@ -1,6 +1,7 @@
 """The compiled replay holds and releases the items that `InProcessReplay` does."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlstack.fused.ring import Ring
+from rlstack.fused.sum_tree import SumTree, scaled
 from rlstack.replay import InProcessReplay, ReplayConfig
 from rlstack.replay.prioritized import importance_weights
 from rlstack.types import StepType, TimeStep, Transition
@@ -221,3 +223,69 @@ def test_rates_that_cannot_be_counted_are_refused():
         )
         with pytest.raises(ValueError, match=text):
             Ring(cfg, _Actors(), None, 1)
+
+
+def levels_of(masses):
+    """A tree and its levels with these masses."""
+    tree = SumTree(len(masses))
+    levels = [np.zeros(len(level)) for level in jax.eval_shape(tree.empty)]
+    levels[0][: len(masses)] = masses
+    for below, level in itertools.pairwise(levels):
+        level[: len(below) // 16] = below.reshape(-1, 16).sum(1)
+    return tree, tuple(jnp.asarray(level, jnp.float32) for level in levels)
+
+
+def probabilities(tree, levels, leaves):
+    """The probability of each of these leaves: the share of the 2^32 bit patterns of each level."""
+    find, depth = jax.jit(tree.find), len(levels)
+    bits, found = np.zeros((depth, len(leaves)), np.uint32), np.ones(len(leaves))
+    for level in range(depth):
+        below = 16 ** (depth - 1 - level)
+        ends = []
+        for first in (leaves // below, leaves // below + 1):
+            low, high = np.zeros(len(leaves), np.int64), np.full(len(leaves), 2**32)
+            while (low < high).any():  # the first pattern that gives this node or a later one
+                bits[level] = middle = np.minimum((low + high) // 2, 2**32 - 1)
+                reached = np.asarray(find(levels, jnp.asarray(bits))) // below >= first
+                low, high = (
+                    np.where(reached | (low == high), low, middle + 1),
+                    np.where(reached, np.minimum(middle, high), high),
+                )
+            ends.append(low)
+        found *= (ends[1] - ends[0]) / 2**32
+        bits[level] = ends[0]
+    return found
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 3.0])
+@pytest.mark.parametrize(
+    "size", [1000, 10**6, pytest.param(10**7, marks=[pytest.mark.slow, pytest.mark.chosen])]
+)
+def test_leaves_are_drawn_in_proportion_to_their_mass_up_to_ten_millions(size, spread):
+    rng = np.random.default_rng(0)
+    masses = np.exp(0.6 * spread * rng.normal(size=size)).astype(np.float32)
+    tree, levels = levels_of(masses)
+    leaves = rng.integers(0, size, 200)
+    leaves[:2] = 0, size - 1
+    expected = masses.astype(np.float64)[leaves] / masses.sum(dtype=np.float64)
+    np.testing.assert_allclose(probabilities(tree, levels, leaves), expected, rtol=1e-3)
+
+
+def test_leaves_without_mass_are_never_drawn():
+    masses = np.zeros(40_000, np.float32)
+    masses[[3, 39_999]] = 1e-9, 3e-9
+    tree, levels = levels_of(masses)
+    drawn = np.asarray(jax.jit(tree.draw, static_argnums=2)(levels, jax.random.PRNGKey(0), 4000))
+    assert set(drawn.tolist()) == {3, 39_999}
+    assert abs((drawn == 3).mean() - 0.25) < 0.03
+
+
+def test_products_of_bits_are_those_of_whole_numbers():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, (2, 1000), dtype=np.uint64).astype(np.uint32)
+    words[:, :4] = [[0, 2**32 - 1, 2**32 - 1, 1], [2**32 - 1, 0, 2**32 - 1, 2**32 - 1]]
+    for end in (1, 7, 10**7, 2**31 + 3, 2**32 - 1):
+        expected = [(int(x) * end) >> 32 for x in words[0]]
+        assert np.asarray(scaled(words[0], jnp.uint32(end))).tolist() == expected
+        expected = [(((int(x) << 32) + int(y)) * end) >> 64 for x, y in words.T]
+        assert np.asarray(scaled(words[0], jnp.uint32(end), words[1])).tolist() == expected

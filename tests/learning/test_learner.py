@@ -4,13 +4,17 @@ import functools
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstack.families.wrapped import Wrapped, WrappedEpochs
+from rlstack.fused.devices import Devices
+from rlstack.fused.learning import Learning, Updater
 from rlstack.learning.learner import Learner, LearnerConfig, NonFiniteError
 from rlstack.replay import Sample
 from rlstack.storage.loggers import InMemoryLogger
-from tests.agent_cases import assert_close, case
+from tests.agent_cases import assert_close, case, quick_jit
 
 EVENT = threading.Event()
 EVENT.set()
@@ -86,6 +90,72 @@ def test_a_non_finite_update_leaves_all_as_it_was_and_holds_the_batch(name, mini
     bad.batch.trajectory.timestep.reward[:] = 0  # replay may reuse its arrays
     assert np.isnan(caught.value.batch.trajectory.timestep.reward[1]).all()
     assert np.isfinite(learner.step(sample(name))["loss"]) and learner.version == 2
+
+
+class WithLogs(Wrapped):
+    """Its agent's updates with other logs, and params that are changed."""
+
+    def __init__(self, agent, logs, factor=1.0, only=False):
+        super().__init__(agent, logs, factor, only)
+        self.logs, self.factor, self.only = logs, factor, only
+
+    def learner_step(self, params, learner_state, batch):
+        params, state, output = super().learner_step(params, learner_state, batch)
+        params = jax.tree.map(lambda x: x * self.factor, params)
+        logs = {**({} if self.only else output.logs), **self.logs}
+        return params, state, output._replace(logs=logs)
+
+
+class WithEpochLogs(WrappedEpochs):
+    """The same for the logs of one with epochs."""
+
+    def batch_logs(self, rows):
+        return {**super().batch_logs(rows), "distance": jnp.inf}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap", "minibatches"),
+    [
+        ("dqn", lambda agent: WithLogs(agent, {"distance": jnp.nan}), "auto"),
+        ("ppo-separate", WithEpochLogs, "calls"),
+    ],
+)
+def test_a_log_that_is_no_part_of_the_loss_stops_nothing(name, wrap, minibatches):
+    cfg, agent = LearnerConfig(minibatches=minibatches), wrap(case(name).agent)
+    learner = Learner(cfg, agent, Replay(sample()), jax.random.PRNGKey(0))
+    before = jax.tree.leaves(learner.params)[0]
+    logs = learner.step(sample(name))
+    assert not np.isfinite(logs["distance"]) and np.isfinite(logs["loss"])
+    assert learner.version == 1
+    assert not np.array_equal(before, jax.tree.leaves(learner.params)[0])
+
+
+def test_a_compiled_loop_keeps_an_update_with_such_a_log_and_drops_one_with_infinite_params():
+    c = case("dqn")
+    batch, state = c.batch, c.agent.initial_learner_state(jax.random.PRNGKey(1), c.params)
+    before = Learning(c.params, state, jnp.zeros((), jnp.int32))
+
+    @quick_jit
+    def learn(factor):
+        agent = WithLogs(c.agent, {"distance": jnp.inf}, factor, only=True)
+        updater = Updater(agent, devices=Devices())
+        return updater.update(before, updater.none(before, batch), lambda: batch)
+
+    for factor, fails in ((1.0, False), (jnp.inf, True)):
+        after, updates, _ = learn(factor)
+        assert bool(updates.failed) is fails and after.version == 1 - fails
+        unchanged = np.array_equal(*(x.params["torso/linear"]["w"] for x in (before, after)))
+        assert unchanged is fails
+
+
+@pytest.mark.parametrize("logs", [{}, {"loss": 0.5}, {"grad_norm": 1.0}])
+def test_params_are_checked_if_an_agent_logs_no_loss_or_no_norm(logs):
+    agent = WithLogs(case("dqn").agent, logs, factor=np.inf, only=True)
+    learner = Learner(LearnerConfig(), agent, Replay(sample()), jax.random.PRNGKey(0))
+    before = jax.tree.map(np.array, learner.save())
+    with pytest.raises(NonFiniteError, match="update 1 gave non-finite params"):
+        learner.step(sample())
+    assert_close(learner.save(), before, atol=0, rtol=0)
 
 
 @pytest.mark.slow

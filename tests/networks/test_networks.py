@@ -9,6 +9,16 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from agents import AGENTS
+from agents.bc import BCConfig
+from agents.c51 import C51Config
+from agents.dqn import DQNConfig
+from agents.iqn import IQNConfig
+from agents.ppo import PPOConfig
+from agents.pqn import PQNConfig
+from agents.r2d2 import R2D2Config
+from agents.sac import SACConfig
+from agents.td3 import TD3Config
 from rlstack.networks import (
     AtFractions,
     ImpalaTorso,
@@ -16,6 +26,7 @@ from rlstack.networks import (
     NatureTorso,
     NetworkConfig,
     NoisyLinear,
+    RaggedTransformerConfig,
     actor_critic,
     distributional_q_network,
     feed_forward,
@@ -286,3 +297,40 @@ def test_a_users_haiku_function_is_a_network():
 def test_configs_that_name_nothing_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         NetworkConfig(**changes)
+
+
+# What the networks of each agent never read.
+IGNORED = [
+    (DQNConfig, ONE_OF_4, ["shared", "critic_input", "num_atoms", "num_cosines", "entities"]),
+    (R2D2Config, ONE_OF_4, ["noisy_sigma", "shared", "policy_log_std", "num_atoms"]),
+    (PQNConfig, ONE_OF_4, ["noisy_sigma", "shared", "policy_log_std", "num_atoms"]),
+    (C51Config, ONE_OF_4, ["shared", "critic_input", "num_cosines", "policy_log_std"]),
+    (IQNConfig, ONE_OF_4, ["shared", "critic_input", "num_atoms", "policy_log_std", "core"]),
+    (PPOConfig, ONE_OF_4, ["duelling", "noisy_sigma", "num_atoms", "num_cosines", "entities"]),
+    (PPOConfig, ONE_OF_4, ["policy_log_std", "critic_input"]),
+    (BCConfig, ONE_OF_4, ["shared", "critic_input", "duelling", "noisy_sigma"]),
+    (SACConfig, REAL, ["shared", "duelling", "noisy_sigma", "num_atoms", "policy_log_std"]),
+    (SACConfig, ONE_OF_4, ["shared", "noisy_sigma", "num_atoms", "policy_log_std", "core"]),
+    (TD3Config, REAL, ["shared", "critic_input", "duelling", "noisy_sigma", "entities", "core"]),
+]
+GIVEN = {
+    "shared": True,
+    "critic_input": "state",
+    "duelling": True,
+    "noisy_sigma": 0.5,
+    "num_atoms": 7,
+    "num_cosines": 8,
+    "policy_log_std": -1.0,
+    "core": "lstm",
+    "entities": RaggedTransformerConfig(d_model=8),
+}
+
+
+@pytest.mark.parametrize(
+    ("agent", "action", "field"), [(a, b, field) for a, b, fields in IGNORED for field in fields]
+)
+def test_an_option_that_a_network_would_ignore_is_refused(agent, action, field):
+    cfg = NetworkConfig(**{field: GIVEN[field]})
+    with pytest.raises(ValueError, match=field):
+        AGENTS[agent].network(VECTOR, action, cfg=cfg)
+    AGENTS[agent].network(VECTOR, action, cfg=NetworkConfig())

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +10,28 @@ import pytest
 from dm_env import specs
 
 from programs.presets import preset
-from rlstack.networks import NetworkConfig, actor_critic, distributional_q_network, q_network
+from rlstack.networks import (
+    AtFractions,
+    NetworkConfig,
+    actor_critic,
+    deterministic_policy_and_critic,
+    distributional_q_network,
+    feed_forward_with_state,
+    from_functions,
+    implicit_q_network,
+    policy_and_critic,
+    q_network,
+    recurrent,
+)
+from rlstack.networks.actor_critic import policy_network
 from rlstack.networks.base import dummy_timestep
+from rlstack.networks.policy_and_critic import CriticInput
+from rlstack.stateful_params import StatefulParams
 
 VECTOR = specs.BoundedArray((6,), np.float32, -1, 1)
 IMAGE = specs.BoundedArray((36, 36, 4), np.uint8, 0, 255)
 ACTION = specs.DiscreteArray(3)
+TORQUES = specs.BoundedArray((2,), np.float32, -1, 1)
 KEY = jax.random.PRNGKey(0)
 
 
@@ -71,7 +88,7 @@ def test_layers_multiply_in_bfloat16_and_all_else_is_float32(make, spec, options
     assert floats((params, value, output, grads)) == {jnp.dtype("float32")}
     traced = jax.make_jaxpr(lambda p: loss(p, mixed)[0])(params)
     found = list(products(traced.jaxpr))
-    assert found and set(found) == {("bfloat16", "bfloat16")}
+    assert set(found) == {("bfloat16", "bfloat16"), ("float32", "float32")}  # heads in float32
     for one, other in zip(jax.tree.leaves(output), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(one, other, atol=0.05, rtol=0.05)
 
@@ -84,6 +101,80 @@ def test_a_core_keeps_float32():
     assert floats(network.apply(None, params, timestep, state)) == {jnp.dtype("float32")}
     found = set(products(traced.jaxpr))
     assert found == {("bfloat16", "bfloat16"), ("float32", "float32")}
+
+
+def with_biases(tree, value):
+    """Params in which each head has biases of this value."""
+    if isinstance(tree, StatefulParams):
+        return tree._replace(weights=with_biases(tree.weights, value))
+    return {
+        module: {
+            name: jnp.full_like(x, value) if "head" in module and name == "b" else x
+            for name, x in part.items()
+        }
+        for module, part in tree.items()
+    }
+
+
+def parts_of(make):
+    """A policy and its critic, each as the factory of one network."""
+    return [lambda *args, name=name: getattr(make(*args), name) for name in ("policy", "critic")]
+
+
+@pytest.mark.parametrize(
+    ("make", "action", "options"),
+    [
+        (actor_critic, ACTION, {}),
+        (actor_critic, ACTION, {"shared": True, "norm": "layer"}),
+        (actor_critic, ACTION, {"core": "gru"}),
+        (policy_network, ACTION, {}),
+        (q_network, ACTION, {}),
+        (q_network, ACTION, {"duelling": True, "noisy_sigma": 0.1}),
+        (q_network, ACTION, {"dropout": 0.1}),
+        (distributional_q_network, ACTION, {"num_atoms": 5, "duelling": True}),
+        (implicit_q_network, ACTION, {}),
+        *[(make, TORQUES, {}) for make in parts_of(policy_and_critic)],
+        *[(make, TORQUES, {}) for make in parts_of(deterministic_policy_and_critic)],
+    ],
+)
+def test_heads_keep_the_digits_of_float32(make, action, options):
+    """Biases of 100 move outputs by 100, which in bfloat16 would be rounded to multiples of 0.5."""
+    rng, size = np.random.default_rng(0), 16
+    network = make(VECTOR, action, NetworkConfig(dtype="bfloat16", **options))
+    observation = rng.normal(size=(size, 6)).astype(np.float32)
+    params = jax.jit(network.init)(KEY)
+    if make is implicit_q_network:
+        observation = AtFractions(observation, rng.uniform(size=(size, 4)).astype(np.float32))
+    elif any(x.shape == (8, 64) for x in jax.tree.leaves(params)):
+        observation = CriticInput(observation, observation[:, :2])
+    timestep = dummy_timestep(VECTOR, size)._replace(observation=observation)
+
+    @jax.jit
+    def outputs(bias):
+        state = network.initial_state(size)
+        return network.apply(None, with_biases(params, bias), timestep, state)[0]
+
+    for low, high in zip(*map(jax.tree.leaves, (outputs(0), outputs(100))), strict=True):
+        assert np.ptp(low) > 0.001
+        np.testing.assert_allclose(np.asarray(high) - 100, low, atol=1e-4)
+
+
+def test_outputs_of_any_network_are_float32_so_that_losses_are():
+    def in_half(x):
+        return hk.Linear(2)(x.astype(jnp.bfloat16))
+
+    for network in (
+        feed_forward_with_state(lambda x, is_training: in_half(x), VECTOR),
+        from_functions(*hk.transform(in_half), VECTOR),
+        recurrent(in_half, lambda: hk.GRU(3), lambda hidden, _: in_half(hidden), VECTOR),
+    ):
+        args = jax.eval_shape(network.init, KEY), dummy_timestep(VECTOR), network.initial_state(1)
+        several = jax.tree.map(lambda x: x[None], args[1])
+        for found in (
+            jax.eval_shape(network.apply, None, *args),
+            jax.eval_shape(network.unroll, None, args[0], several, args[2]),
+        ):
+            assert found[0].dtype == jnp.float32
 
 
 def test_what_needs_float32_is_refused_with_the_reason():
