@@ -107,8 +107,7 @@ class CppBackend:
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
-        bare = self._observation.bare
-        self._natural_end = natural_end(name, pool.config) if bare else None
+        self._natural_end = natural_end(name, pool.config) if self._observation.bare else None
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received

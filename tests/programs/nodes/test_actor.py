@@ -1,4 +1,4 @@
-"""Actors play their own environments, and explore as the frames of the run say, also when restarted."""
+"""Actors play their own environments, and explore as the frames of the run say."""
 
 import dataclasses
 import io
