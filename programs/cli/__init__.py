@@ -2,5 +2,6 @@
 
 May import: programs, programs.launchers, programs.policies, programs.policy_sets,
 programs.populations, programs.presets, programs.reports, programs.run, programs.serving,
-programs.sets, programs.status, programs.sweeps, programs.tracking, rlstack, rlstack.acting.
+programs.sets, programs.status, programs.sweeps, programs.tracking, rlstack, rlstack.acting,
+rlstack.imports.
 """

@@ -51,7 +51,7 @@ def whole_number(text: str) -> int:
         raise ValueError(f"must be a whole number, such as 100000 or 1e5; got {text!r}") from None
 
 
-class HelpPrinted(SystemExit):  # noqa: N818  (not an error)
+class HelpPrinted(SystemExit):
     """A command has printed its help, and ends."""
 
 

@@ -327,9 +327,12 @@ def _train(
     """Trains until the budget is spent, then evaluates; saves when due and at the end."""
     books = Books(experiment, directory, loop, logger, start, display)
     before = loop.learner.version
-    with watch.at_last_resort(books.end_now), StopSignals(
-        display.write_line, has_progress=lambda: loop.learner.version > before
-    ) as stop_signals:
+    with (
+        watch.at_last_resort(books.end_now),
+        StopSignals(
+            display.write_line, has_progress=lambda: loop.learner.version > before
+        ) as stop_signals,
+    ):
 
         def stop() -> bool:
             profile.observe(loop.learner.version)

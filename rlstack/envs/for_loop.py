@@ -30,7 +30,9 @@ class ForLoopBackend:
         seeds = {i: config.seed + i for i in range(config.size)}
         self._watch = Watch(builder_name(builder))
         self._limit = Limit(config.step_timeout, "step_timeout")
-        with self._watch.calls("the builder", Limit(config.start_timeout, "start_timeout")) as watch:
+        with self._watch.calls(
+            "the builder", Limit(config.start_timeout, "start_timeout")
+        ) as watch:
             self._envs = build_all(
                 builder, config.options, seeds, config.step_info, config.first_index, watch
             )

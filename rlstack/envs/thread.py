@@ -47,7 +47,9 @@ class ThreadBackend:
         self._name = builder_name(builder)
         seeds = {i: config.seed + i for i in range(config.size)}
         self._watch = Watch(self._name)
-        with self._watch.calls("the builder", Limit(config.start_timeout, "start_timeout")) as watch:
+        with self._watch.calls(
+            "the builder", Limit(config.start_timeout, "start_timeout")
+        ) as watch:
             self._envs = build_all(
                 builder, config.options, seeds, config.step_info, config.first_index, watch
             )

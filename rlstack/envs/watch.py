@@ -1,9 +1,9 @@
 """A watch on code of others that runs in the caller's own thread, and may never return.
 
-The caller writes what it calls, which costs less than a clock would. One thread of the process looks
-at that from time to time. If nothing changes for longer than allowed, it makes the call raise: in
-the main thread by a signal, which also ends a sleep or a wait, in others at the next line of Python.
-What returns to neither, such as a deadlock in C, is left to `at_last_resort`.
+The caller writes what it calls, which costs less than a clock would. One thread of the process
+looks at that from time to time. If nothing changes for longer than allowed, it makes the call
+raise: in the main thread by a signal, which also ends a sleep or a wait, in others at the next line
+of Python. What returns to neither, such as a deadlock in C, is left to `at_last_resort`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _GRACE = 5.0  # seconds for a call to notice that it must end
 _log = logging.getLogger(__name__)
 
 
-class Hangs(BaseException):  # noqa: N818 (passes through the ``except Exception`` of what hangs)
-    """Is raised in a call that takes too long."""
+class Hangs(BaseException):
+    """Is raised in a call that takes too long; an ``except Exception`` there lets it pass."""
 
 
 class Limit(NamedTuple):
@@ -82,7 +82,9 @@ class Watch:
         self._thread = threading.get_ident()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: Any
+    ) -> None:
         self._thread = 0
         if isinstance(error, Hangs):
             raise EnvCrash(str(error)) from None
@@ -195,9 +197,10 @@ def _add(watch: Watch) -> None:
     with _lock:
         watch._is_added = True
         _watches.add(watch)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(
-            _SIGNAL
-        ) in (signal.SIG_DFL, signal.SIG_IGN):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(_SIGNAL) in (
+            signal.SIG_DFL,
+            signal.SIG_IGN,
+        ):
             signal.signal(_SIGNAL, _handle)
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_run, name="rlstack-watch", daemon=True)

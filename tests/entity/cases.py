@@ -113,7 +113,11 @@ class Skirmish:
         over = self.time == self.length
         truncated = over and self.length % 2 == 0
         chosen = sum(float(a.indices.sum()) for n, a in actions.items() if n != "Aim")
-        return self.show(done=over and not truncated, truncated=truncated, reward=chosen + len(actions["Aim"].actees))
+        return self.show(
+            done=over and not truncated,
+            truncated=truncated,
+            reward=chosen + len(actions["Aim"].actees),
+        )
 
     def show(self, **outcome):
         rng = self.rng

@@ -106,8 +106,7 @@ class CppBackend:
         self._action_order = list(acted)
         self._ids = np.arange(self._size, dtype=np.int32)
         self._over_at = self._position.get("info:terminated")
-        bare = self._observation.bare
-        self._natural_end = natural_end(name, pool.config) if bare else None
+        self._natural_end = self._observation.bare and natural_end(name, pool.config)
         self._lives_at = self._position.get("info:lives", -1)
         self._episodic = bool(pool.config.get("episodic_life")) and self._lives_at >= 0
         self._lives = np.zeros(self._size, np.int32)  # by id, as last received
@@ -197,7 +196,7 @@ class CppBackend:
         """Returns which rows end an episode by truncation, ``[B]`` bool."""
         cut = rows[self._trunc_at]
         if self._over_at is None:
-            if self._natural_end is None or not cut.any():
+            if not self._natural_end or not cut.any():
                 return cut
             seen, reward = rows[self._obs_at[0]], rows[self._reward_at]
             return cut & ~self._natural_end(seen, reward)
