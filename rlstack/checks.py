@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import traceback
 import types
 import typing
@@ -88,9 +87,10 @@ def no_exits(*allowed: type[BaseException]) -> Iterator[None]:
     Raises:
       ExitError: names what was raised, and the line of code.
     """
+    kept: tuple[type[BaseException], ...] = (Exception, KeyboardInterrupt, *allowed)
     try:
         yield
-    except (Exception, KeyboardInterrupt, *allowed):
+    except kept:
         raise
     except BaseException as error:
         place = place_of(traceback.extract_tb(error.__traceback__))
@@ -112,10 +112,10 @@ def place_of(lines: traceback.StackSummary, users: bool = False) -> str:
     return f"{last[0].filename}:{last[0].lineno}" if last else ""
 
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = __file__.rpartition("rlstack/")[0]
 _OF_OTHERS = (
-    *("site-packages", "dist-packages", "<frozen ", os.path.dirname(os.__file__) + os.sep),
-    *(os.path.join(_ROOT, package, "") for package in ("rlstack", "agents", "programs")),
+    *("site-packages", "dist-packages", "<frozen ", traceback.__file__.rpartition("/")[0] + "/"),
+    *(f"{_ROOT}{package}/" for package in ("rlstack", "agents", "programs")),
 )
 
 

@@ -180,7 +180,7 @@ def version_of(module: str) -> str:
     distribution = DISTRIBUTIONS.get(module, module)
     if distribution in versions.KNOWN and versions.unknown(distribution):
         low, above = versions.KNOWN[distribution]
-        return f"{versions.installed(distribution)} (refused: needs at least {low}, below {above})"
+        return f"{versions.installed(distribution)}, refused: needs at least {low}, below {above}"
     return versions.installed(distribution)
 
 

@@ -90,9 +90,10 @@ class StopSignals:
         """Tells the user, once, what the program does since a signal has come."""
         tell, self._tell = self._tell, None
         if tell is not None and self._received is not None:
+            name = signal.Signals(self._received).name
             tell(
-                f"{signal.Signals(self._received).name} was received: {_awaited()}, then everything "
-                "is saved. A second signal ends the command at once."
+                f"{name} was received: {_awaited()}, then everything is saved. A second signal "
+                "ends the command at once."
             )
 
     def __enter__(self) -> StopSignals:

@@ -1,9 +1,9 @@
 """A watch on code of others that runs in the caller's own thread, and may never return.
 
-The caller writes what it calls, which costs less than a clock would. One thread of the process looks
-at that from time to time. If nothing changes for longer than allowed, it makes the call raise: in
-the main thread by a signal, which also ends a sleep or a wait, in others at the next line of Python.
-What returns to neither, such as a deadlock in C, is left to `at_last_resort`.
+The caller writes what it calls, which costs less than a clock would. One thread of the process
+looks at that from time to time. If nothing changes for longer than allowed, it makes the call
+raise: in the main thread by a signal, which also ends a sleep or a wait, in others at the next line
+of Python. What returns to neither, such as a deadlock in C, is left to `at_last_resort`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Hangs(BaseException):
-    """Is raised in a call that takes too long."""
+    """Is raised in a call that takes too long; an ``except Exception`` there lets it pass."""
 
 
 class Limit(NamedTuple):

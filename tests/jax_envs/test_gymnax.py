@@ -3,13 +3,18 @@
 import subprocess
 import sys
 import warnings
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlstack.checks import EnvError
 from rlstack.envs import SyncEnv
-from rlstack.jax_envs.libraries.from_gymnax import make_gymnax
+from rlstack.imports import versions
+from rlstack.jax_envs.libraries.from_gymnax import GymnaxEnv, make_gymnax
+from rlstack.jax_envs.libraries.limits import check_limit
 from rlstack.types import StepType
 
 FIRST, MID, LAST = map(int, StepType)
@@ -144,3 +149,92 @@ def test_without_gymnax_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(ValueError, match=r"rlstack\[jax-envs\]"):
         make_gymnax("CartPole-v1", {})  # pools keep an environment that was made before
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "action"), [("MountainCar-v0", 20, 1), ("Breakout-MinAtar", 4, 0)]
+)
+def test_a_limit_ends_episodes_in_every_version(name, limit, action):
+    with SyncEnv(name, 2, "jax", options={"max_steps_in_episode": limit}) as env:
+        env.reset()
+        ends = []
+        for step in range(1, 3 * limit + 4):
+            timestep = env.step(np.full(2, action, np.int32))
+            if timestep.step_type[0] == LAST:
+                ends.append((step, float(timestep.discount[0])))
+    assert ends == [(limit, 1.0), (2 * limit + 1, 1.0), (3 * limit + 2, 1.0)]
+
+
+class Params(NamedTuple):
+    """What params of gymnax have."""
+
+    max_steps_in_episode: int = 5
+
+    def replace(self, **changes):
+        return self._replace(**changes)
+
+
+class Counting:
+    """An environment as of gymnax: counts; falls after ``fall`` steps, and has a limit."""
+
+    fall = 100
+
+    def observation_space(self, params):
+        return type("Box", (), {"low": 0.0, "high": 9.0, "shape": (), "dtype": jnp.float32})()
+
+    def action_space(self, params):
+        return type("Discrete", (), {"n": 2})()
+
+    def reset_env(self, key, params):
+        return jnp.float32(0), jnp.int32(0)
+
+    def done(self, time, params):
+        return time >= self.fall
+
+    def step_env(self, key, time, action, params):
+        time = time + 1
+        return time.astype(jnp.float32), time, 1.0, self.done(time, params), {}
+
+
+class OfVersion0(Counting):
+    """Its ``done`` is also true at the limit."""
+
+    def done(self, time, params):
+        return (time >= self.fall) | (time >= params.max_steps_in_episode)
+
+
+class OfVersion1(Counting):
+    """Tells its limit apart."""
+
+    def is_truncated(self, time, params):
+        return time >= params.max_steps_in_episode
+
+
+@pytest.mark.parametrize("kind", [OfVersion0, OfVersion1])
+@pytest.mark.parametrize(("fall", "flags"), [(9, (False, True)), (5, (True, False))])
+def test_both_versions_mean_the_same(kind, fall, flags, monkeypatch):
+    monkeypatch.setattr(Counting, "fall", fall)
+    env, key = GymnaxEnv("counting", kind(), Params()), jax.random.PRNGKey(0)
+    check_limit(f"counting {kind} {fall}", (), GymnaxEnv("counting", kind(), Params(1)))
+    state, _ = env.reset(key)
+    for step in range(1, 6):
+        outcome = env.step(key, state, 0)
+        state = outcome.state
+        found = bool(outcome.terminated), bool(outcome.truncated)
+        assert found == (flags if step == 5 else (False, False))
+
+
+def test_a_limit_that_ends_nothing_is_an_error():
+    env = GymnaxEnv("endless", Counting(), Params(1))
+    with pytest.raises(
+        EnvError, match=r"JAX environment endless: a step limit must end an episode"
+    ):
+        check_limit("endless", (), env)
+
+
+def test_a_version_that_is_not_known_is_refused_in_one_line(monkeypatch):
+    versions.unknown.cache_clear()
+    monkeypatch.setattr(versions, "installed", lambda name: "2.0.1")
+    with pytest.raises(EnvError, match=r"gymnax must be at least 0.0.9 and below 2, .* got 2.0.1"):
+        make_gymnax("CartPole-v1", {})
+    versions.unknown.cache_clear()

@@ -197,7 +197,7 @@ class CppBackend:
         """Returns which rows end an episode by truncation, ``[B]`` bool."""
         cut = rows[self._trunc_at]
         if self._over_at is None:
-            if self._natural_end is None or not cut.any():
+            if not self._natural_end or not cut.any():
                 return cut
             seen, reward = rows[self._obs_at[0]], rows[self._reward_at]
             return cut & ~self._natural_end(seen, reward)

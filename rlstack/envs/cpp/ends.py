@@ -1,8 +1,8 @@
 """Whether a game of EnvPool has ended by itself in the step of its limit.
 
 EnvPool marks every end in that step as truncated. Where the observation or the reward of the last
-step shows that the environment has ended by itself, as a fallen pole does, the end is a termination.
-The conditions are those of Gymnasium's environments, which EnvPool follows.
+step shows that the environment has ended by itself, as a fallen pole does, the end is a
+termination. The conditions are those of Gymnasium's environments, which EnvPool follows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def natural_end(name: str, config: Mapping[str, Any]) -> Ended | None:
       name: its id in EnvPool.
       config: its options, with their defaults.
     """
-    kind, _, version = name.rpartition("-v")
+    kind = name.rpartition("-v")[0]
     if kind in ("CartPole", "phys2d/CartPole"):
         return lambda seen, _: (abs(seen[:, 0]) > 2.4) | (abs(seen[:, 2]) > np.radians(12))
     if kind in ("MountainCar", "MountainCarContinuous"):

@@ -76,7 +76,8 @@ def _check_limit(name: str, env: Any, params: Any) -> None:
     """
     key = jax.eval_shape(jax.random.PRNGKey, 0)
     state = jax.tree.map(
-        lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(env.reset_env, key, params)[1]
+        lambda x: np.ones(x.shape, x.dtype),
+        jax.eval_shape(lambda key: env.reset_env(key, params)[1], key),
     )
     short, endless = (
         bool(env.is_terminal(state, params.replace(max_timesteps=steps))) for steps in (1, _NEVER)

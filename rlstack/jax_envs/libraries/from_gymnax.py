@@ -3,8 +3,8 @@
 gymnax's ``step`` resets an environment in the step that ends an episode, so the last observation is
 lost. The adapter calls ``step_env``, which does not reset. From gymnax 1.0, its ``done`` is a
 termination, and ``is_truncated`` tells the time limit. Before, ``done`` was also true at the time
-limit, so ``step_env`` is called again without one: ``done`` is then a termination. XLA computes what
-both calls share once.
+limit, so ``step_env`` is called again without one: ``done`` is then a termination. XLA computes
+what both calls share once.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlstack.checks import EnvError
@@ -46,9 +49,10 @@ def check_limit(name: str, kind: object, env: JaxEnv | JaxGame) -> None:
 
     def ends(rng_key: jax.Array) -> jax.Array:
         state, _ = env.reset(rng_key)
-        outcome = env.step(rng_key, state, action)
-        over = outcome.over if is_game(env) else outcome.terminated | outcome.truncated
-        return jax.numpy.asarray(over)
+        outcome: Any = env.step(rng_key, state, action)
+        if is_game(env):
+            return jnp.asarray(outcome.over)
+        return jnp.asarray(outcome.terminated) | outcome.truncated
 
     if not CompiledQuickly(ends)(np.zeros(2, np.uint32)):
         raise EnvError(

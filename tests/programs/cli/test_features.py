@@ -10,6 +10,7 @@ import pytest
 from programs.cli import features
 from programs.cli.features import Choice
 from programs.experiment import Experiment
+from rlstack.imports import versions
 from rlstack.rpc import transports
 
 if sys.version_info >= (3, 11):
@@ -94,3 +95,19 @@ def test_the_way_to_get_a_module_fits_the_installation_and_the_python(monkeypatc
     assert features.how_to_get(["reverb"], (3, 12)) == (
         "needs reverb, and so CPython 3.10: pip install rlstack with CPython 3.10."
     )
+
+
+def test_optional_libraries_have_their_versions_and_unknown_ones_are_marked(monkeypatch):
+    choices = (
+        Choice("x", "own"),
+        Choice("x", "gymnax", ("gymnax",)),
+        Choice("x", "MPE", ("mpe2",)),
+        Choice("x", "gif", ("PIL", "haiku")),
+    )
+    found = {"gymnax": "1.0.1", "mpe2": "7.0", "pillow": "12.0"}
+    monkeypatch.setattr(versions, "installed", lambda name: found.get(name, ""))
+    versions.unknown.cache_clear()
+    (line,) = features.lines(lambda _: True, choices, features.version_of)
+    versions.unknown.cache_clear()
+    refused = "mpe2 7.0, refused: needs at least 1.0, below 2"
+    assert line.found == f"own, gymnax 1.0.1, MPE ({refused}), gif (PIL 12.0)"

@@ -71,7 +71,6 @@ def said_by(arguments, seconds_to_signal=None):
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         if seconds_to_signal is not None:
-            assert "hangs now" not in (process.stderr.readline() or "")
             time.sleep(seconds_to_signal)
             os.kill(process.pid, signal.SIGTERM)
         _, said = process.communicate(timeout=80)
@@ -95,7 +94,7 @@ def said_by(arguments, seconds_to_signal=None):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("--env.eval-options", "way", "sleep", "--frames", "400"),
+            ("--env.eval-options", "way", "sleep", "at", "3", "--frames", "400"),
             "Env 0 (Hanging): a step must end within",
             marks=pytest.mark.slow,
         ),
@@ -117,11 +116,11 @@ def test_a_run_that_hangs_is_saved_and_ends(tmp_path, options, named):
 @pytest.mark.slow
 @pytest.mark.chosen
 def test_a_signal_during_a_hang_says_what_is_awaited(tmp_path):
-    options = ("--env.step-timeout", "25", "--env.options", "way", "sleep")
+    options = ("--env.step-timeout", "22", "--env.options", "way", "sleep", "at", "400")
     code, said = said_by(command(tmp_path / "run", *options), seconds_to_signal=12)
     assert code == 1, said
     (told,) = [line for line in said.splitlines() if "SIGTERM was received" in line]
-    assert "Env 0 (Hanging): a step, which may take step_timeout=25 s, ends" in told
+    assert "Env 0 (Hanging): a step, which may take step_timeout=22 s, ends" in told
     assert f"{__file__}:" in told
     assert "The run is saved at frame" in said
     assert checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
