@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 
+from programs.tracking import origin
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.storage import checkpoint
@@ -38,7 +39,8 @@ class BestCheckpoint:
         mean = float(evaluation.returns.mean())
         if not mean > self._best:
             return
-        metadata = {"env_frames": frames, _MEAN: mean, "eval_episodes": len(evaluation.returns)}
+        found = {"env_frames": frames, _MEAN: mean, "eval_episodes": len(evaluation.returns)}
+        metadata = found | origin.record(self._directory)
         try:
             saved = checkpoint.save(
                 self._directory.best,

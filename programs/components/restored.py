@@ -11,6 +11,7 @@ import numpy as np
 
 from programs.components.agent import make_agent
 from programs.experiment import Experiment, from_json, to_json
+from programs.tracking import origin
 from programs.tracking.run_dir import RunDir, option_values
 from rlstack.exploration import RunCounts
 from rlstack.storage import checkpoint
@@ -76,6 +77,7 @@ def chosen_checkpoint(directory: RunDir, experiment: Experiment, which: Which) -
             f"{directory.path} has no best checkpoint, because no evaluation of it has ended. "
             "Use --params last, or train with --evaluator.period FRAMES."
         )
+    origin.check(directory, path)
     return path
 
 
@@ -83,13 +85,14 @@ def require_checkpoint(directory: RunDir, experiment: Experiment, path: Path | N
     """Returns the path, if there is one.
 
     Raises:
-      ValueError: it is None.
+      ValueError: it is None, or it is a checkpoint of another run.
     """
     if path is None:
         raise ValueError(
             f"{directory.path} has no checkpoint to read. Start the run again with "
             f"rlstack train {experiment.preset}."
         )
+    origin.check(directory, path)
     return path
 
 
@@ -124,6 +127,13 @@ def read_params(
     if on_host:
         params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), params)
     named = {policy: params} if policy else params
-    saved = checkpoint.restore(path, {"learner": {"params": named}}, partial=True)
+    with origin.compared(_run_of(path), path):
+        saved = checkpoint.restore(path, {"learner": {"params": named}}, partial=True)
     found = saved["learner"]["params"]
     return found[policy] if policy else found
+
+
+def _run_of(path: Path) -> RunDir:
+    """Returns the directory of the run that a checkpoint, or the best one, is in."""
+    folder = path.parent.parent
+    return RunDir(folder.parent if folder.name == "checkpoints" else folder)

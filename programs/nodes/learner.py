@@ -19,6 +19,7 @@ from programs.nodes.heartbeat import Heartbeat
 from programs.nodes.lock_step import LockStepBarrier
 from programs.nodes.replay import program_replay
 from programs.profiling.profile import DRAWING, LEARNING, Profile
+from programs.tracking import origin
 from programs.tracking.failed_update import saved_on_failure
 from programs.tracking.progress import Progress
 from rlstack.acting.on_host import OnHost
@@ -302,7 +303,7 @@ class LearnerNode:
             self._setup.directory.checkpoints,
             progress.env_frames,
             tree,
-            {**progress.metadata(), **metadata},
+            {**progress.metadata(), **origin.record(self._setup.directory), **metadata},
             before_rename=self._setup.directory.check_claim,
         )
 
@@ -310,10 +311,11 @@ class LearnerNode:
         keeps = self._setup.experiment.checkpoint_replay
         replay = self._source.template() if keeps else ()
         target = {"learner": self._learner.save(), "replay": replay}
-        saved = self._read(path, target)
-        self._learner.load(saved["learner"])
-        if keeps:
-            self._source.load(saved["replay"])
+        with origin.compared(self._setup.directory, path):
+            saved = self._read(path, target)
+            self._learner.load(saved["learner"])
+            if keeps:
+                self._source.load(saved["replay"])
         # A replay service may know of later versions, from a learner whose checkpoint was lost.
         self._replay.set_params_version(self._learner.version)
 

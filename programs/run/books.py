@@ -18,7 +18,7 @@ from programs.components.evaluation import Allowance, Shows
 from programs.experiment import Experiment
 from programs.policies.training_videos import TrainingVideos
 from programs.policy_sets.policy_set import PolicySet
-from programs.tracking import failed_update, signals
+from programs.tracking import failed_update, origin, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.periodic import PeriodicActions
 from programs.tracking.progress import Progress
@@ -216,7 +216,7 @@ class Books:
             self._directory.checkpoints,
             frames,
             self._loop.save(),
-            self.periodic.progress(frames).metadata(),
+            self.periodic.progress(frames).metadata() | origin.record(self._directory),
             before_rename=self._directory.check_claim,
         )
         if self._listener is not None:

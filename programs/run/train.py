@@ -37,7 +37,7 @@ from programs.run.launch import run_program
 from programs.run.offline import Offline, resolve_dataset
 from programs.run.single_process import SingleProcess
 from programs.titles import set_title
-from programs.tracking import failed_update, signals
+from programs.tracking import failed_update, origin, signals
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.endings import BUDGETS, is_complete
 from programs.tracking.progress import Progress, open_logs, resume_point
@@ -290,7 +290,8 @@ def _run_in_process(
         try:
             loop.announce(display.stream)
             if start_from is not None:
-                loop.load(checkpoint.restore(start_from, loop.template()))
+                with origin.compared(directory, start_from):
+                    loop.load(checkpoint.restore(start_from, loop.template()))
             profile = Profile(profiled, directory, experiment.topology)
             profile.time_loop(loop)
             with contextlib.closing(profile):

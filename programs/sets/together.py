@@ -20,6 +20,7 @@ from programs.env_config import Option
 from programs.run.books import Books, allowance_of
 from programs.run.train import Opened
 from programs.sets.loops import Group, Member
+from programs.tracking import origin
 from programs.tracking.display import ProgressDisplay
 from programs.tracking.progress import Progress, open_logs
 from programs.tracking.result import Result
@@ -84,7 +85,8 @@ def begun(
             logger = Fanout([files, shown.of(start.env_frames)])
             stack.callback(logger.close)
             if run.start_from is not None:
-                member.load(checkpoint.restore(run.start_from, member.template()))
+                with origin.compared(run.directory, run.start_from):
+                    member.load(checkpoint.restore(run.start_from, member.template()))
             books = Books(run.experiment, run.directory, member, logger, start, display, allowance)
             kept.append(Kept(run, member, books))
         yield group, kept

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from programs.experiment import Experiment
+from programs.tracking import origin
 from programs.tracking.endings import LearningRates
 from programs.tracking.own_loggers import own_loggers
 from programs.tracking.run_dir import RunDir
@@ -59,6 +60,7 @@ def resume_point(directory: RunDir) -> Path | None:
 
     Raises:
       DamagedError: all checkpoints are damaged.
+      CheckpointError: the checkpoint is that of another run.
     """
 
     def check_replay(path: Path) -> None:
@@ -74,6 +76,8 @@ def resume_point(directory: RunDir) -> Path | None:
                 ) from error
 
     found = checkpoint.newest_intact(directory.checkpoints, also=check_replay)
+    if found is not None:
+        origin.check(directory, found)
     if found is not None and directory.claim is not None:
         paths = checkpoint.paths(directory.checkpoints)
         for damaged in paths[: paths.index(found)]:

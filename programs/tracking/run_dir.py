@@ -37,6 +37,9 @@ from programs.tracking.run_lock import Claim, ClaimLostError, RunLock
 from rlstack.storage import files
 from rlstack.storage.loggers import to_json
 
+_LONGEST = 4095  # bytes of a path that Linux takes
+_DEEPEST = 400  # bytes that files of a run add at most, those of a checkpoint that is being written
+
 
 class RunDirError(ValueError):
     """A run directory cannot be created, written or read."""
@@ -73,6 +76,7 @@ class RunDir:
         Raises:
           RunDirError: the directory cannot be written, or is not empty.
         """
+        _check_name(Path(path or root))
         made = (
             new_directory(Path(root), f"{preset or 'run'}-s{seed}") if path is None else Path(path)
         )
@@ -136,6 +140,7 @@ class RunDir:
           RunLockedError: another command writes to the directory.
           RunDirError: the directory cannot be written.
         """
+        _check_name(self.path)
         try:
             lock = RunLock(self.path)
         except OSError as error:
@@ -303,12 +308,35 @@ def check_writable(path: Path) -> None:
     Raises:
       RunDirError: it cannot.
     """
+    _check_name(path)
     path = path.absolute()
     nearest = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not nearest.is_dir():
         raise _not_writable(path, f"{nearest} is no directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise _not_writable(path, f"this user may not write to {nearest}")
+
+
+def _check_name(path: Path) -> None:
+    """Checks that checkpoints can be written under a path.
+
+    Raises:
+      RunDirError: it is not UTF-8, which their library needs, or too long for their files.
+    """
+    path = path.absolute()
+    shown = os.fsencode(path).decode(errors="backslashreplace")
+    try:
+        length = len(str(path).encode())
+    except UnicodeEncodeError as error:
+        raise _not_writable(
+            shown, "its name must be UTF-8, because checkpoints cannot be saved under another"
+        ) from error
+    if length + _DEEPEST > _LONGEST:
+        raise _not_writable(
+            f"{shown[:40]}...",
+            f"its path has {length} bytes, and for the files of checkpoints it must have at most "
+            f"{_LONGEST - _DEEPEST}",
+        )
 
 
 def _held(path: Path) -> list[str]:
@@ -324,7 +352,7 @@ def _check_empty(path: Path, holds: Sequence[str]) -> None:
         )
 
 
-def _not_writable(path: Path, why: object) -> RunDirError:
+def _not_writable(path: Path | str, why: object) -> RunDirError:
     return RunDirError(
         f"RunDir.create: {path} must be a directory that can be written; {why}. Choose another "
         "with --run-dir."

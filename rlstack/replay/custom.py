@@ -32,7 +32,7 @@ from rlstack.replay.episode_returns import EpisodeReturns
 from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import importance_weights
 from rlstack.replay.samplers import Cells, Sampler
-from rlstack.replay.step_counter import StepCounter
+from rlstack.replay.step_counter import StepCounter, restore_into
 from rlstack.replay.storage import StepRing
 from rlstack.types import PyTree
 
@@ -212,7 +212,7 @@ class CustomSampler(Sampler):
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
         super().load(tree)
-        self._inserted = np.array(tree["inserted"])
+        restore_into(self._inserted, tree["inserted"], "the ages of items")
         self._count, self._drawn = (int(n) for n in tree["custom"])
         self._returns.load(tree["returns"])
         self._held = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlstack.replay.step_counter import restore_into
 from rlstack.replay.storage import StepRing
 from rlstack.types import PyTree, StepType
 
@@ -63,7 +64,7 @@ class EpisodeReturns:
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
         for array, saved in zip(self._state(), tree, strict=True):
-            array[:] = saved
+            restore_into(array, saved, "the returns of all environments")
 
     def _state(self) -> list[np.ndarray]:
         return [self._values, self._next, self._begin, self._unbroken, self._sum]

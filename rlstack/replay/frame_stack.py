@@ -20,6 +20,7 @@ import numpy as np
 
 from rlstack.replay.base import ReplayBuffer, ReplayConfig, Sample
 from rlstack.replay.memory import BUFFERS
+from rlstack.replay.step_counter import restore_into
 from rlstack.types import Batch, Logs, PyTree, StepType, Trajectory, Transition
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
@@ -170,10 +171,11 @@ class FrameStacks:
 
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
-        self._age[:], self._known[:] = tree["age"], tree["known"]
+        restore_into(self._age, tree["age"], "age, one number for each environment,")
+        restore_into(self._known, tree["known"], "known, one for each environment,")
         last = [x for x, stacked in zip(self._last, self._stacked, strict=True) if stacked]
         for held, saved in zip(last, tree["last"], strict=True):
-            held[:] = saved
+            restore_into(held, saved, "the last frames of all environments")
 
     def join(self, sample: Sample) -> Sample:
         """Returns the sample with stacks instead of frames, without the context steps.

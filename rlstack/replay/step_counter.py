@@ -98,6 +98,21 @@ class StepCounter:
 
     def load(self, tree: PyTree) -> None:
         """Restores what ``save`` returned."""
-        self.steps[:], self.unbroken[:] = tree["steps"], tree["unbroken"]
+        restore_into(self.steps, tree["steps"], "steps, one number for each environment,")
+        restore_into(self.unbroken, tree["unbroken"], "unbroken, one for each environment,")
         self.last_gap, self.together = int(self.unbroken.max()), False
         self.rejoin()
+
+
+def restore_into(array: np.ndarray, saved: np.ndarray, what: str) -> None:
+    """Copies a saved array into one of the same shape.
+
+    Raises:
+      ValueError: the shapes differ; numpy would repeat a single row, or name no reason.
+    """
+    if np.shape(saved) != array.shape:
+        raise ValueError(
+            f"ReplayBuffer.load: {what} must have the shape {array.shape} that follows from this "
+            f"config; got a saved {np.shape(saved)}. Load into an equal config."
+        )
+    array[...] = saved

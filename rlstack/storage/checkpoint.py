@@ -186,7 +186,7 @@ def verify(path: str | os.PathLike[str], *, part: str = "") -> None:
       CheckpointError: another version of rlstack wrote it.
     """
     path = Path(path).absolute()
-    record = checkpoint_record.read(path, "verify")
+    record = _record(path, "verify")
     if not checkpoint_record.has_digests(record):
         _log.warning("checkpoint: %s has no digests, so damage of its arrays is not seen.", path)
     group: dict[int, Leaf] = {}
@@ -227,7 +227,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       CheckpointError: `path` is not a checkpoint.
     """
-    record = checkpoint_record.read(Path(path), "read_metadata")
+    record = _record(Path(path), "read_metadata")
     return {"step": record["step"], **record["metadata"]}
 
 
@@ -248,7 +248,7 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
       CheckpointError: a leaf differs from that in `target`; the message names the first one.
     """
     path = Path(path).absolute()
-    record = checkpoint_record.read(path, "restore")
+    record = _record(path, "restore")
     wanted, _ = flatten("restore", target, with_arrays=False)
     named = {leaf.path for leaf in wanted}
     saved = {
@@ -264,6 +264,23 @@ def restore(path: str | os.PathLike[str], target: Any, *, partial: bool = False)
         for (number, leaf), like in zip(saved.items(), likes, strict=True)
     ]
     return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def _record(path: Path, where: str) -> dict[str, Any]:
+    """Reads the record of a checkpoint, and compares its step with the name.
+
+    Raises:
+      DamagedError: it is missing or not what was written.
+      CheckpointError: another version of rlstack wrote it, or the directory has been renamed.
+    """
+    record = checkpoint_record.read(path, where)
+    step = int(record["step"])
+    if _NAME.fullmatch(path.name) and step_of(path) != step:
+        raise CheckpointError(
+            f"checkpoint.{where}: {path} must have the name of its step; it was saved at step "
+            f"{step}. Rename it back to step_{step:012d}."
+        )
+    return record
 
 
 def publish(

@@ -30,6 +30,7 @@ from programs.components.replay import ProgramReplay, SavedReplay
 from programs.nodes.base import RUNNING, ProgramState, Setup
 from programs.nodes.group import shares
 from programs.nodes.learner import LearnerNode
+from programs.tracking import origin
 from programs.tracking.failed_update import saved_on_failure
 from rlstack.devices import group
 from rlstack.learning.learner import LearnerConfig
@@ -222,6 +223,12 @@ class GroupLearnerNode(LearnerNode):
     def _load(self, path: Path) -> None:
         if not self._index:
             return super()._load(path)
+        with origin.compared(self._setup.directory, path):
+            self._load_share(path)
+        self._replay.set_params_version(self._learner.version)
+        return None
+
+    def _load_share(self, path: Path) -> None:
         saved = checkpoint.restore(path, {"learner": self._learner.save()}, partial=True)
         self._learner.load(saved["learner"])
         if self._setup.experiment.checkpoint_replay:
@@ -234,8 +241,6 @@ class GroupLearnerNode(LearnerNode):
                 )
             part = checkpoint.restore(own, {"replay": self._source.template()}, partial=True)
             self._source.load(part["replay"])
-        self._replay.set_params_version(self._learner.version)
-        return None
 
     def _announce_saved(self) -> None:
         if not self._index:

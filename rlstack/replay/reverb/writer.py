@@ -25,7 +25,7 @@ from rlstack.replay.reverb.client import (
 )
 from rlstack.replay.reverb.packing import Packing
 from rlstack.replay.reverb.table_config import is_whole
-from rlstack.replay.step_counter import StepCounter
+from rlstack.replay.step_counter import StepCounter, restore_into
 from rlstack.types import PyTree, StepType, Transition
 
 _LAST = int(StepType.LAST)
@@ -320,7 +320,8 @@ class ReverbWriter:
             self._check_open("load")
             self._counter.separate()
             since = self._counter.steps
-            self._ring[:], since[:] = tree["rows"], tree["since"]
+            restore_into(self._ring, tree["rows"], "the steps of unfinished items")
+            restore_into(since, tree["since"], "since, one number for each environment,")
             self._counter.rejoin()
             for back in () if self._whole else range(self._rows, 0, -1):
                 ids = np.flatnonzero(since >= back)

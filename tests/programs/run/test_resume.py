@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from programs.cli.commands import main
@@ -19,7 +20,7 @@ from programs.run import train
 from programs.tracking.run_dir import RunDir
 from programs.tracking.run_lock import RunLockedError
 from rlstack.acting.evaluator import EvaluatorConfig
-from rlstack.storage import checkpoint, jsonl
+from rlstack.storage import checkpoint, checkpoint_record, jsonl
 from tests.fused import test_fused_run as fused
 
 
@@ -242,3 +243,74 @@ def test_of_two_resumes_at_once_one_is_refused(run_dir):
         first.kill()
         first.communicate(timeout=20)
     assert json.loads((run_dir / "result.json").read_text())["env_frames"] >= 2000
+
+
+def edit(run_dir, **changes):
+    """Writes these options, by section and name, into the config of a run."""
+    config = json.loads((run_dir / "config.json").read_text())
+    for name, value in changes.items():
+        section, _, option = name.partition("__")
+        if option:
+            config[section][option] = value
+        else:
+            config[section] = value
+    (run_dir / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"env__num_envs": 4}, r"env\.num_envs was 8 and is 4"),
+        ({"network__hidden_sizes": [8]}, r"network\.hidden_sizes was \[64, 64\] and is \[8\]"),
+        ({"replay__max_size": 999}, r"replay\.max_size was \d+ and is 999"),
+    ],
+)
+def test_a_config_whose_sizes_were_edited_is_refused_with_file_and_option(run_dir, changes, told):
+    edit(run_dir, **changes)
+    with pytest.raises(checkpoint.CheckpointError, match=told) as caught:
+        resume(run_dir, frames=2000)
+    path = checkpoint.latest(run_dir / "checkpoints")
+    assert str(path) in str(caught.value) and "config.json" in str(caught.value)
+    assert "Put these back" in str(caught.value)
+
+
+def test_checkpoints_with_exchanged_names_are_refused(run_dir):
+    newest, older = checkpoint.paths(run_dir / "checkpoints")[:2]
+    names = newest.name, older.name
+    aside = newest.rename(newest.with_name("aside"))
+    older.rename(newest)
+    aside.rename(older)
+    with pytest.raises(checkpoint.CheckpointError, match="name of its step") as caught:
+        resume(run_dir, frames=2000)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_a_checkpoint_of_another_seed_or_run_is_refused(run_dir):
+    edit(run_dir, seed=7)
+    for use in (lambda: resume(run_dir, frames=2000), lambda: train.evaluate(run_dir)):
+        with pytest.raises(checkpoint.CheckpointError, match=r"seed 1, .* config\.json is 7"):
+            use()
+    edit(run_dir, seed=1)
+    metadata = checkpoint.read_metadata(checkpoint.latest(run_dir / "checkpoints"))
+    foreign = {**metadata, "run": {**metadata["run"], "id": "another"}}
+    path = checkpoint.save(run_dir / "checkpoints", 1900, {"learner": np.zeros(1)}, foreign)
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path.name} and .* are of two"):
+        resume(run_dir, frames=2000)
+
+
+def test_all_checkpoints_of_a_run_have_its_id_and_those_without_one_are_taken(run_dir):
+    def ids(directory):
+        paths = checkpoint.paths(directory / "checkpoints")
+        return {checkpoint.read_metadata(path).get("run", {}).get("id") for path in paths}
+
+    (first,) = ids(run_dir)
+    moved = run_dir.rename(run_dir.with_name("moved"))
+    resume(moved, frames=2000)
+    assert ids(moved) == {first} and len(first) == 32
+    for path in checkpoint.paths(moved / "checkpoints"):  # as an earlier version wrote them
+        text = json.loads((path / "checkpoint.json").read_text())
+        del text["metadata"]["run"]
+        leaves = checkpoint_record.leaves_of(text).values()
+        text = checkpoint_record.encode(text["step"], list(leaves), text["metadata"])
+        (path / "checkpoint.json").write_text(text)
+    assert resume(moved, frames=2500).env_frames >= 2500

@@ -12,6 +12,7 @@ import pytest
 
 from programs.tracking import run_dir
 from programs.tracking.run_dir import RunDir, RunDirError
+from rlstack.storage import checkpoint
 
 
 def test_a_fresh_directory_is_named_after_preset_and_seed(tmp_path, monkeypatch):
@@ -137,3 +138,27 @@ def test_importing_run_dir_and_display_loads_neither_jax_nor_rich():
         [sys.executable, "-c", code], timeout=50, capture_output=True, env={**os.environ}
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_name_under_which_nothing_can_be_saved_is_refused_at_the_start(tmp_path):
+    named = tmp_path / os.fsdecode(b"caf\xe9")
+    long = tmp_path.joinpath(*["x" * 200] * 20)
+    for path, why in ((named, r"caf\\xe9 .*UTF-8"), (long, r"has 4\d\d\d bytes, .* at most 3695")):
+        with pytest.raises(RunDirError, match=why):
+            RunDir.create(path, "p", 0)
+        with pytest.raises(RunDirError, match=why):
+            RunDir(path).check_free()
+    assert list(tmp_path.iterdir()) == []
+    named.mkdir()
+    (named / "config.json").write_text("{}")
+    with pytest.raises(RunDirError, match="UTF-8"), RunDir.open(named).claimed():
+        pass
+
+
+def test_under_the_longest_name_a_checkpoint_can_be_saved(tmp_path):
+    path = tmp_path.joinpath(*["x" * 200] * 17)
+    path = path / ("y" * (3695 - len(str(path)) - 1))
+    assert len(str(path)) == 3695
+    made = RunDir.create(path, "p", 0)
+    saved = checkpoint.save(made.checkpoints, 10**11, {"w": np.arange(3.0)}, {})
+    np.testing.assert_array_equal(checkpoint.restore(saved, {"w": np.zeros(3)})["w"], [0, 1, 2])
