@@ -27,7 +27,7 @@ def make_agent(
     spec: EnvSpec,
     *,
     greedy: bool = False,
-    judged: bool = False,
+    evaluating: bool = False,
     after: exploration.RunCounts | None = None,
 ) -> Agent:
     """Makes the agent, with its exploring policy or the greedy one.
@@ -36,7 +36,7 @@ def make_agent(
       experiment: with the agent.
       spec: of the environments.
       greedy: whether it takes its best action.
-      judged: whether it acts as evaluations do: greedy except for ``evaluator.epsilon``.
+      evaluating: whether it acts as evaluations do: greedy except for ``evaluator.epsilon``.
       after: explores as at these counts, for params that do not learn; by default as its own
         state counts.
 
@@ -59,10 +59,10 @@ def make_agent(
         if experiment.network_factory
         else functools.partial(entry.network, cfg=experiment.network)
     )
-    _check_epsilon(experiment, spec, judged or not greedy)
+    _check_epsilon(experiment, spec, evaluating or not greedy)
     policy: Callable[[], exploration.Policy] = _policy_of_training(experiment)
-    if greedy or judged:
-        epsilon = experiment.evaluator.epsilon if judged else 0.0
+    if greedy or evaluating:
+        epsilon = experiment.evaluator.epsilon if evaluating else 0.0
         policy = functools.partial(exploration.Greedy, epsilon)
     obs_spec = spec.observation if view is None else view.seen_spec
     make = functools.partial(entry.agent, cfg, obs_spec, spec.action, network)
@@ -72,7 +72,7 @@ def make_agent(
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
         agent = make(functools.partial(_after, policy, after))
-    if not (greedy or judged) and experiment.policy.counts and not _counts(agent):
+    if not (greedy or evaluating) and experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
             f"{entry.agent.__name__}, whose state does not count steps; got "
@@ -92,7 +92,7 @@ def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Poli
 
 
 def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_judged: bool) -> None:
-    """Checks ``evaluator.epsilon`` for an agent; those that play a fixed part are not judged."""
+    """Checks ``evaluator.epsilon`` for an agent; those that play a fixed part are not evaluated."""
     epsilon = experiment.evaluator.epsilon
     if epsilon and is_judged and is_fixed(experiment.agent):
         raise ValueError(

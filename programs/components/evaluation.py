@@ -58,7 +58,7 @@ def make_evaluator(experiment: Experiment, spec: EnvSpec) -> Evaluator:
     Raises:
       WrongKindError: the user's factory made no evaluator.
     """
-    agent = make_agent(experiment, spec, judged=True)
+    agent = make_agent(experiment, spec, evaluating=True)
     cfg = experiment.evaluator
     if cfg.by_index:  # each pool plays one episode in each environment
         cfg = dataclasses.replace(cfg, episodes=cfg.num_envs)

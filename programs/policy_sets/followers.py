@@ -61,7 +61,7 @@ class Follower:
 def follower(
     member: Member, spec: EnvSpec, rows: int, versions: Versions | None = None
 ) -> Follower | HistoryFollower:
-    """Makes the follower of a policy: as it is judged if it learns, otherwise as its config says.
+    """Makes the follower of a policy: as evaluations do if it learns, otherwise as its config says.
 
     Args:
       member: the policy.
@@ -76,6 +76,6 @@ def follower(
         return HistoryFollower(member, versions, spec, rows)
     rng_key = role_key(member.experiment.seed, "evaluator", 1)
     if member.kind == "learning":
-        return Follower(make_agent(member.experiment, spec, judged=True), (), rows, rng_key)
+        return Follower(make_agent(member.experiment, spec, evaluating=True), (), rows, rng_key)
     agent, params = fixed_agent(member, spec)
     return Follower(agent, params, rows, rng_key)
