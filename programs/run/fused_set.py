@@ -37,7 +37,7 @@ from rlstack.fused.acting import Actors
 from rlstack.fused.history import HistoryActors, VersionTable
 from rlstack.fused.loop import LoopState, Report
 from rlstack.fused.ring import RingState
-from rlstack.fused.seats import Player, SetActing, SetKeys, unchanging
+from rlstack.fused.seats import Player, SetKeys, unchanging, with_the_rest
 from rlstack.fused.several import Alone, Learns, SetLoop
 from rlstack.jax_envs.environment import BatchedEnv
 from rlstack.jax_envs.factory import make_batch
@@ -256,9 +256,7 @@ class FusedSet(PolicySet, Calls):
                 structure = jax.tree.structure(fresh.replay[name])
                 replay[name] = jax.tree.unflatten(structure, saved["replay"][name])
         structure = jax.tree.structure(unchanging(fresh.acting))
-        acting = jax.tree.unflatten(structure, saved["acting"])
-        if isinstance(acting, SetActing):
-            acting = acting._replace(given=fresh.acting.given)
+        acting = with_the_rest(jax.tree.unflatten(structure, saved["acting"]), fresh.acting)
         # Copies, because an array must not be donated twice.
         self.state = jax.tree.map(jnp.array, LoopState(learning, acting, replay))
         self._take(self._state.learning)

@@ -252,5 +252,16 @@ class SetActors:
 
 
 def unchanging(acting: Any) -> Any:
-    """Returns the state without what policies that do not learn act with, for checkpoints."""
-    return acting._replace(given={}) if isinstance(acting, SetActing) else acting
+    """Returns the state for checkpoints, without what `with_the_rest` adds."""
+    return acting._replace(given={}, scores=()) if isinstance(acting, SetActing) else acting
+
+
+def with_the_rest(saved: Any, fresh: Any) -> Any:
+    """Returns a state that `unchanging` returned, with what it left out.
+
+    Scores of games in progress are the returns of the episodes, so those of seats that have left
+    are lost. Checkpoints of earlier versions have no scores.
+    """
+    if not isinstance(saved, SetActing):
+        return saved
+    return saved._replace(given=fresh.given, scores=saved.returns + saved.timestep.reward)
