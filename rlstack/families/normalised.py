@@ -265,7 +265,8 @@ class NormalisedEpochs(Normalised, WrappedEpochs):
 
 def normalised(agent: Agent, cfg: NormalisationConfig) -> Agent:
     """Returns the wrapped agent, or the agent itself if the config normalises nothing."""
-    if cfg == NormalisationConfig():
+    # A discount alone normalises nothing; configs of earlier versions have one.
+    if dataclasses.replace(cfg, return_discount=None) == NormalisationConfig():
         return agent
     return NormalisedEpochs(agent, cfg) if isinstance(agent, EpochAgent) else Normalised(agent, cfg)
 

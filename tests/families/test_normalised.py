@@ -227,6 +227,8 @@ def test_a_mask_of_floats_passes_as_it_is():
 def test_nothing_to_normalise_is_no_wrapper():
     agent = plain("dqn")
     assert normalised(agent, NormalisationConfig()) is agent
+    # Configs of earlier versions have this default. Their checkpoints have no statistics.
+    assert normalised(agent, NormalisationConfig(return_discount=0.99)) is agent
     only_clipped = normalised(agent, NormalisationConfig(reward_clip=1.0))
     assert isinstance(only_clipped, Normalised)
     counts = only_clipped.initial_state(2)
