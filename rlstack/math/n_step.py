@@ -18,7 +18,7 @@ class NStep(NamedTuple):
     reward: Array  # [B] float32, discounted sum of the rewards
     discount: Array  # [B] float32, factor of the value of `end`; 0 after a termination
     end: TimeStep  # [B, ...] the step to bootstrap from
-    valid: Array  # [B] bool, False where the item begins with no transition: FIRST follows
+    valid: Array  # [B] bool, False where no transition begins the item: at LAST, or before FIRST
 
 
 def n_step(trajectory: Trajectory, discount: float) -> NStep:
@@ -46,5 +46,5 @@ def n_step(trajectory: Trajectory, discount: float) -> NStep:
         reward=jnp.where(inside, before * after.reward, 0.0).sum(axis=0),
         discount=worth[-1],
         end=jax.tree.map(lambda x: x[index, jnp.arange(batch_size)], after),
-        valid=~jnp.asarray(after.first())[0],
+        valid=~(first.timestep.last() | after.first()[0]),
     )

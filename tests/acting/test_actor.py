@@ -306,7 +306,8 @@ def test_a_compiled_loop_counts_neither():
     returns, lengths, tally = np.zeros(2), np.zeros(2, np.int32), no_tally(2)
     for kind, reward in zip(kinds, rewards, strict=True):
         timestep = TimeStep(kind, reward, np.ones(2), ())
-        returns, lengths, stepped = account(timestep, returns, lengths, np.zeros(2, bool))
+        nothing = np.zeros(2, np.uint8), np.zeros(2, np.int32)
+        returns, lengths, stepped = account(timestep, returns, lengths, *nothing)
         tally = stepped.after(tally)
     assert tally.frames.tolist() == [3, 1] and tally.episodes.tolist() == [1, 1]
     assert tally.returns.tolist() == [3, 12] and tally.lengths.tolist() == [3, 1]

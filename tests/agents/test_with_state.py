@@ -1,5 +1,6 @@
 """Agents with networks that have state or dropout."""
 
+import dataclasses
 import functools
 from typing import ClassVar
 
@@ -50,7 +51,6 @@ NET = NetworkConfig(
     dropout=0.1,
     skip=True,
     spectral_norm=True,
-    num_cosines=6,
 )
 LSTM = NetworkConfig(
     hidden_sizes=(8,), norm="batch", batch_norm_decay=0.8, dropout=0.1, core="lstm", core_size=6
@@ -65,7 +65,10 @@ OTHERS = {
     "ppo-lstm": Setting(PPOConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM),
     "impala": Setting(ImpalaConfig(optimizer=FAST), VECTOR, ONE_OF_4, NET),
     "iqn": Setting(
-        IQNConfig(optimizer=FAST, num_fractions=4, num_target_fractions=4), VECTOR, ONE_OF_4, NET
+        IQNConfig(optimizer=FAST, num_fractions=4, num_target_fractions=4),
+        VECTOR,
+        ONE_OF_4,
+        dataclasses.replace(NET, num_cosines=6),
     ),
     "pqn": Setting(PQNConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, NET),
     "pqn-lstm": Setting(PQNConfig(optimizer=FAST, num_minibatches=2), VECTOR, ONE_OF_4, LSTM),

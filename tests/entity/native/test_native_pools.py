@@ -73,7 +73,7 @@ def test_episodes_end_and_begin_by_the_time_rules(examples):
             np.testing.assert_array_equal(timestep.reward == 1, actions["count"][:, 0] == shown)
             np.testing.assert_array_equal(timestep.observation["count"]["Bean"], shown)
             timestep = env.step(actions)
-        assert env.stats() == {"restarts": 0}
+        assert env.stats() == {"restarts": 0, "masks_without_choice": 0}
 
 
 @NEEDS_CARGO
@@ -158,7 +158,7 @@ def test_a_killed_program_truncates_its_episodes_and_is_restarted(examples):
             )
             before = env.step(legal(rng, after))
             np.testing.assert_array_equal(before.first(), going_on)
-            assert env.stats() == {"restarts": 1}
+            assert env.stats() == {"restarts": 1, "masks_without_choice": 0}
             assert "ended" in env.last_restart or "disconnected" in env.last_restart
     assert not psutil.Process().children()
 
