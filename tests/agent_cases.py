@@ -38,7 +38,7 @@ ENTITIES = ragged_cases.CODEC.observation_spec  # with three kinds of actions
 
 FAST = OptimizerConfig(learning_rate=3e-3)
 SMALL = NetworkConfig(hidden_sizes=(8,))
-NOISY = NetworkConfig(hidden_sizes=(8,), noisy_sigma=0.1, num_cosines=6)
+NOISY = NetworkConfig(hidden_sizes=(8,), noisy_sigma=0.1)
 LSTM, GRU = (NetworkConfig(hidden_sizes=(8,), core=core, core_size=6) for core in ("lstm", "gru"))
 NORMALISED = NormalisationConfig(observations=True, rewards="return", reward_clip=5.0)
 

@@ -42,7 +42,7 @@ SETTINGS = {
         QR_ABSOLUTE, MASKED, ONE_OF_4, dataclasses.replace(FIVE_ATOMS, duelling=True)
     ),
     "iqn": Setting(IQN_SMALL, VECTOR, ONE_OF_4, dataclasses.replace(SMALL, num_cosines=6)),
-    "iqn-noisy": Setting(IQN_SINGLE, MASKED, ONE_OF_4, NOISY),
+    "iqn-noisy": Setting(IQN_SINGLE, MASKED, ONE_OF_4, dataclasses.replace(NOISY, num_cosines=6)),
 }
 
 KEY = jax.random.PRNGKey(0)

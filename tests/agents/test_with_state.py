@@ -50,7 +50,6 @@ NET = NetworkConfig(
     dropout=0.1,
     skip=True,
     spectral_norm=True,
-    num_cosines=6,
 )
 LSTM = NetworkConfig(
     hidden_sizes=(8,), norm="batch", batch_norm_decay=0.8, dropout=0.1, core="lstm", core_size=6

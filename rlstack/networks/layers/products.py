@@ -82,7 +82,8 @@ def _copied_outputs(
 def _by_rows(x: jax.Array) -> jax.Array:
     """Returns a matrix that is stored row by row; XLA does not move a transposed one."""
     layouts: Any = layout  # JAX 0.5, with which types are checked, has no such names
-    return layouts.with_layout_constraint(x, layouts.Layout((0, 1)))
+    # Without jit, JAX 0.12 gives arrays of numpy as another kind, which the constraint refuses.
+    return layouts.with_layout_constraint(jnp.asarray(x), layouts.Layout((0, 1)))
 
 
 def _product_with(gradients: Callable[..., Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
