@@ -161,7 +161,8 @@ DEFAULT = C51Config()
 
 
 def noisy(policy, agent=C51, cfg=DEFAULT, network=distributional_q_network, spec=VECTOR):
-    return agent(cfg, spec, ONE_OF_4, functools.partial(network, cfg=NOISY), policy)
+    own = NOISY if agent is C51 else dataclasses.replace(NOISY, num_atoms=51)
+    return agent(cfg, spec, ONE_OF_4, functools.partial(network, cfg=own), policy)
 
 
 def without_noise(params):
