@@ -41,7 +41,8 @@ class SetActing(NamedTuple):
     lengths: Array  # [B] int32, likewise, in actions
     given: dict[str, PyTree]  # what policies that do not learn act with, which no step changes
     seating: Seating | tuple[()]
-    scores: Array  # [B] float32, the returns of the games so far, also of seats that have left
+    # [B] float32, the returns of the games so far, also of seats that have left; () in checkpoints
+    scores: Array | tuple[()]
 
 
 class SetKeys(NamedTuple):

@@ -41,7 +41,7 @@ class Poisoned(gymnasium.Env):
         camera = np.full((2, 3), 3e38, np.float32)  # its square is infinite
         if self._bad and self._time == 2 and self._where == "camera":
             camera[0, 2] = self._value
-        return {"camera": camera, "count": self._time}
+        return {"camera": camera, "count": self._time % 5}
 
 
 @pytest.mark.parametrize(

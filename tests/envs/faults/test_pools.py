@@ -74,7 +74,7 @@ def test_exception_in_an_async_thread_pool():
     options = {"fault": "raise", "at": 1, "env": 2}
     with AsyncEnv(Faulty, 3, 1, "thread", options=options) as env, pytest.raises(RuntimeError):
         env.async_reset()
-        for _ in range(20):
+        while True:  # on a busy machine the other two may make many steps first
             ids, _ = env.recv()
             env.send(ids, zeros(1))
 
