@@ -71,7 +71,7 @@ class ActionKindError(WrongKindError):
 
 
 class ExitError(RuntimeError):
-    """Code of others raised what is no `Exception`, such as the SystemExit of `sys.exit`."""
+    """A function that a run calls raised SystemExit, or another error that is no `Exception`."""
 
 
 @contextlib.contextmanager

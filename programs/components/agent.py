@@ -91,10 +91,10 @@ def _policy_of_training(experiment: Experiment) -> Callable[[], exploration.Poli
     return functools.partial(policy, experiment.agent, experiment.total_envs)
 
 
-def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_judged: bool) -> None:
+def _check_epsilon(experiment: Experiment, spec: EnvSpec, is_evaluated: bool) -> None:
     """Checks ``evaluator.epsilon`` for an agent; those that play a fixed part are not evaluated."""
     epsilon = experiment.evaluator.epsilon
-    if epsilon and is_judged and is_fixed(experiment.agent):
+    if epsilon and is_evaluated and is_fixed(experiment.agent):
         raise ValueError(
             "Experiment: evaluator.epsilon must be 0 for an agent that follows a rule or acts at "
             f"random, in evaluations too; got {epsilon}."

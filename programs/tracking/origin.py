@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from programs.tracking.run_dir import RunDir, option_values
-from rlstack.storage import checkpoint
+from rlstack.storage import checkpoint, files
 
 _ENTRY = "run"  # of a checkpoint's metadata; checkpoints of earlier versions have none
 _BUDGETS = ("frames", "updates", "hours")  # a resumed run may have others
@@ -97,7 +97,7 @@ def _told(path: Path) -> dict[str, Any]:
 
 def _options(directory: RunDir) -> dict[str, Any]:
     try:
-        config = json.loads(directory.config.read_bytes())
+        config = files.read_json(directory.config)
     except (OSError, ValueError):
         return {}
     return option_values(config) if isinstance(config, dict) else {}

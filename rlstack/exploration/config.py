@@ -37,7 +37,7 @@ _POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig(Checked):
-    """How actions are chosen in training. In evaluation evaluator.epsilon says it."""
+    """How actions are chosen in training. In evaluation, evaluator.epsilon does."""
 
     kind: Kind = "agent"
     """agent: as the agent's own options say. sample: draws from the agent's distribution.

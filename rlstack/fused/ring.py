@@ -22,7 +22,7 @@ from rlstack.replay.memory import ring_shape
 from rlstack.replay.prioritized import PRIORITY_FLOOR
 from rlstack.types import Array, Batch, PRNGKey, StepType, Transition
 
-_FEW = 1 << 22  # so many cells are drawn by 32 bits with equal probabilities, up to 0.1 %
+_FEW = 1 << 22  # for at most this number of cells, 32 bits give probabilities equal to 0.1 %
 _FINEST = 1000  # samples_per_insert and its tolerance are taken as fractions of at most this
 
 
