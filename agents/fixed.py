@@ -70,6 +70,8 @@ class FixedLearnerState(NamedTuple):
 class Fixed(Agent):
     """The base class of agents that do not learn."""
 
+    has_priorities = False
+
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns (): there is nothing to learn."""
         del rng_key

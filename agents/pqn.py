@@ -141,6 +141,7 @@ class PQN(EpochAgent):
     """
 
     cfg: PQNConfig
+    has_priorities = False
 
     def __init__(self, cfg: PQNConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(cfg, *args, **kwargs)

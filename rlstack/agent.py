@@ -99,6 +99,10 @@ class Agent(abc.ABC):
     # It counts only in the class that states it, because a subclass may have another loss.
     averages: bool = False
 
+    # Whether `learner_step` returns priorities of the batch's items. Without them a prioritized
+    # sampler draws all items alike, so programs refuse it.
+    has_priorities: bool = True
+
     @abc.abstractmethod
     def initial_params(self, rng_key: PRNGKey) -> Params:
         """Returns newly initialised parameters."""

@@ -72,12 +72,25 @@ def make_agent(
         raise ActionKindError(f"Environment {name_of(experiment.env.name)}: {error}") from error
     if after is not None and not greedy and _counts(agent):  # others see no counts in training
         agent = make(functools.partial(_after, policy, after))
-    if not (greedy or evaluating) and experiment.policy.counts and not _counts(agent):
+    if greedy or evaluating:
+        return _with_views(agent, experiment, view)
+    if experiment.replay.sampler == "prioritized" and not agent.has_priorities:
+        raise ValueError(
+            "Experiment: replay.sampler must not be prioritized for "
+            f"{entry.agent.__name__}, which gives the items of a batch no priorities. Use "
+            "--replay.sampler uniform."
+        )
+    if experiment.policy.counts and not _counts(agent):
         raise ValueError(
             f"Experiment: policy.schedule must be constant and policy.warm_up 0 for "
             f"{entry.agent.__name__}, whose state does not count steps; got "
             f"{experiment.policy.schedule} and {experiment.policy.warm_up}."
         )
+    return _with_views(agent, experiment, view)
+
+
+def _with_views(agent: Agent, experiment: Experiment, view: View | None) -> Agent:
+    """Returns the agent behind the normalisation and the view of observations that are set."""
     agent = normalised(agent, experiment.normalisation)
     return agent if view is None else observing(agent, view)
 

@@ -26,6 +26,7 @@ from programs.tracking.result import Result
 from programs.tracking.run_dir import RunDir
 from rlstack.acting.evaluator import Evaluation
 from rlstack.checks import EnvCrash, EnvError, ExitError, no_exits
+from rlstack.learning.learner import NonFiniteError
 from rlstack.storage import checkpoint
 from rlstack.storage.loggers import Fanout
 from rlstack.types import Params, PyTree
@@ -134,6 +135,7 @@ class Books:
         self._directory, self._loop, self._display = directory, loop, display
         self._listener = display.listener
         self._saving = threading.Lock()
+        self._first = loop.learner.version
         self._judged: dict[int, Evaluation] = {}  # the newest evaluation, by its frames
         self._best = BestCheckpoint(directory)
         self._videos = TrainingVideos(experiment, directory, display.write_line)
@@ -176,21 +178,35 @@ class Books:
 
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
-        """Saves what is needed after an update that gave NaN, or a failure of others' code.
+        """Saves the inputs of an update that gave NaN, and the run after every other failure.
 
         Raises:
           NonFiniteError, EnvError, EnvCrash, ExitError: the failure; its message says how to go on.
+          Exception: any other failure, as it is; a line that is shown says how to go on.
         """
         with failed_update.saved_on_failure(self._directory, self._loop.learner):
             try:
                 with no_exits():
                     yield
+            except NonFiniteError:
+                raise
             except (EnvError, EnvCrash, ExitError) as error:
                 with self._saving:
                     self.end()
                 if checkpoint.latest(self._directory.checkpoints) is None:
                     raise
                 raise type(error)(f"{error}{self._how_to_go_on()}") from error
+            except Exception:
+                if self._loop.learner.version > self._first:  # else it is a mistake in the config
+                    self._save_if_possible()
+                raise
+
+    def _save_if_possible(self) -> None:
+        """Saves after a failure that may be of the run itself, such as a full disk."""
+        with self._saving, contextlib.suppress(Exception):  # the failure counts, which is raised
+            self.end()
+            if checkpoint.latest(self._directory.checkpoints) is not None:
+                self._display.write_line(self._how_to_go_on().strip())
 
     def end_now(self, reason: str) -> None:
         """Saves while the main thread hangs in code of others, and ends the process.

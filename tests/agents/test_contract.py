@@ -185,6 +185,7 @@ def test_learning_keeps_structures_changes_params_and_logs_finite_scalars(c):
     assert leaves_differ(c.params, params) == c.setting.learns
     assert all(np.shape(x) == () and np.isfinite(x) for x in output.logs.values())
     assert not c.setting.learns or {"loss", "grad_norm", "learning_rate"} <= set(output.logs)
+    assert c.agent.has_priorities == (output.priorities is not None)
     if output.priorities is not None:
         assert output.priorities.shape == (BATCH,)
     assert vars(c.agent).keys() == attributes.keys()

@@ -152,6 +152,18 @@ def test_an_epsilon_that_means_nothing_is_refused_before_training(name, words):
         make_agent(experiment, environment_spec(experiment))
 
 
+@pytest.mark.parametrize("name", ["cartpole-impala", "cartpole-ppo", "cartpole-random"])
+def test_a_prioritized_sampler_is_refused_for_agents_without_priorities(name):
+    experiment = preset(name)
+    replay = dataclasses.replace(experiment.replay, sampler="prioritized")
+    experiment = dataclasses.replace(experiment, replay=replay)
+    spec = environment_spec(experiment)
+    words = "sampler must not be prioritized for .*, which gives .* Use --replay.sampler uniform"
+    with pytest.raises(ValueError, match=words):
+        make_agent(experiment, spec)
+    make_agent(experiment, spec, greedy=True)  # runs of earlier versions can be evaluated
+
+
 def test_policies_of_a_set_are_judged_with_epsilon_and_rules_as_they_are():
     experiment = judged_with(chain(), 0.05)
     division, spec = divide(experiment), environment_spec(experiment)

@@ -189,6 +189,57 @@ def test_an_exit_of_a_hook_is_an_error_with_its_line(tmp_path, options, saved):
     assert bool(checkpoint.latest(tmp_path / "run" / "checkpoints")) == saved
 
 
+class FailingPart:
+    """A step processor or evaluator that raises an ordinary exception after some calls."""
+
+    def __init__(self, *_):
+        self._calls = 0
+
+    def __call__(self, step):
+        self._calls += 1
+        if self._calls > 200:
+            raise RuntimeError("a mistake of the user's")
+        return step
+
+
+class FailingEvaluator(Evaluator):
+    def evaluate(self, *_):
+        raise KeyError("a mistake of the user's")
+
+
+def at_first(_num_envs):
+    def process(_step):
+        raise RuntimeError("a mistake of the user's")
+
+    return process
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ({"step_processor": f"{HERE}FailingPart"}, True),
+        (
+            {
+                "evaluator": EvaluatorConfig(
+                    episodes=10, period=200, factory=f"{HERE}FailingEvaluator"
+                )
+            },
+            True,
+        ),
+        ({"step_processor": f"{HERE}at_first"}, False),  # nothing is learned that could be lost
+    ],
+)
+def test_a_run_is_saved_after_an_exception_of_a_hook(tmp_path, options, saved):
+    stream = io.StringIO()
+    experiment = dataclasses.replace(faulty(4000), **options)
+    with pytest.raises((RuntimeError, KeyError), match="a mistake of the user's"):
+        train.run(experiment, tmp_path / "run", stream=stream)
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert bool(newest) == saved
+    told = "To continue it: rlstack train --resume" in stream.getvalue()
+    assert told == saved
+
+
 def test_an_exit_of_a_callback_or_a_logger_is_told_and_the_run_goes_on(tmp_path):
     stream = io.StringIO()
     experiment = dataclasses.replace(faulty(400), loggers=("jsonl", f"{HERE}LeavingPart"))
